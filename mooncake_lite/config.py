@@ -1,0 +1,172 @@
+"""What a cluster is made of: one frozen dataclass, filled from flags and a TOML file.
+
+Made by `cli.py`, read by every role; never mutated. It knows nothing of processes or models.
+Every problem is found here or in `launch/preflight.py`, before anything is started.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from mooncake_lite.errors import ConfigError
+
+PAGE_TOKENS = 16
+"""Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
+fewer table entries. A pool block is a whole number of pages."""
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_bytes(text: str | int, name: str = "size") -> int:
+    """Bytes of "512MiB", "1 GB", "4096" or 4096.
+
+    Raises ConfigError when the number or the unit is not understood, or the size is negative.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        number, unit = str(text), ""
+    else:
+        stripped = str(text).strip()
+        number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+        unit = stripped[len(number) :].strip().upper()
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ConfigError(f"{name}={text!r} is not a size; write bytes or 512MiB, 2GB, ...") from None
+    if size < 0:
+        raise ConfigError(f"{name}={text!r} is negative")
+    return size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
+
+    pool_bytes          DRAM of one store rank's segment
+    ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
+    block_size          tokens of one pool block
+    kv_cache_bytes      KV pages of one prefill or decode rank's engine
+    max_num_seqs        sequences one decode rank runs at once
+    max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
+    max_queue           requests that may wait; one more is refused with 429
+    """
+
+    model: str = DEFAULT_MODEL
+    served_model_name: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str = ""
+    prefill: int = 1
+    decode: int = 1
+    store: int = 1
+    profile: Literal["ft", "fast"] = "ft"
+    hosts: str = ""
+    control_host: str = ""
+    mpi_arg: tuple[str, ...] = ()
+    pool_bytes: int = 512 * 2**20
+    ssd_dir: str = ""
+    ssd_bytes: int = 4 * 2**30
+    block_size: int = 64
+    kv_cache_bytes: int = 512 * 2**20
+    staging_bytes: int = 64 * 2**20
+    max_model_len: int = 0
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+    max_queue: int = 64
+    enable_prefix_caching: bool = True
+    threads: int = 0
+    dead_after_s: float = 6.0
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
+            raise ConfigError(
+                f"block_size={self.block_size}: it must divide 512 and be a multiple of the page, {PAGE_TOKENS}"
+            )
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
+        if self.max_model_len < 0:
+            raise ConfigError(f"max_model_len={self.max_model_len}: 0 takes the model's own, or give a length")
+        if self.profile not in ("ft", "fast"):
+            raise ConfigError(f"profile={self.profile!r}: use ft or fast")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
+        if not (self.device == "cpu" or self.device.split(":")[0] == "cuda"):
+            raise ConfigError(f"device={self.device!r}: use cpu or cuda")
+        if self.dead_after_s < 2 or self.start_timeout_s < 5:
+            raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
+
+    @property
+    def ranks(self) -> int:
+        """MPI ranks of the cluster: the conductor and all others."""
+        return 1 + self.prefill + self.decode + self.store
+
+    def role_of(self, rank: int) -> str:
+        """Role of an MPI rank: conductor, then prefill, decode and store ranks in this order."""
+        names = ["conductor"] + ["prefill"] * self.prefill + ["decode"] * self.decode + ["store"] * self.store
+        return names[rank]
+
+    def ranks_of(self, role: str) -> list[int]:
+        """All ranks that play a role, ascending."""
+        return [rank for rank in range(self.ranks) if self.role_of(rank) == role]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as TOML or JSON can hold them."""
+        return asdict(self)
+
+
+_SIZES = ("pool_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
+
+
+def config_from(values: dict[str, Any], source: str) -> ServeConfig:
+    """A ServeConfig from plain values; `source` is named in errors.
+
+    Raises ConfigError for an unknown key, a wrong type or a value out of range.
+    """
+    known = {field.name: field for field in fields(ServeConfig)}
+    checked: dict[str, Any] = {}
+    for raw, value in values.items():
+        name = raw.replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{source}: unknown key {raw!r}; known are {', '.join(sorted(known))}")
+        default = known[name].default
+        if name in _SIZES:
+            value = parse_bytes(value, name)
+        elif name == "mpi_arg":
+            if not (isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)):
+                raise ConfigError(f"{source}: mpi_arg must be a list of strings, not {value!r}")
+            value = tuple(value)
+        elif isinstance(default, float) and type(value) is int:
+            value = float(value)
+        elif type(value) is not type(default):
+            wanted = type(default).__name__
+            raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted}")
+        checked[name] = value
+    return ServeConfig(**checked)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a configuration file, flat or under [serve].
+
+    Raises ConfigError when the file is missing or not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from None
+    return data.get("serve", data)

@@ -1,0 +1,47 @@
+"""The tree of errors that a user can meet. Each message is one line: what was wrong, and the fix.
+
+    UserError                exit code 2 on the command line
+      ConfigError            a flag, a TOML key, a combination of them
+      ModelError             a model folder or file that cannot be used
+      CacheError             the cache folder cannot be used
+      LaunchError            the cluster cannot be started on this machine
+    ClusterError             exit code 1: the cluster ended because of something that happened in it
+    RequestError             HTTP 4xx: an OpenAI error object
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What the user asked for cannot be done; the message says why and what would be right."""
+
+
+class ConfigError(UserError):
+    """A flag or a configuration key is wrong."""
+
+
+class ModelError(UserError):
+    """A model cannot be used: unknown, unsupported, incomplete."""
+
+
+class CacheError(UserError):
+    """The cache folder cannot be used: not writable, full."""
+
+
+class LaunchError(UserError):
+    """This machine cannot start what was asked for."""
+
+
+class ClusterError(Exception):
+    """The running cluster ended on its own; the message names the rank."""
+
+
+class RequestError(Exception):
+    """A request over HTTP is wrong. `param` names the field, `status` is the HTTP status."""
+
+    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
