@@ -91,12 +91,12 @@ class ServeConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
             raise ConfigError(
-                f"block_size={self.block_size}: it must divide 512 and be a multiple of the page, {PAGE_TOKENS}"
+                f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}, the page"
             )
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
-            raise ConfigError(f"max_model_len={self.max_model_len}: 0 takes the model's own, or give a length")
+            raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
         if self.profile not in ("ft", "fast"):
             raise ConfigError(f"profile={self.profile!r}: use ft or fast")
         if self.dtype not in ("float32", "bfloat16"):
