@@ -1,0 +1,88 @@
+# Every target installs what it needs into .venv first, and only when something that decides about the
+# installation has changed. Variables that a user may set:
+#   PYTHON=python3.12         the interpreter that .venv is made with (3.11 or 3.12)
+#   TORCH='torch==2.13.0'     what pip is asked for, first and alone; README, "Choosing a torch build"
+#   VENV=.venv                where the environment lies
+#   PYTEST_ARGS='-k pool'     handed to pytest by `make test`
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+CODE := mooncake_lite kernels_numba transport store scheduler tests tutorials
+
+.PHONY: help venv demo test check bench soak clean
+
+help:
+	@echo "make demo    install, pull the model, start 4 ranks and play five scenes (8 minutes the first time)"
+	@echo "make test    install and run every test"
+	@echo "make check   format, lint, types, import arrows, quick tests (under a minute)"
+	@echo "make bench   run the benchmarks that there are; JSON into bench-results/"
+	@echo "make soak    the property tests with many more examples, and the tests marked soak"
+	@echo "make venv    only install"
+	@echo "make clean   remove .venv, caches and results; pulled models stay (mooncake-lite cache clear)"
+
+# The stamp is newer than everything that decides about the installation. The choice of torch is part of
+# it: its file changes only when the variable does.
+$(STAMP): pyproject.toml constraints.txt Makefile $(VENV)/.torch
+	@$(PIP) install --quiet --upgrade pip
+	@echo "installing $(TORCH)"
+	@$(PIP) install '$(TORCH)'
+	@$(PIP) install -c constraints.txt -e '.[test,gpu]'
+	@touch $@
+
+$(VENV)/.torch: FORCE | $(BIN)/python
+	@if [ "$$(cat $@ 2>/dev/null)" != '$(TORCH)' ]; then echo '$(TORCH)' > $@; fi
+
+.PHONY: FORCE
+FORCE:
+
+$(BIN)/python:
+	@command -v '$(PYTHON)' > /dev/null || { \
+	  echo "make: $(PYTHON) is not there; install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python3.12" >&2; \
+	  exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { \
+	  echo "make: $$('$(PYTHON)' --version 2>&1) is not supported; use 3.11 or 3.12: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; \
+	  exit 1; }
+	@'$(PYTHON)' -m venv '$(VENV)' || { rm -rf '$(VENV)'; \
+	  echo "make: $(PYTHON) -m venv $(VENV) failed; the lines above say why" >&2; exit 1; }
+
+venv: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/mooncake-lite demo
+
+# pytest ends with 5 when it collects nothing: that is a failure, and make treats it as one.
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -m quick tests
+
+bench: $(STAMP)
+	@mkdir -p bench-results
+	@for what in kernels transport store; do \
+	  $(BIN)/mooncake-lite bench $$what --json bench-results/$$what.json; \
+	done
+
+soak: $(STAMP)
+	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout=3600 -m 'soak or not cluster' $(PYTEST_ARGS)
+
+clean:
+	rm -rf '$(VENV)' bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-tier
+	find $(wildcard $(CODE)) -name __pycache__ -type d -prune -exec rm -rf {} +
