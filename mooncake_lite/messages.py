@@ -181,13 +181,15 @@ class Tokens(Message, frozen=True):
 class RankHello(Message, frozen=True):
     """A rank has loaded, compiled and made its segment; sent once.
 
-    pages        KV pages this rank's engine has (0 for a store rank)
+    pages           KV pages this rank's engine has (0 for a store rank)
+    segment_bytes   DRAM that a store rank gives to the pool (0 for the others)
     """
 
     rank: int
     role: str
     node: int
     pages: int = 0
+    segment_bytes: int = 0
 
 
 class GatewayAt(Message, frozen=True):
@@ -321,10 +323,15 @@ class RankStats(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Conductor -> ranks and gateways, or launcher -> conductor: end within grace_s."""
+    """Conductor -> ranks and gateways, or launcher -> conductor: end within grace_s.
+
+    A rank flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that nobody spins
+    in MPI_Finalize while others flush. lost: a rank is gone; nobody waits for anybody.
+    """
 
     reason: str
     grace_s: float
+    lost: bool = False
 
 
 class Stopped(Message, frozen=True):

@@ -1,0 +1,76 @@
+"""The cluster's metrics: the conductor's own, and the last report of each rank. Rendered by the gateway."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+from mooncake_lite.messages import Metric, RankStats
+
+DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, math.inf]
+"""Around the promise of 100 us a decision."""
+
+HELP = {
+    "prefix_cache_queries_total": "Prompt tokens looked up in the pool",
+    "prefix_cache_hits_total": "Prompt tokens whose KV was reused, by tier",
+    "requests_rejected_total": "Requests refused with 429",
+    "requests_finished_total": "Requests that were answered to their end or cancelled while decoding",
+    "num_requests_waiting": "Requests accepted whose prefill has not begun",
+    "num_requests_running": "Requests in prefill or decode",
+}
+
+
+class ClusterMetrics:
+    """Counters and one histogram; everything else is read when asked for."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._decisions = [0] * len(DECISION_BOUNDS_S)
+        self._decisions_s = 0.0
+        self._ranks: dict[int, list[Metric]] = {}
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Add to a counter; name without the project's prefix."""
+        key = (name, tuple(labels.items()))
+        self._counts[key] = self._counts.get(key, 0.0) + amount
+
+    def observe_decision(self, seconds: float) -> None:
+        """One scheduling decision took this long."""
+        self._decisions[bisect_left(DECISION_BOUNDS_S, seconds)] += 1
+        self._decisions_s += seconds
+
+    def from_rank(self, stats: RankStats) -> None:
+        """Keep the newest report of a rank."""
+        self._ranks[stats.rank] = stats.metrics
+
+    def samples(
+        self, gauges: dict[str, int], pool: dict[str, float], channel: dict[str, int]
+    ) -> list[Metric]:
+        """Every sample of the cluster, for MetricsReply."""
+        found = [
+            Metric(name, "counter", HELP.get(name, name), dict(labels), value)
+            for (name, labels), value in self._counts.items()
+        ]
+        found += [Metric(name, "gauge", HELP.get(name, name), {}, value) for name, value in gauges.items()]
+        for name, value in pool.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            found.append(Metric(f"pool_{name}", kind, f"KVCache pool: {name.replace('_', ' ')}", {}, value))
+        for name, value in channel.items():
+            found.append(
+                Metric(f"control_{name}_total", "counter", f"Conductor's ZeroMQ hub: {name}", {}, value)
+            )
+        found.append(self._decision_histogram())
+        for metrics in self._ranks.values():
+            found += metrics
+        return found
+
+    def _decision_histogram(self) -> Metric:
+        cumulative = 0
+        buckets = []
+        for bound, count in zip(DECISION_BOUNDS_S, self._decisions):
+            cumulative += count
+            buckets.append((bound, cumulative))
+        return Metric(
+            "schedule_decision_seconds", "histogram", "Time of one scheduling decision", {},
+            float(cumulative), buckets, self._decisions_s,
+        )  # fmt: skip

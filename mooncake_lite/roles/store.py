@@ -1,0 +1,159 @@
+"""The store role: DRAM that others read and write over MPI, and an HDF5 tier on SSD below it.
+
+The segment is passive: the conductor's directory says what lies where. This rank's own work is to write
+blocks behind to the tier, and to read them back on demand. Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from mooncake_lite.messages import (
+    BlocksLoaded,
+    BlocksSaved,
+    LoadBlocks,
+    Message,
+    SaveBlocks,
+    Stop,
+    TierEvicted,
+    TierIndex,
+)
+from mooncake_lite.roles.compute_rank import REPORT_EVERY_S, rank_stats
+from store.errors import BadBlock
+from store.tier import HDF5Tier
+from store.tier_writer import TierWriter
+from transport.channel import Spoke
+from transport.engine import TransferEngine
+
+IDLE_WAIT_S = 0.2
+INDEX_CHUNK = 4096
+"""Keys in one TierIndex message: 100 kB, well under the limit of a message."""
+
+
+class StoreRole:
+    """The loop of a store rank. tier is None when there is no --ssd-dir: then only DRAM holds blocks."""
+
+    def __init__(
+        self,
+        number: int,
+        transfers: TransferEngine,
+        conductor: Spoke,
+        tier: HDF5Tier | None,
+        must_stop: Callable[[], bool],
+    ) -> None:
+        self.number = number
+        self.segment = transfers.local
+        self._transfers = transfers
+        self._conductor = conductor
+        self._must_stop = must_stop
+        self._tier = tier
+        self._outbox: deque[Message] = deque()  # filled by the writer's thread
+        self._writer = self._start_writer(tier) if tier is not None else None
+        self._counters = dict.fromkeys(
+            ("tier_blocks_loaded_total", "tier_blocks_bad_total", "tier_bytes_loaded_total",
+             "tier_load_seconds_total", "tier_blocks_saved_total", "tier_blocks_dropped_total"), 0.0
+        )  # fmt: skip
+        self._reported_at = 0.0
+        self.stop: Stop | None = None
+
+    def _start_writer(self, tier: HDF5Tier) -> TierWriter:
+        def tell(message: Message) -> None:
+            self._outbox.append(message)
+            self._conductor.wake()
+
+        def saved(state: Literal["written", "durable", "dropped"]) -> Callable[[list[int]], None]:
+            return lambda keys: tell(BlocksSaved(self.number, keys, state))
+
+        return TierWriter(
+            tier,
+            on_written=saved("written"),
+            on_durable=saved("durable"),
+            on_dropped=saved("dropped"),
+            on_evicted=lambda keys: tell(TierEvicted(self.number, keys, "capacity")),
+        )
+
+    def announce(self) -> None:
+        """Tell the conductor what the tier holds, before RankHello."""
+        if self._tier is None:
+            return
+        entries = self._tier.entries()
+        for start in range(0, len(entries), INDEX_CHUNK):
+            chunk = entries[start : start + INDEX_CHUNK]
+            keys, digests = [key for key, _ in chunk], [digest for _, digest in chunk]
+            self._conductor.send(TierIndex(self.number, keys, digests, start + INDEX_CHUNK >= len(entries)))
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while self.stop is None and not self._must_stop():
+            for message in self._conductor.receive(IDLE_WAIT_S):
+                if isinstance(message, SaveBlocks):
+                    self._save(message)
+                elif isinstance(message, LoadBlocks):
+                    self._load(message)
+                elif isinstance(message, Stop):
+                    self.stop = message
+            self._send_outbox()
+            self._report_when_due()
+
+    def close(self, limit_s: float) -> int:
+        """Flush what waits to be written, hottest first, for limit_s at most; blocks that were dropped."""
+        if self._writer is None:
+            return 0
+        return self._writer.stop(limit_s)
+
+    def seal_now(self) -> None:
+        """Seal the open file at once; safe to call from a signal's thread."""
+        if self._writer is not None:
+            self._writer.seal_now()
+
+    # ------------------------------------------------------------------------------ work
+
+    def _save(self, message: SaveBlocks) -> None:
+        if self._writer is None:
+            self._outbox.append(BlocksSaved(self.number, message.keys, "dropped"))
+            return
+        for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
+            self._writer.submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes))
+
+    def _load(self, message: LoadBlocks) -> None:
+        """Read blocks from the tier into the segment; a bad one is a miss, never served."""
+        began = time.perf_counter()
+        ok: list[bool] = []
+        sums: list[list[int]] = []
+        for key, digest, ref in zip(message.keys, message.digests, message.refs):
+            try:
+                assert self._tier is not None
+                sums.append(self._tier.load(key, digest, self._bytes(ref.offset, ref.nbytes)))
+                ok.append(True)
+            except BadBlock:
+                sums.append([])
+                ok.append(False)
+        seconds = time.perf_counter() - began
+        count = self._counters
+        count["tier_blocks_loaded_total"] += sum(ok)
+        count["tier_blocks_bad_total"] += len(ok) - sum(ok)
+        count["tier_bytes_loaded_total"] += sum(ref.nbytes for ref, good in zip(message.refs, ok) if good)
+        count["tier_load_seconds_total"] += seconds
+        self._conductor.send(BlocksLoaded(message.number, ok, sums, seconds))
+
+    def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
+        return self.segment[offset : offset + nbytes]
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            message = self._outbox.popleft()
+            if isinstance(message, BlocksSaved) and message.state != "durable":
+                name = "saved" if message.state == "written" else "dropped"
+                self._counters[f"tier_blocks_{name}_total"] += len(message.keys)
+            self._conductor.send(message)
+
+    def _report_when_due(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            self._conductor.send(rank_stats(self.number, "store", self._counters, self._transfers))
