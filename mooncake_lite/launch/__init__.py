@@ -1,0 +1,6 @@
+"""Starting, watching and stopping the ranks of one cluster on this machine.
+
+Used by the command line (launcher side) and by the ranks (`rank_process`, `run_dir`, `threads`). It
+knows processes, files and mpirun; never messages' meaning, KV or models' insides.
+Explained in docs/lifecycle.md, "Before the first request".
+"""

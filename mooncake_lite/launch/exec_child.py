@@ -1,0 +1,36 @@
+"""Runs as a tiny process of its own and turns into the program that it was asked to start.
+
+Called by `child.start_child` with its path, never imported: between fork and exec a process with
+threads may not run Python, so what must happen there happens here. Explained in docs/lifecycle.md.
+
+    python -I -S exec_child.py PARENT_PID ANNOUNCE PROGRAM [ARGUMENT ...]
+
+ANNOUNCE is a variable that gets this process's pid, or "-". Exits 127 when PROGRAM cannot be run.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Die with the parent, unblock the signals that the parent blocked, become PROGRAM."""
+    parent, announce, program = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew that we want to hear of it
+        os._exit(143)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own dispositions are not for the program
+        signal.signal(number, signal.SIG_DFL)
+    if announce != "-":
+        os.environ[announce] = str(os.getpid())
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        print(f"{program[0]}: {error.strerror}", file=sys.stderr)
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Small truths about Linux processes: who is alive, who belongs to a job, what they map.
+
+Used by the launcher, the ranks and `child.py`. It knows /proc and signals, nothing of MPI or clusters.
+Explained in docs/lifecycle.md, "Stopping".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+_SEGMENT = re.compile(rb"/dev/shm/(sm_segment\.[^/\s]+)")
+
+
+def set_death_signal(signum: int) -> None:
+    """Ask the kernel to send this process `signum` when its parent dies. Does nothing outside Linux."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return
+    if prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 when there is no such process.
+
+    Field 22 of /proc/PID/stat. A zombie counts as gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    fields = text[text.rindex(b")") + 2 :].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """True while the process that started at `started` still runs under this pid."""
+    return started != 0 and start_time(pid) == started
+
+
+def processes_with(name: str, value: str) -> dict[int, int]:
+    """{pid: start time} of this user's processes that were started with `name=value` in their environment.
+
+    The value is unique to a job (its run folder), so these are the job's processes and no others.
+    """
+    wanted = f"{name}={value}".encode()
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if folder.stat().st_uid != os.getuid():
+                continue
+            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+        except OSError:
+            continue
+        started = start_time(int(folder.name))
+        if started:
+            found[int(folder.name)] = started
+    return found
+
+
+def send(pid: int, started: int, signum: int) -> None:
+    """Send a signal to exactly this process; nothing happens when it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel without pid handles: the check just before is the best there is
+        if alive(pid, started):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        return
+    try:
+        if alive(pid, started):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signum)
+    finally:
+        os.close(handle)
+
+
+def mapped_segments(pid: int | str = "self") -> list[str]:
+    """Names of Open MPI's files in /dev/shm that a process has mapped: those of all ranks on its node."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return []
+    return sorted({match.decode() for match in _SEGMENT.findall(text)})

@@ -1,0 +1,202 @@
+"""What a rank does about being a process: its place, its signals, its file, its end.
+
+Called by `mooncake_lite.roles` before MPI is imported, and nothing here imports MPI or torch. It may
+not know roles' work. Explained in docs/lifecycle.md, "Before the first request" and "Stopping".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import msgspec
+
+from mooncake_lite.launch import processes
+from mooncake_lite.launch.run_dir import RankState, RunDir, remove_segments
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+MPIRUN_PID = "MOONCAKE_LITE_MPIRUN_PID"
+"""Set by our launcher: the pid of mpirun, the parent of every rank on the launcher's host."""
+
+
+class Place(NamedTuple):
+    """Where this process stands in an MPI job that somebody has launched."""
+
+    rank: int
+    size: int
+    launched_by: str
+
+
+def world_from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place, from what the launchers put into the environment; None outside of a job.
+
+    Open MPI's mpirun sets OMPI_COMM_WORLD_*, Hydra sets PMI_*, srun sets SLURM_* beside PMIX_RANK or
+    PMI_RANK. SLURM_* alone says nothing: a batch script has them too.
+    """
+    sources = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun"),
+        ("PMI_RANK", "PMI_SIZE", "PMI"),
+        ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "srun"),
+        ("PMIX_RANK", "SLURM_NTASKS", "srun"),
+        ("PMI_RANK", "SLURM_NTASKS", "srun"),
+    ]
+    for rank_name, size_name, launcher in sources:
+        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
+        if rank.isdigit() and size.isdigit() and int(rank) < int(size):
+            return Place(int(rank), int(size), launcher)
+    return None
+
+
+def die_with_parent() -> None:
+    """End with SIGTERM when the parent (mpirun, its daemon) dies, also when it has died already.
+
+    Under our own launcher on its host the parent is known by its pid; elsewhere an adopted process is
+    one whose parent changed while we asked.
+    """
+    before = os.getppid()
+    processes.set_death_signal(signal.SIGTERM)
+    mpirun = os.environ.get(MPIRUN_PID, "")
+    orphaned = os.getppid() != before
+    if mpirun.isdigit() and int(mpirun) != os.getppid():
+        orphaned |= processes.start_time(int(mpirun)) == 0
+    if orphaned:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def block_stop_signals() -> None:
+    """Block SIGTERM, SIGINT and SIGHUP in this thread and all later ones.
+
+    Call it before MPI, torch or numba start threads; `watch_signals` then takes the signals at once,
+    while a handler would wait for the end of a kernel.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def watch_signals(on_signal: Callable[[str], None]) -> threading.Thread:
+    """Call `on_signal("SIGTERM")` or the like from a daemon thread, once for every stop signal."""
+
+    def loop() -> None:
+        while True:
+            number = signal.sigwait(STOP_SIGNALS)
+            on_signal(signal.Signals(number).name)
+
+    thread = threading.Thread(target=loop, name="signals", daemon=True)
+    thread.start()
+    return thread
+
+
+class RankFile:
+    """RUN_DIR/rank-<n>.json, rewritten as a whole at each change so that readers never see half of it.
+
+    Writing is best effort: a rank does not fail because its folder is gone.
+    """
+
+    def __init__(self, run_dir: RunDir | Path, rank: int, role: str):
+        self._folder = run_dir.path if isinstance(run_dir, RunDir) else Path(run_dir)
+        self._state = RankState(
+            rank=rank,
+            role=role,
+            pid=os.getpid(),
+            start_time=processes.start_time(os.getpid()),
+            host=socket.gethostname(),
+            state="starting",
+        )
+        self._turn = threading.Lock()
+
+    def write(self, state: str, reason: str = "") -> None:
+        """Say what this rank does: "starting", "ready", "stopped" or "failed" (see RankState).
+
+        A final state is not overwritten: the first reason for the end is the one that counts.
+        """
+        with self._turn:
+            if self._state.ended:
+                return
+            segments = processes.mapped_segments() or self._state.segments
+            self._state = msgspec.structs.replace(
+                self._state, state=state, reason=" ".join(reason.split()), segments=segments
+            )
+            self._store()
+
+    def _store(self) -> None:
+        path = self._folder / f"rank-{self._state.rank}.json"
+        half = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            half.write_bytes(msgspec.json.encode(self._state))
+            half.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                half.unlink()
+
+
+def forget_shared_memory() -> None:
+    """Unlink the names of the shared-memory files that Open MPI made for this job on this node.
+
+    To be called after MPI has started and all ranks have met in a barrier: every rank has mapped the
+    files by then, so their names are needed no more, and no kind of death can leave them behind.
+    """
+    remove_segments(processes.mapped_segments())
+
+
+class _Unbreakable:
+    """A text stream that goes on when nobody reads it any more."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As TextIO.write; a broken pipe swallows the text."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As TextIO.flush; a broken pipe is not an error."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def shield_output() -> None:
+    """Make printing safe after mpirun has died: a broken pipe must not end the clean-up."""
+    if not isinstance(sys.stdout, _Unbreakable):
+        sys.stdout = _Unbreakable(sys.stdout)  # type: ignore[assignment]
+        sys.stderr = _Unbreakable(sys.stderr)  # type: ignore[assignment]
+
+
+def exit_within(limit_s: float, code: int) -> None:
+    """Make sure that this process is gone after limit_s, whatever hangs (a peer that never finalises).
+
+    A thread ends it with `code`; when even that cannot run, the kernel's timer kills it half a second
+    later. Calling it again moves nothing: the first limit stands.
+    """
+    if any(thread.name == "exit-limit" for thread in threading.enumerate()):
+        return
+
+    def end() -> None:
+        time.sleep(limit_s)
+        hard_exit(code)
+
+    with contextlib.suppress(ValueError):  # only the main thread may set a disposition
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s + 0.5)
+    threading.Thread(target=end, name="exit-limit", daemon=True).start()
+
+
+def hard_exit(code: int) -> None:
+    """End this process at once: no MPI_Finalize, no destructors; its shared-memory names go first."""
+    remove_segments(processes.mapped_segments())
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
