@@ -1,0 +1,41 @@
+"""Kernels over paged KV: attention, and moving KV between pages and contiguous blocks.
+
+Called by the engine and the store; knows arrays only, never requests, ranks or keys. Importing it loads
+neither torch nor numba and compiles nothing: a function's module is loaded when the function is first named.
+The reading order is attention_decode, attention_prefill, blocks; then the CUDA forms of each beside them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels_numba.attention_decode import paged_attention_decode as paged_attention_decode
+    from kernels_numba.attention_prefill import paged_attention_prefill as paged_attention_prefill
+    from kernels_numba.blocks import copy_pages as copy_pages
+    from kernels_numba.blocks import gather_blocks as gather_blocks
+    from kernels_numba.blocks import scatter_blocks as scatter_blocks
+    from kernels_numba.blocks import scatter_kv as scatter_kv
+    from kernels_numba.warm import warm_up as warm_up
+
+_HOME = {
+    "paged_attention_decode": "attention_decode",
+    "paged_attention_prefill": "attention_prefill",
+    "scatter_kv": "blocks",
+    "gather_blocks": "blocks",
+    "scatter_blocks": "blocks",
+    "copy_pages": "blocks",
+    "warm_up": "warm",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """The public function `name`, from the module that it lives in; kept, so that this runs once a name."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'kernels_numba' has no attribute {name!r}")
+    function = getattr(importlib.import_module(f"kernels_numba.{_HOME[name]}"), name)
+    globals()[name] = function
+    return function

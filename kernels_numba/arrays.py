@@ -1,0 +1,118 @@
+"""Which array lives where, and as what a kernel sees it; the checks that all public functions share.
+
+Called at the head of every public function. Knows no kernel. A uint16 array means bfloat16 bits everywhere.
+NaN-safe and copy-free: a view or an error. Explained in docs/explain/paged-attention.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.errors import DtypeError, KindError, LayoutError, ShapeError
+
+CPU, CUDA = "cpu", "cuda"
+FLOATS = ("float32", "bfloat16")
+
+
+def _torch_of(array: Any) -> Any:
+    """The torch module when `array` is a tensor of it, else None; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(array, torch.Tensor) else None
+
+
+def device_of(name: str, array: Any) -> str:
+    """CPU or CUDA. Raises KindError for anything that is not a known array."""
+    if isinstance(array, np.ndarray):
+        return CPU
+    if _torch_of(array) is not None:
+        if array.device.type in (CPU, CUDA):
+            return array.device.type
+        raise KindError(name, f"tensor on {array.device}", "a torch tensor on cpu or cuda")
+    if getattr(array, "__cuda_ndarray__", False):
+        return CUDA
+    raise KindError(name, type(array).__name__, "a NumPy array, a torch tensor or a Numba device array")
+
+
+def common_device(arrays: dict[str, Any]) -> str:
+    """The one device of all arrays. Raises KindError naming the first that lives elsewhere."""
+    names = iter(arrays)
+    first = next(names)
+    device = device_of(first, arrays[first])
+    for name in names:
+        if device_of(name, arrays[name]) != device:
+            raise KindError(name, device_of(name, arrays[name]), f"an array on {device}, where {first} lives")
+    return device
+
+
+def dtype_name(array: Any) -> str:
+    """Name of the element type, "bfloat16" for uint16 as well."""
+    name = str(array.dtype).rpartition(".")[2]
+    return "bfloat16" if name == "uint16" else name
+
+
+def check_float(name: str, array: Any, same_as: tuple[str, Any] | None = None) -> None:
+    """float32 or bfloat16, and the same as the partner's. Raises DtypeError."""
+    own = dtype_name(array)
+    if own not in FLOATS:
+        raise DtypeError(f"{name}.dtype", own, "float32 or bfloat16 (uint16 holds bfloat16 bits)")
+    if same_as is not None and dtype_name(same_as[1]) != own:
+        raise DtypeError(f"{name}.dtype", own, f"{dtype_name(same_as[1])}, as {same_as[0]} has")
+
+
+def check_integer(name: str, array: Any, dtype: str) -> None:
+    """Exactly the integer type asked for. Raises DtypeError."""
+    if dtype_name(array) != dtype:
+        raise DtypeError(f"{name}.dtype", dtype_name(array), dtype)
+
+
+def check_shape(name: str, array: Any, *expected: int | str) -> None:
+    """One entry per axis: a length, or the axis's name where any length will do. Raises ShapeError."""
+    shape = tuple(array.shape)
+    fits = len(shape) == len(expected) and all(
+        isinstance(want, str) or want == have for want, have in zip(expected, shape)
+    )
+    if not fits:
+        raise ShapeError(f"{name}.shape", shape, "(" + ", ".join(map(str, expected)) + ")")
+
+
+def check_contiguous(name: str, array: Any) -> None:
+    """C-contiguous. Raises LayoutError."""
+    if isinstance(array, np.ndarray):
+        contiguous = array.flags.c_contiguous
+    elif _torch_of(array) is not None:
+        contiguous = array.is_contiguous()
+    else:
+        contiguous = array.is_c_contiguous()
+    if not contiguous:
+        raise LayoutError(name, f"array of strides {strides_of(array)}", "a C-contiguous array")
+
+
+def strides_of(array: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    if _torch_of(array) is not None:
+        return tuple(array.stride())
+    return tuple(step // array.dtype.itemsize for step in array.strides)
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """A CPU array as NumPy sees it, without a copy; bfloat16 as uint16."""
+    torch = _torch_of(array)
+    if torch is None:
+        return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    tensor = array.detach() if array.requires_grad else array
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def empty_like(array: Any) -> Any:
+    """An uninitialised array of the same kind, shape and dtype."""
+    torch = _torch_of(array)
+    if torch is not None:
+        return torch.empty_like(array)
+    if isinstance(array, np.ndarray):
+        return np.empty_like(array)
+    from kernels_numba.cuda_backend import cuda
+
+    return cuda.device_array(array.shape, array.dtype)

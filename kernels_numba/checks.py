@@ -1,0 +1,78 @@
+"""Checks that both attention kernels share, and the compiled look at the block tables.
+
+Called at the head of the public functions, before anything is read. An index out of range would read another
+sequence's memory or end the process, so the CPU forms always look: it costs a microsecond.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels_numba import arrays
+from kernels_numba.errors import RangeError, ShapeError
+from kernels_numba.runtime import njit
+
+HEAD_DIMS = "a multiple of 8 from 8 to 256"
+MAX_GROUP = 128
+
+
+def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, lens: Any, out: Any) -> str:
+    """What decode and prefill ask alike; returns the device. Raises the errors of errors.py."""
+    named = {"query": query, "key_cache": key_cache, "value_cache": value_cache}
+    named |= {"block_tables": tables, "context_lens": lens, "out": out}
+    device = arrays.common_device(named)
+    arrays.check_float("query", query)
+    for name in ("key_cache", "value_cache", "out"):
+        arrays.check_float(name, named[name], ("query", query))
+    arrays.check_integer("block_tables", tables, "int32")
+    arrays.check_integer("context_lens", lens, "int32")
+    arrays.check_shape("query", query, "tokens", "heads", "head_dim")
+    heads, head_dim = query.shape[1:]
+    arrays.check_shape("key_cache", key_cache, "pages", "kv_heads", "page_size", head_dim)
+    arrays.check_shape("value_cache", value_cache, *key_cache.shape)
+    arrays.check_shape("out", out, *query.shape)
+    kv_heads = key_cache.shape[1]
+    if kv_heads == 0 or heads % kv_heads or heads == 0:
+        raise ShapeError("query.shape[1]", heads, f"a multiple of the cache's {kv_heads} kv heads")
+    if heads // kv_heads > MAX_GROUP:
+        raise ShapeError(
+            "query.shape[1]", heads, f"at most {MAX_GROUP} query heads for each of {kv_heads} kv heads"
+        )
+    if head_dim % 8 or not 8 <= head_dim <= 256:
+        raise ShapeError("query.shape[2]", head_dim, HEAD_DIMS)
+    if key_cache.shape[2] == 0:
+        raise ShapeError("key_cache.shape[2]", 0, "a page of at least one token")
+    for name, array in named.items():
+        arrays.check_contiguous(name, array)
+    return device
+
+
+@njit(cache=True, nogil=True)
+def check_tables(block_tables, context_lens, pages, page_size):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """(-1, 0), or the first sequence and logical page that cannot be; logical page -1: the length itself."""
+    for b in range(context_lens.shape[0]):
+        used = (context_lens[b] + page_size - 1) // page_size
+        if context_lens[b] < 0 or used > block_tables.shape[1]:
+            return b, -1
+        for i in range(used):
+            if not 0 <= block_tables[b, i] < pages:
+                return b, i
+    return -1, 0
+
+
+def raise_for_table(
+    found: tuple[int, int], tables: np.ndarray, lens: np.ndarray, cache: tuple[int, ...]
+) -> None:
+    """RangeError for what `check_tables` found."""
+    sequence, logical = found
+    if sequence < 0:
+        return
+    if logical < 0:
+        most = tables.shape[1] * cache[2]
+        raise RangeError(
+            f"context_lens[{sequence}]", int(lens[sequence]), f"0 to {most}, what the table can hold"
+        )
+    value = int(tables[sequence, logical])
+    raise RangeError(f"block_tables[{sequence}, {logical}]", value, f"a page from 0 to {cache[0] - 1}")

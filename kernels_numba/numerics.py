@@ -1,0 +1,119 @@
+"""Scalars inside CPU kernels: bfloat16 as bits, a vectorising exp2, and a copy of bytes by address.
+
+Called inside @njit kernels only. NumPy has no bfloat16, and Numba none on the CPU, so here a uint16 array *is*
+a bfloat16 array: the upper half of a float32. Explained in docs/explain/paged-attention.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.runtime import FAST, njit
+
+from llvmlite import ir  # isort: skip
+from numba import types  # isort: skip
+from numba.core import cgutils  # isort: skip
+from numba.extending import intrinsic, overload  # isort: skip
+
+
+@intrinsic
+def bits_to_float(typing_context, bits):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """The float32 whose bits are the uint32 `bits`."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def float_to_bits(typing_context, value):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """The bits of a float32, as uint32."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """memcpy: `count` bytes from address `source` to address `target`; they must not overlap."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        byte_pointer = ir.IntType(8).as_pointer()
+        to = builder.inttoptr(arguments[0], byte_pointer)
+        of = builder.inttoptr(arguments[1], byte_pointer)
+        cgutils.raw_memcpy(builder, to, of, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def widen(value: Any) -> Any:
+    """float32 of one cache element: itself, or bfloat16 bits moved to the upper half."""
+    raise NotImplementedError("inside kernels only")
+
+
+@overload(widen, inline="always")
+def _widen(value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    if value == types.uint16:
+        return lambda value: bits_to_float(np.uint32(value) << np.uint32(16))
+    return lambda value: value
+
+
+def store(array: Any, index: Any, value: Any) -> Any:
+    """array[index] = value, a float32, rounded to the nearest even bfloat16 where the array holds those."""
+    raise NotImplementedError("inside kernels only")
+
+
+@overload(store)
+def _store(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    if array.dtype == types.uint16:
+
+        def store_bfloat16(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            bits = float_to_bits(value)
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            if value == value:
+                array[index] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+            else:  # rounding a NaN's bits up could carry into an infinity
+                array[index] = np.uint16(0x7FC0)
+
+        return store_bfloat16
+
+    def store_float32(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        array[index] = value
+
+    return store_float32
+
+
+LOG2_E = 1.4426950408889634
+LOWEST = np.float32(-1e30)
+"""Stands for minus infinity in a mask: finite, so that LOWEST - LOWEST is 0 and not NaN."""
+
+_C0, _C1, _C2 = np.float32(1.0), np.float32(0.6931472067), np.float32(0.2402265121)
+_C3, _C4 = np.float32(0.05550327214), np.float32(0.009618025603)
+_C5, _C6 = np.float32(0.001340043217), np.float32(0.0001546973196)
+_FLOOR, _HALF, _ZERO = np.float32(-126.0), np.float32(0.5), np.float32(0.0)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, inline="never")
+def exp2_of_negative(x: Any) -> Any:
+    """2**x for float32 x <= 0, and 0 below -126; relative error under 2e-7.
+
+    Vectorises, which a call of the C library's exp does not: 2**x = 2**n * 2**f with n the nearest integer
+    and |f| <= 1/2; a Chebyshev fit of degree 6 gives 2**f, and n goes straight into the exponent's bits.
+    """
+    clamped = max(x, _FLOOR)
+    n = np.int32(clamped - _HALF)  # cut towards zero: the nearest integer of a number <= 0
+    f = clamped - np.float32(n)
+    power = _C5 + f * _C6
+    power = _C4 + f * power
+    power = _C3 + f * power
+    power = _C2 + f * power
+    power = _C1 + f * power
+    power = _C0 + f * power
+    scaled = power * bits_to_float(np.uint32((n + np.int32(127)) << np.int32(23)))
+    return scaled if x > _FLOOR else _ZERO

@@ -1,0 +1,74 @@
+"""How the CPU kernels are compiled: where Numba keeps its cache, which float rules hold, who may run.
+
+Imported by every module with CPU kernels, and the only place that imports numba for them. Knows nothing of
+the kernels. The cache is set up before numba is imported, because a read-only package with a read-only home
+would otherwise fail at the first decorator. Explained in docs/explain/paged-attention.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+_OUR_FOLDER = "kernels-"
+
+
+def _sources_digest() -> str:
+    """A digest of this package's sources.
+
+    Numba stamps a cached kernel with its own file only, so an edit of a helper in another file would go
+    unnoticed. With the digest in the folder's name any edit starts a fresh cache.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _writable_cache_folder() -> str:
+    """The folder for compiled kernels: $MOONCAKE_LITE_CACHE or ~/.cache/mooncake-lite, else a private
+    temporary one that ends with the process (then each process compiles for itself)."""
+    base = os.environ.get("MOONCAKE_LITE_CACHE") or os.path.join(
+        os.path.expanduser("~"), ".cache", "mooncake-lite"
+    )
+    folder = Path(base) / (_OUR_FOLDER + _sources_digest())
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError:
+        private = tempfile.mkdtemp(prefix=_OUR_FOLDER)
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        return private
+
+
+def _set_cache_folder() -> None:
+    """Respect a folder that the user chose; one that a parent process of ours chose is chosen anew."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR", "")
+    if chosen and not os.path.basename(chosen).startswith(_OUR_FOLDER):
+        return
+    os.environ["NUMBA_CACHE_DIR"] = _writable_cache_folder()
+    if "numba" in sys.modules:  # it read the environment when it was imported
+        sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
+
+_set_cache_folder()
+
+from numba import get_num_threads, njit, prange  # noqa: E402 - the cache folder comes first
+
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Float rules of the kernels: sums may be reordered (or no sum would vectorise), but NaN and infinity keep
+their meaning. Numba's plain fastmath=True also promises that there are none, and may then do anything."""
+
+PARALLEL_CALL = threading.Lock()
+"""Held around every call of a kernel with parallel=True. Numba's workqueue threading layer, the only one that
+is always there, aborts the process when two Python threads are inside such kernels at once; and two of them
+would only share the same cores. Block movers are not parallel and do not take it."""
+
+__all__ = ["FAST", "PARALLEL_CALL", "get_num_threads", "njit", "prange"]
