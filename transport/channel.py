@@ -1,0 +1,402 @@
+"""Typed messages between processes: one Hub (ROUTER), many Spokes (DEALER), over ipc or tcp.
+
+Used by the conductor, the gateways, the ranks, `membership` and `engine`. Neither side ever blocks
+in a send, every queue is bounded, and what is malformed is dropped and counted. Knows no message.
+Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from transport.curve import CurveKeys
+from transport.errors import ChannelError, WireError
+from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
+
+__all__ = ["Counters", "CurveKeys", "Hub", "Spoke"]
+
+QUEUE_MESSAGES = 10_000
+"""Messages that may wait per peer and direction: a second of the fastest peer. Then they are dropped, and counted."""
+
+DRAIN_MESSAGES = 1_000
+"""Messages that one receive() returns at most, so that a flood cannot keep a role from its work."""
+
+LINGER_MS = 500
+"""How long close() goes on delivering what was sent."""
+
+IPC_PATH_BYTES = 107
+"""Longest path of a Unix socket on Linux (sun_path, without the zero byte)."""
+
+_OVERSIZE_SLACK = 64 * 1024
+"""Messages a little too large are read, dropped and counted; beyond this libzmq closes the connection."""
+
+_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went through one channel, since it was opened. Bytes are those of encoded messages.
+
+    dropped     messages that arrived and were malformed, too large, of a wrong type or from a wrong peer
+    unsent      messages that were not accepted for sending: the peer is unknown or its queue full
+    strangers   connections refused: no CURVE, wrong keys, or not ZeroMQ at all
+    """
+
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    dropped: int = 0
+    unsent: int = 0
+    strangers: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class _Waker:
+    """A pipe that any thread can write to, so that a poll returns."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock = threading.Lock()  # so that no byte goes to a file that took over a closed number
+        self._open = True
+
+    def wake(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: the poll returns anyway
+            if self._open:
+                os.write(self._write, b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            self._open = False
+            os.close(self._write)
+            os.close(self.fd)
+
+
+def _check_endpoint(endpoint: str, curve: CurveKeys | None) -> None:
+    """Raises ChannelError for what could only fail later, or would be unsafe."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc":
+        length = len(os.fsencode(rest))
+        if length > IPC_PATH_BYTES:
+            raise ChannelError(f"socket path has {length} bytes, Linux allows {IPC_PATH_BYTES}: {rest}")
+    elif scheme == "tcp":
+        if curve is None:
+            raise ChannelError(f"{endpoint}: tcp is only used with CURVE keys")
+    else:
+        raise ChannelError(f"{endpoint!r} is no endpoint; use ipc://PATH or tcp://ADDRESS:PORT")
+
+
+def _bound(socket: zmq.Socket, max_bytes: int) -> None:
+    """Limits of every socket here."""
+    socket.set_hwm(QUEUE_MESSAGES)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _OVERSIZE_SLACK)
+    socket.setsockopt(zmq.IPV6, 1)
+
+
+class _Channel:
+    """What Hub and Spoke share: waking, polling, counting. Owned by one thread, except wake()."""
+
+    def __init__(self, decoder: Decoder, max_send_bytes: int, context: zmq.Context | None):
+        self.counters = Counters()
+        self._decoder = decoder
+        self._max_send_bytes = max_send_bytes
+        self._owns_context = context is None
+        self._context = context or zmq.Context()
+        self._waker = _Waker()
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._sockets: list[zmq.Socket] = []
+        self.closed = False
+
+    @property
+    def context(self) -> zmq.Context:
+        """For channels that live as long as this one, and need no I/O thread of their own."""
+        return self._context
+
+    def wake(self) -> None:
+        """Make receive() return. The one method that any thread may call."""
+        self._waker.wake()
+
+    def watch_fd(self, fd: int) -> None:
+        """Let receive() return also when this file descriptor turns readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch_fd(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def _poll(self, timeout_s: float) -> set[Any]:
+        ready = {entry for entry, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
+        if self._waker.fd in ready:
+            self._waker.clear()
+        return ready
+
+    def _decode(self, frames: list[bytes]) -> Any | None:
+        """The message of the last frame, or None after counting it as dropped."""
+        data = frames[-1]
+        self.counters.messages_in += 1
+        self.counters.bytes_in += len(data)
+        try:
+            return self._decoder.decode(data)
+        except WireError:
+            self.counters.dropped += 1
+            return None
+
+    def _sent(self, frames: list[bytes], socket: zmq.Socket) -> bool:
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self.counters.unsent += 1
+            return False
+        self.counters.messages_out += 1
+        self.counters.bytes_out += len(frames[-1])
+        return True
+
+    def close(self) -> None:
+        """Close within LINGER_MS; may be called twice."""
+        if self.closed:
+            return
+        self.closed = True
+        for socket in self._sockets:
+            socket.close()
+        if self._owns_context:
+            self._context.term()
+        self._waker.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Hub(_Channel):
+    """The side that is bound: knows its peers by name once they have sent something.
+
+    endpoints   "ipc://PATH", "tcp://ADDRESS:PORT" or "tcp://ADDRESS:*"; the real ones stand in .endpoints
+    decoder     of the messages that may arrive
+    curve       needed for tcp; ipc goes without (its folder is readable by one user alone)
+    may_join    given a peer's name, whether its messages are wanted; others are dropped and counted
+
+    Raises ChannelError when an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[str],
+        decoder: Decoder,
+        curve: CurveKeys | None = None,
+        *,
+        may_join: Callable[[str], bool] | None = None,
+        max_send_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        super().__init__(decoder, max_send_bytes, None)
+        self._may_join = may_join
+        self._curve = curve
+        self._home: dict[bytes, zmq.Socket] = {}
+        self._door: zmq.Socket | None = None
+        self._events: zmq.Socket | None = None
+        self._routers: dict[str, zmq.Socket] = {}
+        self.endpoints: list[str] = []
+        try:
+            for endpoint in endpoints:
+                self.endpoints.append(self._bind(endpoint))
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, endpoint: str) -> str:
+        _check_endpoint(endpoint, self._curve)
+        router = self._router(endpoint.partition("://")[0])
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ChannelError(f"{endpoint} cannot be bound: {error}") from None
+        return router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _router(self, scheme: str) -> zmq.Socket:
+        """CURVE is a property of a socket, so ipc and tcp have one each."""
+        if scheme in self._routers:
+            return self._routers[scheme]
+        if scheme == "tcp":
+            self._open_door()
+        router = self._routers[scheme] = self._context.socket(zmq.ROUTER)
+        self._sockets.append(router)
+        _bound(router, self._decoder.max_bytes)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that lost its connection comes back under its name
+        if scheme == "tcp" and self._curve is not None:
+            router.curve_server = True
+            router.curve_publickey = self._curve.server_public.encode()
+            router.curve_secretkey = self._curve.server_secret.encode()
+            router.setsockopt_string(zmq.ZAP_DOMAIN, "cluster")
+            self._events = router.get_monitor_socket(_HANDSHAKE_FAILED)
+            self._poller.register(self._events, zmq.POLLIN)
+        self._poller.register(router, zmq.POLLIN)
+        return router
+
+    def _open_door(self) -> None:
+        """The context asks here (RFC 27, ZAP) who may come in."""
+        self._door = self._context.socket(zmq.REP)
+        self._sockets.append(self._door)
+        self._door.setsockopt(zmq.LINGER, 0)
+        self._door.bind("inproc://zeromq.zap.01")
+        self._poller.register(self._door, zmq.POLLIN)
+
+    def _answer_door(self) -> None:
+        assert self._door is not None and self._curve is not None
+        version, number, _domain, _address, _identity, mechanism, *credentials = self._door.recv_multipart()
+        known = z85.decode(self._curve.client_public.encode())
+        welcome = mechanism == b"CURVE" and credentials == [known]
+        if not welcome:
+            self.counters.strangers += 1
+        status, text = (b"200", b"OK") if welcome else (b"400", b"not of this cluster")
+        self._door.send_multipart([version, number, status, text, b"", b""])
+
+    def _read_events(self) -> None:
+        assert self._events is not None
+        self._events.recv_multipart(zmq.NOBLOCK)
+        self.counters.strangers += 1
+
+    def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
+        """(peer, message) pairs in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
+        ready = self._poll(timeout_s)
+        if self._door in ready:
+            self._answer_door()
+        if self._events in ready:
+            self._read_events()
+        received: list[tuple[str, Any]] = []
+        for router in self._routers.values():
+            if router in ready:
+                self._drain(router, received)
+        return received
+
+    def _drain(self, router: zmq.Socket, received: list[tuple[str, Any]]) -> None:
+        while len(received) < DRAIN_MESSAGES:
+            try:
+                frames = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            peer = self._name(frames[0])
+            message = self._decode(frames)
+            if message is None:
+                continue
+            if peer is None or len(frames) != 2:
+                self.counters.dropped += 1
+                continue
+            self._home[frames[0]] = router
+            received.append((peer, message))
+
+    def _name(self, identity: bytes) -> str | None:
+        """The peer's name, or None when it has none or is not wanted."""
+        try:
+            name = identity.decode()
+        except UnicodeDecodeError:
+            return None
+        if not name.isprintable() or (self._may_join is not None and not self._may_join(name)):
+            return None
+        return name
+
+    def send(self, peer: str, message: msgspec.Struct) -> bool:
+        """Queue a message. False, and counted, when the peer is unknown, gone, or its queue is full.
+
+        Never blocks. Raises WireError when the message is too large.
+        """
+        data = encode(message, self._max_send_bytes)
+        identity = peer.encode()
+        router = self._home.get(identity)
+        if router is None:
+            self.counters.unsent += 1
+            return False
+        return self._sent([identity, data], router)
+
+    def close(self) -> None:
+        if self._events is not None and not self.closed:
+            self._poller.unregister(self._events)
+            self._routers["tcp"].disable_monitor()
+            self._events = None
+        super().close()
+
+
+class Spoke(_Channel):
+    """The side that connects, under a name; messages wait in its queue until the hub is there.
+
+    identity    this side's name at the hub, printable, at most 200 bytes
+    context     share the context of a channel that is closed after this one
+
+    Raises ChannelError when the endpoint or the identity cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        identity: str,
+        decoder: Decoder,
+        curve: CurveKeys | None = None,
+        *,
+        context: zmq.Context | None = None,
+        max_send_bytes: int = DEFAULT_MAX_BYTES,
+    ):
+        _check_endpoint(endpoint, curve)
+        if not identity or not identity.isprintable() or len(identity.encode()) > 200:
+            raise ChannelError(f"identity {identity!r} must be 1 to 200 printable bytes")
+        super().__init__(decoder, max_send_bytes, context)
+        self.endpoint = endpoint
+        socket = self._socket = self._context.socket(zmq.DEALER)
+        self._sockets.append(socket)
+        _bound(socket, decoder.max_bytes)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt_string(zmq.IDENTITY, identity)
+        if curve is not None and endpoint.startswith("tcp://"):
+            socket.curve_serverkey = curve.server_public.encode()
+            socket.curve_publickey = curve.client_public.encode()
+            socket.curve_secretkey = curve.client_secret.encode()
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ChannelError(f"{endpoint} cannot be connected: {error}") from None
+        self._poller.register(socket, zmq.POLLIN)
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        """Messages in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
+        received: list[Any] = []
+        if self._socket not in self._poll(timeout_s):
+            return received
+        while len(received) < DRAIN_MESSAGES:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self._decode(frames)
+            if message is not None:
+                received.append(message)
+        return received
+
+    def send(self, message: msgspec.Struct) -> bool:
+        """Queue a message; False, and counted, when the queue is full. Never blocks.
+
+        Raises WireError when the message is too large.
+        """
+        return self._sent([encode(message, self._max_send_bytes)], self._socket)

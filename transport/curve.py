@@ -1,0 +1,62 @@
+"""Keys of CURVE, ZeroMQ's encryption: made once per cluster and handed out over MPI.
+
+Used by `channel` on every TCP endpoint, and by whoever hands keys to another process. A hub lets in
+only those who hold the cluster's one client pair. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import zmq
+
+from transport.errors import ChannelError
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """Keys in ZeroMQ's printable form (Z85, 40 characters each).
+
+    server_public, server_secret    of the hub; the secret is empty where only a spoke needs them
+    client_public, client_secret    the one pair that all members of a cluster share
+
+    Secrets are left out of repr(), so that they do not end in a log.
+    """
+
+    server_public: str
+    server_secret: str = field(repr=False)
+    client_public: str
+    client_secret: str = field(repr=False)
+
+    @classmethod
+    def generate(cls, client: CurveKeys | None = None) -> CurveKeys:
+        """New keys for a hub; with `client`, the client pair is taken from there.
+
+        Raises ChannelError when this libzmq was built without CURVE.
+        """
+        try:
+            server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+            client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
+        except zmq.ZMQError as error:
+            raise ChannelError(f"this ZeroMQ has no CURVE: {error}; install the pyzmq wheel") from None
+        if client is not None:
+            client_public, client_secret = client.client_public, client.client_secret
+        return cls(server_public, server_secret, client_public, client_secret)
+
+    def for_server(self, server_public: str) -> CurveKeys:
+        """What a spoke needs to reach the hub with that public key."""
+        return replace(self, server_public=server_public, server_secret="")
+
+    def to_bytes(self) -> bytes:
+        """All four keys, to be handed to another member of the cluster and to nobody else."""
+        keys = [self.server_public, self.server_secret, self.client_public, self.client_secret]
+        return msgspec.msgpack.encode(keys)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CurveKeys:
+        """The reverse of to_bytes. Raises ChannelError when that is not what the bytes are."""
+        try:
+            return cls(*msgspec.msgpack.decode(data, type=tuple[str, str, str, str]))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ChannelError(f"these are no CURVE keys: {error}") from None

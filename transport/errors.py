@@ -1,0 +1,64 @@
+"""The tree of errors of the transport. Each message is one line and carries its numbers.
+
+    TransportError
+      WireError              a message cannot be encoded or decoded
+      ChannelError           an endpoint cannot be bound or connected
+      WorldError             MPI cannot be started, or a collective did not end in its time
+      SegmentError           the segments do not fit into this machine's memory or backing folder
+      TransferError          one transfer of bytes failed
+        BadTransfer          it can never work: unknown rank, range outside the segment, wrong buffer
+        TransferRefused      the other side said no
+        PeerLost             the other rank is dead
+        TransferTimeout      no progress for the time allowed, or wait() ran out of its own
+        EngineClosed         the engine was closed first
+"""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class WireError(TransportError):
+    """A message is malformed, of an unknown version or type, or too large."""
+
+
+class ChannelError(TransportError):
+    """A channel cannot be opened at this endpoint."""
+
+
+class WorldError(TransportError):
+    """MPI is missing or broken, or a collective step did not end within its limit."""
+
+
+class SegmentError(TransportError):
+    """The segments that were asked for do not fit; raised on every rank with the same text."""
+
+
+class TransferError(TransportError):
+    """A transfer failed. `rank` is the other side, -1 when there is none."""
+
+    def __init__(self, message: str, rank: int = -1):
+        super().__init__(message)
+        self.rank = rank
+
+
+class BadTransfer(TransferError):
+    """A transfer that can never work, found before any byte moved."""
+
+
+class TransferRefused(TransferError):
+    """The target refused; the message carries its reason."""
+
+
+class PeerLost(TransferError):
+    """The other rank is dead."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """A limit in time ran out."""
+
+
+class EngineClosed(TransferError):
+    """The engine was closed while, or before, this transfer was to run."""

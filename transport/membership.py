@@ -1,0 +1,265 @@
+"""Who is alive: heartbeats both ways, and the kernel's word for processes of the same host.
+
+A Monitor lives with the conductor, a Heart in every other process; each has a thread of its own, so
+that neither a long prefill nor compiling is taken for a death. Knows names, not roles.
+All times are durations on one's own monotonic clock. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from transport.channel import CurveKeys, Hub, Spoke
+from transport.pids import ProcessWatch
+from transport.wire import Decoder
+
+BEAT_BYTES = 64
+"""Largest message here: a tag and a number."""
+
+STUCK_FACTOR = 3
+"""A process of this host that is silent, but exists, gets this many times dead_s: the kernel tells of
+a death at once, so silence there only ever means one that is stopped or that holds its interpreter."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Heart -> Monitor: I live."""
+
+    number: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Heart -> Monitor: I end on purpose; do not miss me."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Monitor -> Heart: I live too."""
+
+    number: int
+
+
+class Heart:
+    """Beats to a Monitor from a thread of its own, and notes its answers.
+
+    endpoint     of the Monitor
+    name         as the Monitor expects it
+    interval_s   between beats; a fifth of the Monitor's suspect_s or less
+    """
+
+    def __init__(self, endpoint: str, name: str, interval_s: float = 0.2, curve: CurveKeys | None = None):
+        self._spoke = Spoke(endpoint, name, Decoder(Answer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
+        self._interval_s = interval_s
+        self._heard = time.monotonic()
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name=f"heart {name}", daemon=True)
+        self._thread.start()
+
+    def seconds_since_monitor(self) -> float:
+        """Since the Monitor last answered, or since the start; time in which this process was itself
+        stopped does not count."""
+        return time.monotonic() - self._heard
+
+    def stop(self) -> None:
+        """Say goodbye and end the thread; returns within a second. May be called twice."""
+        self._running = False
+        self._spoke.wake()
+        self._thread.join(timeout=2 * self._interval_s + 1)
+
+    def _run(self) -> None:
+        number = 0
+        next_beat = time.monotonic()
+        while self._running:
+            late_s = time.monotonic() - next_beat
+            if late_s > 5 * self._interval_s:  # we were stopped: the answers could not be read
+                self._heard += late_s
+            if late_s >= 0:
+                number += 1
+                self._spoke.send(Beat(number))
+                next_beat = time.monotonic() + self._interval_s
+            if self._spoke.receive(max(0.0, next_beat - time.monotonic())):
+                self._heard = time.monotonic()
+        self._spoke.send(Leave())
+        self._spoke.close()
+
+
+@dataclass(slots=True)
+class _Peer:
+    """heard_s: when the last beat came, on this process's clock; None before the first."""
+
+    heard_s: float | None
+    expected_s: float
+    pid: int | None = None
+
+
+class Monitor:
+    """Listens for the beats of all expected names, and tells of each loss once.
+
+    endpoints   to bind, as for a Hub; the real ones stand in .endpoints
+    expected    names that will beat; more can be added with expect()
+    suspect_s   silence after which suspects() names a peer
+    dead_s      silence after which a peer is lost; STUCK_FACTOR times that for a watched, living process
+    first_s     how long a peer may take to its first beat
+    on_lost     called on the Monitor's thread with (name, reason); must be short and must not raise
+
+    A process that ends is lost at once when watch_pid() told its number. When this very thread was not
+    run for a while (a stopped or starved process), everybody's silence is forgiven for that time.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[str],
+        expected: Iterable[str],
+        suspect_s: float = 1.0,
+        dead_s: float = 3.0,
+        curve: CurveKeys | None = None,
+        *,
+        on_lost: Callable[[str, str], None] | None = None,
+        first_s: float = 120.0,
+    ):
+        now = time.monotonic()
+        self._peers = {name: _Peer(None, now) for name in expected}
+        self._lost: dict[str, str] = {}
+        self._left: set[str] = set()
+        self._suspect_s, self._dead_s, self._first_s = suspect_s, dead_s, first_s
+        self._tick_s = min(0.25, suspect_s / 4)
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._wanted: list[tuple[str, int]] = []
+        self._watch = ProcessWatch()
+        self._hub = Hub(
+            endpoints,
+            Decoder(Beat | Leave, BEAT_BYTES),
+            curve,
+            may_join=lambda name: name in self._peers,
+            max_send_bytes=BEAT_BYTES,
+        )
+        self.endpoints = self._hub.endpoints
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def expect(self, name: str) -> None:
+        """From now on this name is expected to beat."""
+        with self._lock:
+            self._peers.setdefault(name, _Peer(None, time.monotonic()))
+
+    def forget(self, name: str) -> None:
+        """This name ends on purpose; its silence or exit is no loss."""
+        with self._lock:
+            self._left.add(name)
+
+    def watch_pid(self, name: str, pid: int) -> None:
+        """`name` is process `pid` of this host: its end is a loss, noticed at once."""
+        with self._lock:
+            self._peers.setdefault(name, _Peer(None, time.monotonic()))
+            self._wanted.append((name, pid))
+        self._hub.wake()
+
+    def lost(self) -> dict[str, str]:
+        """Reason by name of every peer that was lost, in order of loss."""
+        with self._lock:
+            return dict(self._lost)
+
+    def suspects(self) -> list[str]:
+        """Names that have beaten before and are silent for longer than suspect_s, but are not lost."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                name
+                for name, peer in self._peers.items()
+                if self._counts(name) and peer.heard_s is not None and now - peer.heard_s > self._suspect_s
+            ]
+
+    def counters(self) -> dict[str, int]:
+        """Of the underlying channel, as Counters.as_dict()."""
+        return self._hub.counters.as_dict()
+
+    def stop(self) -> None:
+        """End the thread; nothing is reported afterwards. May be called twice."""
+        self._running = False
+        self._hub.wake()
+        self._thread.join(timeout=self._tick_s + 2)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while self._running:
+            beats = self._hub.receive(self._tick_s)
+            now = time.monotonic()
+            self._forgive(now - last - self._tick_s)
+            last = now
+            for name, message in beats:
+                self._note(name, message, now)
+            self._start_watches()
+            for name, reason in self._dead(now):
+                self._report(name, reason)
+        self._watch.close()
+        self._hub.close()
+
+    def _forgive(self, late_s: float) -> None:
+        """This thread came late_s later than it wanted: nobody's silence in that time means anything."""
+        if late_s <= self._suspect_s / 2:
+            return
+        with self._lock:
+            for peer in self._peers.values():
+                peer.expected_s += late_s
+                if peer.heard_s is not None:
+                    peer.heard_s += late_s
+
+    def _note(self, name: str, message: Beat | Leave, now: float) -> None:
+        if isinstance(message, Leave):
+            self.forget(name)
+            return
+        with self._lock:
+            self._peers[name].heard_s = now
+        self._hub.send(name, Answer(message.number))
+
+    def _start_watches(self) -> None:
+        with self._lock:
+            wanted, self._wanted = self._wanted, []
+            for name, pid in wanted:
+                self._peers[name].pid = pid
+        for name, pid in wanted:
+            self._unwatch(self._watch.remove(name))
+            fd = self._watch.add(name, pid)
+            if fd is not None:
+                self._hub.watch_fd(fd)
+
+    def _unwatch(self, fd: int | None) -> None:
+        if fd is not None:
+            self._hub.unwatch_fd(fd)
+
+    def _dead(self, now: float) -> list[tuple[str, str]]:
+        """(name, reason) of peers that were not known as lost until now."""
+        found: list[tuple[str, str]] = []
+        for name, pid, fd in self._watch.ended():
+            self._unwatch(fd)
+            found.append((name, f"its process {pid} ended"))
+        with self._lock:
+            gone = {name for name, _ in found}
+            for name, peer in self._peers.items():
+                reason = self._silence(peer, now)
+                if reason and name not in gone:
+                    found.append((name, reason))
+            return [(name, reason) for name, reason in found if self._counts(name)]
+
+    def _silence(self, peer: _Peer, now: float) -> str:
+        """Why this peer counts as dead by its silence; "" when it does not."""
+        if peer.heard_s is None:
+            silent_s = now - peer.expected_s
+            return f"no sign of life in its first {silent_s:.1f} s" if silent_s > self._first_s else ""
+        silent_s = now - peer.heard_s
+        limit_s = self._dead_s * (1 if peer.pid is None else STUCK_FACTOR)
+        return f"no sign of life for {silent_s:.1f} s" if silent_s > limit_s else ""
+
+    def _counts(self, name: str) -> bool:
+        return name not in self._lost and name not in self._left
+
+    def _report(self, name: str, reason: str) -> None:
+        with self._lock:
+            self._lost[name] = reason
+        if self._on_lost is not None:
+            self._on_lost(name, reason)

@@ -1,0 +1,63 @@
+"""Messages to bytes and back: one version byte, then MessagePack.
+
+Used by `channel` and by whoever stores a message; a message is a msgspec Struct, and a Decoder is
+made for the union of those that one side of a boundary may receive. Knows no socket.
+Nothing is ever pickled. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from transport.errors import WireError
+
+VERSION = 1
+"""First byte of every message. Raised when an old decoder would misread a new message."""
+
+DEFAULT_MAX_BYTES = 8 * 2**20
+"""Largest message by default: a prompt of a million tokens takes 5 MB."""
+
+_encoder = msgspec.msgpack.Encoder()
+_PREFIX = bytes([VERSION])
+
+
+def encode(message: msgspec.Struct, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """The bytes of a message.
+
+    Raises WireError when it has more than max_bytes, or holds what MessagePack cannot.
+    """
+    try:
+        data = _PREFIX + _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"{type(message).__name__} cannot be encoded: {error}") from None
+    if len(data) > max_bytes:
+        raise WireError(f"{type(message).__name__} has {len(data)} bytes, the limit is {max_bytes}")
+    return data
+
+
+class Decoder:
+    """Decodes the messages of one boundary.
+
+    union       a msgspec Struct type, or a union of tagged ones: what may arrive
+    max_bytes   longer messages are refused before they are looked at
+    """
+
+    def __init__(self, union: Any, max_bytes: int = DEFAULT_MAX_BYTES):
+        self.max_bytes = max_bytes
+        self._decoder = msgspec.msgpack.Decoder(union)
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """The message in `data`. Raises WireError, whatever the bytes are."""
+        size = len(data)
+        if size > self.max_bytes:
+            raise WireError(f"message has {size} bytes, the limit is {self.max_bytes}")
+        if size < 2:
+            raise WireError(f"message has {size} bytes, too few for one")
+        if data[0] != VERSION:
+            raise WireError(f"message is of version {data[0]}, this side speaks {VERSION}")
+        try:
+            return self._decoder.decode(memoryview(data)[1:])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise WireError(f"message cannot be decoded: {error}") from None
