@@ -25,7 +25,8 @@ class ComputeRank:
 
     conductor      the spoke to the conductor's hub
     open_gateway   connects to a gateway's token endpoint
-    stopping       set by a Stop message, or from outside (a signal, a lost conductor)
+    must_stop      true when the conductor is gone
+    stop           the Stop message, once it has come
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class ComputeRank:
         self._open_gateway = open_gateway
         self._must_stop = must_stop
         self._gateways: dict[str, Spoke] = {}
-        self._stopped = False
+        self.stop: Stop | None = None
         self._reported_at = 0.0
         self._counters: dict[str, float] = {}
 
     @property
     def stopping(self) -> bool:
-        return self._stopped or self._must_stop()
+        return self.stop is not None or self._must_stop()
 
     # ------------------------------------------------------------------------------ neighbours
 
@@ -68,7 +69,7 @@ class ComputeRank:
         rest = []
         for message in self._conductor.receive(wait_s):
             if isinstance(message, Stop):
-                self._stopped = True
+                self.stop = message
             elif isinstance(message, GatewayAt):
                 if message.gateway not in self._gateways:
                     self._gateways[message.gateway] = self._open_gateway(message.endpoint)

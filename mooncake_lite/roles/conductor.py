@@ -18,7 +18,7 @@ from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.requests import RequestRecord
 from store.directory import Directory
 from store.errors import PoolFull
-from store.keys import PrefixChain, block_digest
+from store.keys import PrefixChain, block_digests
 from transport.channel import Hub
 
 LEASE_S = 3600.0
@@ -349,11 +349,10 @@ class ConductorRole:
         size = self.config.block_size
         record.extend(preempted.token_ids, preempted.answered)
         if record.submit.salt and self.config.enable_prefix_caching:
-            chain = PrefixChain(size, record.submit.salt, record.keys)
-            for start in range(len(record.keys) * size, len(record.token_ids) - size + 1, size):
-                tokens = record.token_ids[start : start + size]
-                record.keys.append(chain.append(tokens))
-                record.digests.append(block_digest(tokens))
+            last_key = record.keys[-1] if record.keys else None
+            tokens = record.token_ids[len(record.keys) * size :]
+            record.keys += PrefixChain(size, record.submit.salt, last_key=last_key).extend(tokens)
+            record.digests += block_digests(tokens, size)
         resumed = scheduler.RequestResumed(
             record.request_id, len(record.token_ids), tuple(record.keys), size, record.submit.max_tokens
         )

@@ -27,7 +27,6 @@ from mooncake_lite.messages import (
 from mooncake_lite.roles.compute_rank import ComputeRank
 from mooncake_lite.roles.kv_mover import LoadJob, moves
 from store.keys import PrefixChain, block_digest
-from store.layout import checksums
 from transport.engine import Batch
 
 IDLE_WAIT_S = 0.2
@@ -93,7 +92,9 @@ class DecodeRole:
 
     def _arrive(self, job: Decode) -> _Running:
         sequence = self.rank.new_sequence(job, job.token_ids, job.answered)
-        chain = PrefixChain(self.rank.engine.block_tokens, job.salt, job.keys) if job.salt else None
+        last_key = job.keys[-1] if job.keys else None
+        size = self.rank.engine.block_tokens
+        chain = PrefixChain(size, job.salt, last_key=last_key) if job.salt else None
         return _Running(job, sequence, chain)
 
     def _load(self) -> None:
@@ -200,7 +201,7 @@ class DecodeRole:
             assert request.chain is not None
             end = request.sequence.num_computed
             block_tokens = request.sequence.token_ids[end - size : end]
-            key = request.chain.append(block_tokens)
+            (key,) = request.chain.extend(block_tokens)
             if not self._free_slots:
                 self._dropped_puts += 1
                 continue
@@ -208,7 +209,7 @@ class DecodeRole:
             block = self.rank.staging.blocks[slot : slot + 1]
             self.rank.engine.store_blocks(request.sequence, end // size - 1, block)
             put.slots.append(slot)
-            put.sums.append(checksums(block[0], len(block[0])))
+            put.sums.append(self.rank.staging.layout.checksums(block))
             keys.append(key)
             digests.append(block_digest(block_tokens))
         if keys:

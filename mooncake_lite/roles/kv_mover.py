@@ -13,19 +13,11 @@ import numpy as np
 
 from mooncake_lite.engine import Engine, Sequence
 from mooncake_lite.messages import BlockRef, Span
-from store.layout import BlockLayout, checksums
+from store.layout import BlockLayout
 from transport.engine import Batch, Transfer, TransferEngine
 
 TRANSFER_LIMIT_S = 60.0
 """No batch of transfers takes longer on a working machine; after it the rank reports the failure."""
-
-MIN_STAGING_BLOCKS = 6
-"""Two halves of two blocks for loads and stores, two blocks for what decode gives back."""
-
-
-def staging_bytes(wanted: int, block_nbytes: int) -> int:
-    """Bytes of a compute rank's segment: what is wanted, but at least MIN_STAGING_BLOCKS blocks."""
-    return max(wanted, MIN_STAGING_BLOCKS * block_nbytes) // block_nbytes * block_nbytes
 
 
 class Staging:
@@ -36,6 +28,7 @@ class Staging:
     """
 
     def __init__(self, segment: np.ndarray, layout: BlockLayout, engine: Engine) -> None:
+        self.layout = layout
         itemsize = engine.model.dtype.itemsize
         kind = np.dtype(np.uint16 if itemsize == 2 else np.float32)
         count = len(segment) // layout.nbytes
@@ -133,7 +126,7 @@ def store_blocks(
         group = refs[start : start + size]
         blocks = staging.half(number)[: len(group)]
         engine.store_blocks(sequence, first + start, blocks)
-        sums += [checksums(block, len(block)) for block in blocks]
+        sums += [staging.layout.checksums(block) for block in blocks]
         if flying is not None:
             flying.wait(TRANSFER_LIMIT_S)
         flying = transfers.submit(moves("write", group, blocks))

@@ -1,0 +1,62 @@
+"""`mooncake-lite generate`: one prompt, one process, no MPI."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+
+import click
+
+from mooncake_lite.config import DEFAULT_MODEL
+from mooncake_lite.errors import ConfigError
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", "name", default=DEFAULT_MODEL, show_default=True, help="Name or model folder.")
+@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(1), help="Longest answer.")
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0, 2.0))
+@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0, min_open=True))
+@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 keeps all.")
+@click.option("--seed", default=None, type=int, help="The same seed gives the same answer.")
+@click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
+def generate(
+    prompt: str,
+    name: str,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int | None,
+    dtype: str,
+    device: str,
+    raw: bool,
+) -> None:
+    """Answer PROMPT in this process and print the answer as it comes."""
+    from mooncake_lite.engine.local import generate_tokens, use_threads
+    from mooncake_lite.messages import Sampling
+    from mooncake_lite.model import load_model, load_tokenizer, resolve_model
+
+    folder = resolve_model(name)
+    tokenizer = load_tokenizer(folder)
+    text = prompt if raw else tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    prompt_ids = tokenizer.encode(text)
+    if not prompt_ids:
+        raise ConfigError("the prompt is empty; give at least one token")
+    use_threads(len(os.sched_getaffinity(0)))
+    model = load_model(folder, dtype, device)
+    seed = secrets.randbits(63) if seed is None else seed
+    sampling = Sampling(temperature, top_p, top_k, seed)
+
+    detokenizer = tokenizer.detokenizer()
+    times = []
+    for token in generate_tokens(model, prompt_ids, sampling, max_tokens, frozenset(tokenizer.eos_ids)):
+        times.append(time.perf_counter())
+        click.echo(detokenizer.push(token), nl=False)
+    click.echo(detokenizer.flush())
+    if len(times) > 1:
+        rate = (len(times) - 1) / (times[-1] - times[0])
+        click.echo(f"[{len(prompt_ids)} prompt tokens, {len(times)} answered, {rate:.1f} tokens/s]", err=True)

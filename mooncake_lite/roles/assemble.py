@@ -1,0 +1,290 @@
+"""Builds a rank's role from its parts, runs it, and takes it apart again.
+
+Called by `rank.py` once signals and the run folder are in order; everything heavy (MPI, torch, Numba) is
+imported here. The order of the steps is the order in which ranks meet over MPI. See docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch.rank_process import forget_shared_memory
+from mooncake_lite.launch.threads import threads_for
+from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
+from mooncake_lite.roles.gateway_process import NAME as GATEWAY
+from mooncake_lite.roles.gateway_process import GatewayProcess
+from mooncake_lite.roles.rank import RankProcess
+from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
+from transport.address import my_address
+from transport.channel import Hub, Spoke
+from transport.curve import CurveKeys
+from transport.engine import TransferEngine
+from transport.membership import Heart, Monitor
+from transport.wire import Decoder
+from transport.world import World
+
+STOP_EXTRA_S = 1.0
+"""What the conductor waits beyond the grace for the last rank to report that it has flushed."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What rank 0 tells all others over MPI before any ZeroMQ connection exists.
+
+    control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)
+    curve            keys of control, of heart and of the gateway, as CurveKeys.to_bytes
+    """
+
+    control: list[str]
+    heart: list[str]
+    control_keys: bytes
+    heart_keys: bytes
+    gateway_keys: bytes
+
+
+def play(process: RankProcess) -> int:
+    """Start, serve, end. Returns the exit code; raises when the rank cannot go on."""
+    config = process.config
+    folder = resolve_model(config.model)
+    model_config = load_config(folder)
+    if process.place.rank == 0:
+        return _conduct(process, folder, model_config)
+    return _work(process, folder, model_config)
+
+
+def _address(config: ServeConfig, world: World) -> str:
+    """Where the other hosts reach this one; "" when there are none."""
+    return "" if world.one_node else config.control_host or my_address()
+
+
+# ----------------------------------------------------------------------------------- rank 0
+
+
+def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> int:
+    from mooncake_lite.roles.conductor import ConductorRole
+    from mooncake_lite.roles.members import Members
+    from store.directory import Directory
+
+    config = process.config
+    client = CurveKeys.generate()
+    keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
+    fingerprint = weights_fingerprint(folder, config.dtype)
+    max_len = context_length(config, model_config)
+    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, keys["gateway"])
+
+    world = World.start(config.profile)
+    host = _address(config, world)
+    tcp = [f"tcp://{host}:*"] if host else []
+    hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
+    names = {f"rank-{rank}": rank for rank in range(1, config.ranks)}
+    monitor = Monitor(
+        [process.run_dir.heart, *tcp], list(names), dead_s=config.dead_after_s, curve=keys["heart"],
+        first_s=config.start_timeout_s, on_lost=lambda name, reason: hub.wake(),
+    )  # fmt: skip
+    plan = Plan(
+        hub.endpoints, monitor.endpoints, *(keys[name].to_bytes() for name in ("control", "heart", "gateway"))
+    )
+    world.bcast_bytes(msgspec.msgpack.encode(plan))
+    for rank, pid in _pids(world):
+        monitor.watch_pid(f"rank-{rank}", pid)
+    transfers = TransferEngine(world, 0)
+    forget_shared_memory()
+
+    def must_stop() -> str | None:
+        for name, reason in monitor.lost().items():
+            return f"rank {names[name]} ({config.role_of(names[name])}) died: {reason}"
+        return gateway.lost()
+
+    layout = block_layout(config, model_config)
+    members = Members(config, world.node_of, host)
+    role = ConductorRole(config, hub, Directory(layout), members, must_stop)
+    process.ready()
+    stop = role.run()
+    _say_stop(config, hub, stop, monitor)
+    gateway.stop(0.5 if stop.lost else 2.0)
+    if stop.lost:
+        process.fail(stop.reason)
+    monitor.stop()
+    transfers.close()
+    hub.close()
+    return process.leave(stop, world.finish)
+
+
+def _pids(world: World) -> list[tuple[int, int]]:
+    """(rank, pid) of every other rank on this host."""
+    found = world.allgather_bytes(str(os.getpid()).encode())
+    mine = world.node_of[world.rank]
+    return [
+        (rank, int(pid))
+        for rank, pid in enumerate(found)
+        if rank != world.rank and world.node_of[rank] == mine
+    ]
+
+
+def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:
+    """Everybody flushes, then everybody leaves MPI together. Returns the blocks that could not be saved."""
+    ranks = {f"rank-{rank}" for rank in range(1, config.ranks)}
+    for peer in [*ranks, GATEWAY]:
+        hub.send(peer, stop)
+    waiting = set() if stop.lost else ranks
+    dropped = 0
+    deadline = time.monotonic() + stop.grace_s + STOP_EXTRA_S
+    while waiting and time.monotonic() < deadline:
+        for peer, message in hub.receive(deadline - time.monotonic()):
+            if isinstance(message, m.Stopped):
+                waiting.discard(peer)
+                dropped += message.dropped
+        waiting -= monitor.lost().keys()
+    for peer in ranks:
+        monitor.forget(peer)
+        hub.send(peer, m.Stop("leave", 0.0))
+    if dropped:
+        print(f"mooncake-lite: {dropped} blocks were not saved to the SSD tier in time", flush=True)
+    return dropped
+
+
+# ----------------------------------------------------------------------------------- other ranks
+
+
+class _Neighbours:
+    """A working rank's connections to the conductor, and its reasons to stop."""
+
+    def __init__(self, process: RankProcess, world: World) -> None:
+        self.config = process.config
+        self.number = world.rank
+        self.node = world.node_of[world.rank]
+        plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
+        _pids(world)
+        self._path = 0 if world.node_of[world.rank] == world.node_of[0] else -1
+        self._gateway_keys = CurveKeys.from_bytes(plan.gateway_keys)
+        self._name = f"rank-{world.rank}"
+        types = {"prefill": m.TO_PREFILL, "decode": m.TO_DECODE, "store": m.TO_STORE}
+        heart_keys = CurveKeys.from_bytes(plan.heart_keys)
+        self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys)
+        self.conductor = Spoke(
+            plan.control[self._path], self._name, Decoder(types[process.role]),
+            CurveKeys.from_bytes(plan.control_keys),
+        )  # fmt: skip
+
+    def open_gateway(self, endpoint: str) -> Spoke:
+        """A connection for tokens; nothing comes back over it."""
+        return Spoke(endpoint, self._name, Decoder(m.Stop), self._gateway_keys)
+
+    def conductor_is_gone(self) -> bool:
+        return self.heart.seconds_since_monitor() > self.config.dead_after_s
+
+    def wait_to_leave(self, stop: m.Stop, dropped: int) -> None:
+        """Report that this rank has flushed; return when all others have, or after the grace."""
+        self.conductor.send(m.Stopped(self.number, dropped))
+        deadline = time.monotonic() + stop.grace_s + 2 * STOP_EXTRA_S
+        while time.monotonic() < deadline and not self.conductor_is_gone():
+            if any(isinstance(msg, m.Stop) for msg in self.conductor.receive(0.2)):
+                return
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What every working rank has before its role exists."""
+
+    process: RankProcess
+    folder: Path
+    model_config: ModelConfig
+    neighbours: _Neighbours
+    transfers: TransferEngine
+
+
+def _work(process: RankProcess, folder: Path, model_config: ModelConfig) -> int:
+    config = process.config
+    world = World.start(config.profile)
+    neighbours = _Neighbours(process, world)
+    transfers = TransferEngine(world, segment_bytes(config, model_config, process.role))
+    forget_shared_memory()
+    start = _Start(process, folder, model_config, neighbours, transfers)
+    try:
+        part = _Store(start) if process.role == "store" else _Compute(start)
+        process.ready()
+        stop = part.run()
+    except Exception as error:
+        neighbours.conductor.send(m.RankError(world.rank, f"{type(error).__name__}: {error}"))
+        raise
+    if stop is None or stop.lost:
+        process.fail(f"stopped: {stop.reason if stop else 'the conductor is gone'}")
+    assert stop is not None
+    neighbours.wait_to_leave(stop, part.close(stop.grace_s))
+    neighbours.heart.stop()
+    transfers.close()
+    neighbours.conductor.close()
+    return process.leave(stop, world.finish)
+
+
+class _Store:
+    """What a store rank is made of."""
+
+    def __init__(self, start: _Start) -> None:
+        from mooncake_lite.roles.store import StoreRole
+        from mooncake_lite.roles.tier_folder import open_tier
+
+        config, near = start.process.config, start.neighbours
+        index = config.ranks_of("store").index(near.number)
+        fingerprint = weights_fingerprint(start.folder, config.dtype)
+        tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
+        self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
+        start.process.on_end = self._role.seal_now
+        self._role.announce()
+        segment = len(start.transfers.local)
+        near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment))
+
+    def run(self) -> m.Stop | None:
+        """Serve until told to stop; None when the conductor is gone."""
+        self._role.run()
+        return self._role.stop
+
+    def close(self, grace_s: float) -> int:
+        """Flush; the blocks that could not be saved in time."""
+        return self._role.close(grace_s)
+
+
+class _Compute:
+    """What a prefill or decode rank is made of."""
+
+    def __init__(self, start: _Start) -> None:
+        from mooncake_lite.engine import Engine
+        from mooncake_lite.engine.local import use_threads
+        from mooncake_lite.engine.warm import warm_up
+        from mooncake_lite.model import load_model
+        from mooncake_lite.roles.compute_rank import ComputeRank
+        from mooncake_lite.roles.decode import DecodeRole
+        from mooncake_lite.roles.kv_mover import Staging
+        from mooncake_lite.roles.prefill import PrefillRole
+
+        process, near = start.process, start.neighbours
+        config, role = process.config, process.role
+        use_threads(threads_for(config, len(os.sched_getaffinity(0)), role))
+        process.file.write("starting", "loading the model")
+        model = load_model(start.folder, config.dtype, config.device)
+        engine = Engine(model, num_pages(config, start.model_config), config.block_size)
+        process.file.write("starting", "compiling kernels")
+        warm_up(engine)
+        staging = Staging(start.transfers.local, block_layout(config, start.model_config), engine)
+        self._rank = ComputeRank(
+            near.number, role, config, engine, context_length(config, start.model_config), start.transfers,
+            staging, near.conductor, near.open_gateway, near.conductor_is_gone,
+        )  # fmt: skip
+        self._role = PrefillRole(self._rank) if role == "prefill" else DecodeRole(self._rank)
+        near.conductor.send(m.RankHello(near.number, role, near.node, engine.pages.num_pages))
+
+    def run(self) -> m.Stop | None:
+        """Serve until told to stop; None when the conductor is gone."""
+        self._role.run()
+        return self._rank.stop
+
+    def close(self, grace_s: float) -> int:
+        """Nothing of a compute rank outlives it."""
+        self._rank.close()
+        return 0

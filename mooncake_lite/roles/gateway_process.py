@@ -1,0 +1,70 @@
+"""The gateway as a child of rank 0: its settings file, its start, its end.
+
+The gateway is no MPI rank; it is started before MPI, so that it shares nothing with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch.child import start_child
+from mooncake_lite.launch.run_dir import RunDir
+from transport.curve import CurveKeys
+
+NAME = "gateway-0"
+
+
+class GatewayProcess:
+    """One running gateway. `curve`: keys of its own TCP endpoint, with the cluster's client pair."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        config: ServeConfig,
+        folder: Path,
+        fingerprint: bytes,
+        max_len: int,
+        curve: CurveKeys,
+    ) -> None:
+        settings = {
+            "config": config.to_dict(),
+            "model_folder": str(folder),
+            "served_id": config.served_model_name or folder.name,
+            "max_model_len": max_len,
+            "fingerprint": fingerprint.hex(),
+            "name": NAME,
+            "curve": {
+                "server_public": curve.server_public,
+                "server_secret": curve.server_secret,
+                "client_public": curve.client_public,
+            },
+            "parent_pid": os.getpid(),
+        }
+        path = run_dir.path / "gateway.json"
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(settings))
+        command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir.path)]
+        self._child = start_child(command, stdin=subprocess.DEVNULL)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def lost(self) -> str | None:
+        """Why the cluster cannot go on, when the gateway has ended by itself."""
+        code = self._child.poll()
+        return None if code is None else f"the gateway process ended with exit code {code}"
+
+    def stop(self, limit_s: float) -> None:
+        """Wait for its end; after limit_s make it end."""
+        try:
+            self._child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait(5.0)

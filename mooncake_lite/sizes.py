@@ -1,0 +1,70 @@
+"""Sizes that follow from a configuration and a model: blocks, pages, segments, the context.
+
+Used by preflight (before launch) and by every rank, so that both compute the same. Raises ConfigError with
+the fix when something cannot hold what it must.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.config import PAGE_TOKENS, ServeConfig
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.model import ModelConfig
+from store.layout import BlockLayout
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+MIN_STAGING_BLOCKS = 6
+"""Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""
+
+
+def block_layout(config: ServeConfig, model: ModelConfig) -> BlockLayout:
+    """Layout of one pool block."""
+    itemsize = ITEMSIZE[config.dtype]
+    return BlockLayout(model.num_layers, model.num_kv_heads, config.block_size, model.head_dim, itemsize)
+
+
+def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
+    """Bytes of one engine page, all layers, keys and values."""
+    return block_layout(config, model).nbytes * PAGE_TOKENS // config.block_size
+
+
+def num_pages(config: ServeConfig, model: ModelConfig) -> int:
+    """Pages of one prefill or decode rank's KV cache."""
+    return config.kv_cache_bytes // page_nbytes(config, model)
+
+
+def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes of a rank's segment: whole blocks."""
+    block = block_layout(config, model).nbytes
+    if role == "conductor":
+        return 0
+    if role == "store":
+        return config.pool_bytes // block * block
+    return max(config.staging_bytes // block, MIN_STAGING_BLOCKS) * block
+
+
+def context_length(config: ServeConfig, model: ModelConfig) -> int:
+    """Tokens of prompt and answer together.
+
+    Raises ConfigError when --max-model-len is beyond the model's context, or when the pool or a KV cache
+    cannot hold one such request.
+    """
+    length = config.max_model_len or model.max_position
+    if length > model.max_position:
+        raise ConfigError(f"max_model_len={length}, but the model's context is {model.max_position} tokens")
+    block = block_layout(config, model).nbytes
+    blocks = -(-length // config.block_size) + 1
+    if config.store * (config.pool_bytes // block) < blocks:
+        needed = -(-blocks // config.store) * block
+        raise ConfigError(
+            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {block} B, a "
+            f"request of {length} tokens needs {blocks}; raise pool_bytes to {needed} or lower max_model_len"
+        )
+    page = page_nbytes(config, model)
+    pages = -(-length // PAGE_TOKENS)
+    if config.kv_cache_bytes // page < pages:
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes} holds {config.kv_cache_bytes // page * PAGE_TOKENS} "
+            f"tokens, max_model_len is {length}; raise kv_cache_bytes to {pages * page} or lower max_model_len"
+        )
+    return length
