@@ -1,0 +1,276 @@
+"""The truth about the KVCache pool: which object lies where, who may read it, what goes when room runs out.
+
+One object for the whole cluster, called by the conductor for every request; later also by a stand-alone
+master and the simulator. Pure: time is an argument, there is no I/O, and it never sees a byte of KV.
+Explained in docs/lifecycle.md; the states of an object are drawn in `store.objects`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from heapq import heappush
+
+from store.errors import LayoutError, PoolFull, StoreError, WrongState
+from store.ledger import Event, Ledger, Owner
+from store.objects import Hit, ObjectState, PoolObject, Wanted
+from store.segment import Segment
+
+
+class Directory(Ledger):
+    """The directory of one pool: the verbs. Its books and their invariant are those of `Ledger`."""
+
+    # ------------------------------------------------------------------------------ segments
+
+    def add_segment(self, rank: int, nbytes: int, node: int, *, tier: bool = False) -> None:
+        """Rank lends nbytes of DRAM on this node; tier: it also has an SSD tier to write behind to.
+
+        Raises StoreError when the rank has a segment already.
+        """
+        if rank in self._segments:
+            raise StoreError(f"rank {rank} has a segment already")
+        self._segments[rank] = Segment(rank, nbytes, node, self._policy())
+        self._segments[rank].has_tier = tier
+
+    def remove_segment(self, rank: int) -> list[str]:
+        """Rank is gone, with its DRAM and its tier; returns the owners that lost an object or a lease.
+
+        Raises UnknownObject when the rank has no segment.
+        """
+        self._segment(rank)
+        lost = [obj for obj in self._objects.values() if obj.rank == rank]
+        owners = {obj.owner for obj in lost if obj.state is not ObjectState.VISIBLE}
+        for obj in lost:
+            owners.update(obj.lessees or ())
+            self._remove(obj)
+        self._saves = [obj for obj in self._saves if obj.rank != rank]
+        self._events += self._tier.remove_rank(rank)
+        del self._segments[rank]
+        return sorted(owners)
+
+    # --------------------------------------------------------------------- lookups and leases
+
+    def lookup(
+        self, keys: Sequence[int], digests: Sequence[int], now: float, *, touch: bool = True
+    ) -> list[Hit]:
+        """The longest leading run of blocks that can be read, from DRAM or else from a tier.
+
+        A key whose digest differs is a miss, and counted. touch False: neither recency nor counters
+        change. Blocks are touched last to first, so that a prefix outlives what hangs on it.
+        """
+        visible, tier = self._visible.get, self._tier.get
+        hits: list[Hit] = []
+        touched: list[PoolObject] = []
+        for key, digest in zip(keys, digests, strict=True):
+            obj = visible(key)
+            if obj is not None:
+                if obj.digest != digest:
+                    self.counters["digest_mismatches"] += touch
+                    break
+                hits.append(obj.hit)  # type: ignore[arg-type]
+                touched.append(obj)
+                continue
+            entry = tier(key)
+            if entry is None or entry[0] != digest:
+                self.counters["digest_mismatches"] += touch and entry is not None
+                break
+            hits.append(entry[1][0])
+        if touch:
+            self.counters["lookups"] += 1
+            self.counters["blocks_looked_up"] += len(keys)
+            self.counters["hits_dram"] += len(touched)
+            self.counters["hits_ssd"] += len(hits) - len(touched)
+            for obj in reversed(touched):
+                obj.last_use_s = now
+                self._segments[obj.rank].policy.on_access(obj.object_id, now)
+        return hits
+
+    def lease(self, owner: str, object_ids: Iterable[int], now: float, until: float) -> None:
+        """What is leased is not evicted until release(owner) or the time `until`.
+
+        All leases of one owner end together, at the latest `until` it was given; any state may be
+        leased, so that a block is safe from the moment it becomes visible.
+        Raises UnknownObject when one is gone; then none is added.
+        """
+        objects = [self.object(object_id) for object_id in object_ids]
+        if not objects:
+            return
+        record = self._owners.setdefault(owner, Owner())
+        if until > record.until:
+            record.until = until
+            heappush(self._expiries, (until, owner))
+        for obj in objects:
+            record.leased.add(obj.object_id)
+            if obj.lessees is None:
+                obj.lessees = set()
+            obj.lessees.add(owner)
+            self._segments[obj.rank].note_evictable(obj)
+
+    def release(self, owner: str, now: float) -> None:
+        """The owner is done: its leases end and its private objects are freed. Unknown owners are fine."""
+        self._drop_leases(owner)
+        self._free_objects(owner, ObjectState.PRIVATE)
+
+    # ---------------------------------------------------------------------------------- puts
+
+    def allocate(
+        self,
+        owner: str,
+        nbytes: int,
+        *,
+        now: float,
+        node: int | None = None,
+        rank: int | None = None,
+        key: int | None = None,
+        digest: int = 0,
+        cost_s: float = 0.0,
+        class_id: int = 0,
+    ) -> PoolObject:
+        """put_start of one object, evicting where necessary. See allocate_many."""
+        wanted = Wanted(nbytes, key, digest, cost_s, class_id)
+        return self.allocate_many(owner, [wanted], now=now, node=node, rank=rank)[0]
+
+    def allocate_many(
+        self,
+        owner: str,
+        wanted: Sequence[Wanted],
+        *,
+        now: float,
+        node: int | None = None,
+        rank: int | None = None,
+    ) -> list[PoolObject]:
+        """put_start of several objects, all or none: each WRITING, with an id of its own.
+
+        node   preferred; others serve when it is full.     rank   this rank's segment only
+
+        Room is taken where most is free, then by evicting where the coldest block is. Lease what the
+        same request is going to read before. Raises PoolFull (nothing is evicted when the sizes alone
+        rule it out), LayoutError, UnknownObject for a rank without a segment.
+        """
+        for item in wanted:
+            self._check_wanted(item)
+        segments = [self._segment(rank)] if rank is not None else list(self._segments.values())
+        self._check_room(wanted, segments, now)
+        made: list[PoolObject] = []
+        try:
+            for item in wanted:
+                made.append(self._put_start(owner, item, segments, node, now))
+        except PoolFull:
+            self.counters["pool_full"] += 1
+            for obj in made:
+                self._remove(obj)
+            raise
+        self.counters["puts"] += len(made)
+        return made
+
+    def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
+        """All writers have reported: publish the object under its key. True when it became visible.
+
+        Without a key, or when its key is visible already, it stays private to its owner until release.
+        checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
+        is not WRITING, LayoutError when a keyed object comes with another number of checksums.
+        """
+        obj = self.object(object_id)
+        if obj.state is not ObjectState.WRITING:
+            raise WrongState(object_id, obj.state.value, ObjectState.WRITING.value)
+        if obj.key is not None and len(checksums) != self.layout.layers:
+            raise LayoutError(f"{len(checksums)} checksums for a block of {self.layout.layers} layers")
+        obj.checksums = array("Q", checksums)
+        obj.last_use_s = now
+        self.counters["puts_ended"] += 1
+        if obj.key is None or obj.key in self._visible:
+            self.counters["puts_duplicate"] += obj.key is not None
+            self._segments[obj.rank].set_state(obj, ObjectState.PRIVATE)
+            return False
+        self._publish(obj, obj.key, now)
+        return True
+
+    def put_end_many(
+        self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float
+    ) -> list[bool]:
+        """put_end of one request's blocks, last to first: a prefix then outlives what hangs on it."""
+        pairs = list(zip(object_ids, checksums, strict=True))
+        return [self.put_end(object_id, sums, now) for object_id, sums in reversed(pairs)][::-1]
+
+    def put_revoke(self, object_id: int, *, writer_may_live: bool = False) -> None:
+        """Free an object that is WRITING or PRIVATE; its range is quarantined while a writer may live.
+
+        Raises UnknownObject, WrongState when it is visible or quarantined.
+        """
+        obj = self.object(object_id)
+        if obj.state not in (ObjectState.WRITING, ObjectState.PRIVATE):
+            raise WrongState(object_id, obj.state.value, "being written or private")
+        self._revoke(obj, writer_may_live)
+
+    def revoke_owner(self, owner: str, now: float, *, writer_may_live: bool = False) -> None:
+        """The owner failed: its leases end, its WRITING and PRIVATE objects are freed.
+
+        writer_may_live: a remote rank may still be writing. The ranges of WRITING objects are then
+        quarantined, given to nobody, until settle(owner). Unknown owners are fine.
+        """
+        self._drop_leases(owner)
+        record = self._owners.get(owner)
+        for object_id in list(record.objects) if record else ():
+            if self._objects[object_id].state is not ObjectState.QUARANTINED:
+                self._revoke(self._objects[object_id], writer_may_live)
+
+    def settle(self, owner: str) -> int:
+        """No writer of this owner lives any more: free what is quarantined; returns how many objects."""
+        return self._free_objects(owner, ObjectState.QUARANTINED)
+
+    # ---------------------------------------------------------------------------------- tier
+
+    def add_tier_blocks(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> None:
+        """What the tier of a store rank holds at the start (may come in pieces; empty is fine)."""
+        self._segment(rank).has_tier = True
+        self._events += self._tier.add(rank, keys, digests)
+
+    def take_saves(self) -> dict[int, list[PoolObject]]:
+        """Objects to write behind since the last call, per store rank, in the order of their put_end.
+
+        Each stays where it is until saved() or dropped() names its key.
+        """
+        taken, self._saves = self._saves, []
+        by_rank: dict[int, list[PoolObject]] = {}
+        for obj in taken:
+            by_rank.setdefault(obj.rank, []).append(obj)
+        return by_rank
+
+    def saved(self, rank: int, keys: Iterable[int]) -> None:
+        """Written to the open segment file of rank: the DRAM copy may be evicted. Unknown keys are fine."""
+        for key in keys:
+            obj = self._visible.get(key)
+            if obj is not None and obj.rank == rank and obj.unsaved:
+                self._segments[rank].set_unsaved(obj, False)
+                self.counters["saves"] += 1
+
+    def durable(self, rank: int, keys: Sequence[int]) -> None:
+        """In a sealed file of rank: from now on a hit there. Implies saved."""
+        self.saved(rank, keys)
+        self._events += self._tier.end_save(rank, keys, durable=True)
+
+    def dropped(self, rank: int, keys: Sequence[int]) -> None:
+        """Will not be in the tier (disk full, bad bytes, queue full); counted."""
+        for key in keys:
+            obj = self._visible.get(key)
+            if obj is not None and obj.rank == rank and obj.unsaved:
+                self._segments[rank].set_unsaved(obj, False)
+        self.counters["saves_dropped"] += len(keys)
+        self._tier.end_save(rank, keys, durable=False)
+
+    def tier_evicted(self, rank: int, keys: Iterable[int]) -> None:
+        """No longer in the tier of rank: its file was evicted."""
+        events = self._tier.remove(rank, keys)
+        self.counters["tier_evictions"] += len(events)
+        self._events += events
+
+    def drop_tier_block(self, rank: int, keys: Iterable[int]) -> None:
+        """The bytes in the tier of rank were bad: a miss from now on, and counted."""
+        events = self._tier.remove(rank, keys)
+        self.counters["tier_bad_blocks"] += len(events)
+        self._events += events
+
+    def drain_events(self) -> list[Event]:
+        """What was stored and removed since the last call, in order: feeds the scheduler's index."""
+        drained, self._events = self._events, []
+        return drained

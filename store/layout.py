@@ -1,0 +1,98 @@
+"""The shape of one KV block in the pool, and which bytes of it are which layer and which heads.
+
+Called by everyone who moves blocks or checks them. Knows arrays' sizes only, neither keys nor models.
+Explained in docs/lifecycle.md. One block is contiguous:
+
+    [layers, 2, kv_heads, block_tokens, head_dim]      2: keys, then values
+     `--- one layer is one range (layer_range)
+                `--- a run of heads is two ranges of that layer (head_ranges)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from xxhash import xxh3_64_intdigest
+
+from store.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Sizes of a block; `itemsize` is bytes of one value (4: float32, 2: bfloat16)."""
+
+    layers: int
+    kv_heads: int
+    block_tokens: int
+    head_dim: int
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "block_tokens", "head_dim", "itemsize"):
+            if getattr(self, name) < 1:
+                raise LayoutError(f"{name}={getattr(self, name)}: at least 1 is needed")
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """(layers, 2, kv_heads, block_tokens, head_dim)."""
+        return (self.layers, 2, self.kv_heads, self.block_tokens, self.head_dim)
+
+    @property
+    def token_nbytes(self) -> int:
+        """KV bytes of one token, all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.itemsize
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return 2 * self.kv_heads * self.block_tokens * self.head_dim * self.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.layers * self.layer_nbytes
+
+    def layer_range(self, layer: int) -> tuple[int, int]:
+        """(offset, nbytes) of a layer within the block. Raises LayoutError when there is no such layer."""
+        if not 0 <= layer < self.layers:
+            raise LayoutError(f"layer {layer} of a block of {self.layers}")
+        return layer * self.layer_nbytes, self.layer_nbytes
+
+    def head_ranges(self, layer: int, first: int, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(offset, nbytes) of the keys and of the values of heads first .. first+count-1 of a layer."""
+        if not (first >= 0 and count >= 1 and first + count <= self.kv_heads):
+            raise LayoutError(f"heads {first} .. {first + count - 1} of a block of {self.kv_heads}")
+        start, nbytes = self.layer_range(layer)
+        head = self.block_tokens * self.head_dim * self.itemsize
+        keys = start + first * head
+        return (keys, count * head), (keys + nbytes // 2, count * head)
+
+    def tail_layout(self, tokens: int, page_tokens: int = 1) -> BlockLayout:
+        """Layout of a partial block of `tokens` tokens, rounded up to whole pages; fewer than a block's."""
+        if not 0 < tokens < self.block_tokens:
+            raise LayoutError(f"a tail has from 1 to {self.block_tokens - 1} tokens, not {tokens}")
+        return replace(self, block_tokens=-(-tokens // page_tokens) * page_tokens)
+
+    def tail_nbytes(self, tokens: int, page_tokens: int = 1) -> int:
+        """Bytes of a partial block, rounded up to whole pages of page_tokens."""
+        return self.tail_layout(tokens, page_tokens).nbytes
+
+    def checksums(self, buffer: object) -> list[int]:
+        """XXH3-64 (seed 0) of each layer's range of a block.
+
+        buffer   C-contiguous, any item type, exactly nbytes bytes
+
+        Raises LayoutError when the size is another.
+        """
+        view = as_bytes(buffer, self.nbytes)
+        step = self.layer_nbytes
+        return [xxh3_64_intdigest(view[start : start + step]) for start in range(0, self.nbytes, step)]
+
+
+def as_bytes(buffer: object, nbytes: int) -> memoryview:
+    """A flat byte view of a buffer. Raises LayoutError when it has not exactly nbytes, or gaps."""
+    view = memoryview(buffer)  # type: ignore[arg-type]
+    if view.nbytes != nbytes or not view.c_contiguous:
+        contiguous = "contiguous" if view.c_contiguous else "with gaps"
+        raise LayoutError(f"a buffer of {view.nbytes} B, {contiguous}; {nbytes} B, contiguous, are needed")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

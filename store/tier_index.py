@@ -1,0 +1,109 @@
+"""Which blocks the store ranks' SSD tiers hold, and which are on their way there. Pure bookkeeping.
+
+Used by `store.directory` alone, fed by what store ranks report; knows no files.
+Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from store.objects import BlockRemoved, BlockStored, Hit
+
+
+class TierIndex:
+    """The tiers of all ranks.
+
+        _held    key -> (digest, hits): one Hit per rank whose tier has it, oldest first
+        _saving  rank -> key -> digest: handed to the rank's writer, not durable yet
+        counts   rank -> number of keys in its tier
+
+    Invariant: hits are never empty; counts agree with them.
+    """
+
+    def __init__(self, block_nbytes: int):
+        self.block_nbytes = block_nbytes
+        self.counts: dict[int, int] = {}
+        self._held: dict[int, tuple[int, tuple[Hit, ...]]] = {}
+        self._saving: dict[int, dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        """Distinct keys held."""
+        return len(self._held)
+
+    @property
+    def get(self) -> Callable[[int], tuple[int, tuple[Hit, ...]] | None]:
+        """key -> (digest, hits) or None. The dictionary's own method: called per block of every lookup."""
+        return self._held.get
+
+    def holds(self, rank: int, key: int) -> bool:
+        """Whether the tier of rank has it, or is about to."""
+        if key in self._saving.get(rank, ()):
+            return True
+        entry = self._held.get(key)
+        return entry is not None and any(hit.rank == rank for hit in entry[1])
+
+    def add(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> list[BlockStored]:
+        """These are in the tier of rank. A key held elsewhere with another digest is left out."""
+        events = []
+        self.counts.setdefault(rank, 0)
+        for key, digest in zip(keys, digests, strict=True):
+            known, hits = self._held.get(key, (digest, ()))
+            if known != digest or any(hit.rank == rank for hit in hits):
+                continue
+            self._held[key] = (digest, (*hits, Hit(key, "ssd", None, rank, 0, self.block_nbytes)))
+            self.counts[rank] += 1
+            events.append(BlockStored(key, rank, "ssd"))
+        return events
+
+    def remove(self, rank: int, keys: Iterable[int]) -> list[BlockRemoved]:
+        """These are no longer in the tier of rank; unknown ones are passed over."""
+        events = []
+        for key in keys:
+            digest, hits = self._held.get(key, (0, ()))
+            left = tuple(hit for hit in hits if hit.rank != rank)
+            if len(left) == len(hits):
+                continue
+            if left:
+                self._held[key] = (digest, left)
+            else:
+                del self._held[key]
+            self.counts[rank] -= 1
+            events.append(BlockRemoved(key, rank, "ssd"))
+        return events
+
+    def remove_rank(self, rank: int) -> list[BlockRemoved]:
+        """The tier of rank has gone, and what was on its way there."""
+        self._saving.pop(rank, None)
+        keys = [key for key, (_, hits) in self._held.items() if any(hit.rank == rank for hit in hits)]
+        events = self.remove(rank, keys)
+        self.counts.pop(rank, None)
+        return events
+
+    def start_save(self, rank: int, key: int, digest: int) -> None:
+        """The block is handed to the rank's writer."""
+        self._saving.setdefault(rank, {})[key] = digest
+
+    def end_save(self, rank: int, keys: Iterable[int], *, durable: bool) -> list[BlockStored]:
+        """Sealed in a file, or dropped on the way. Keys that were not on their way are passed over."""
+        saving = self._saving.get(rank, {})
+        found = [(key, saving.pop(key)) for key in keys if key in saving]
+        if not durable:
+            return []
+        return self.add(rank, [key for key, _ in found], [digest for _, digest in found])
+
+    @property
+    def saving(self) -> int:
+        """Blocks on their way to a tier."""
+        return sum(map(len, self._saving.values()))
+
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        counts = dict.fromkeys(self.counts, 0)
+        for key, (_, hits) in self._held.items():
+            assert hits
+            assert len({hit.rank for hit in hits}) == len(hits), f"key {key:x} twice in one tier"
+            for hit in hits:
+                assert hit.key == key
+                counts[hit.rank] += 1
+        assert counts == self.counts
