@@ -183,6 +183,7 @@ class RankHello(Message, frozen=True):
 
     pages           KV pages this rank's engine has (0 for a store rank)
     segment_bytes   DRAM that a store rank gives to the pool (0 for the others)
+    tier            a store rank with an SSD tier; it says in TierIndex what that holds
     """
 
     rank: int
@@ -190,6 +191,7 @@ class RankHello(Message, frozen=True):
     node: int
     pages: int = 0
     segment_bytes: int = 0
+    tier: bool = False
 
 
 class GatewayAt(Message, frozen=True):

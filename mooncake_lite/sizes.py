@@ -20,7 +20,7 @@ MIN_STAGING_BLOCKS = 6
 def block_layout(config: ServeConfig, model: ModelConfig) -> BlockLayout:
     """Layout of one pool block."""
     itemsize = ITEMSIZE[config.dtype]
-    return BlockLayout(model.num_layers, model.num_kv_heads, config.block_size, model.head_dim, itemsize)
+    return BlockLayout(model.layers, model.kv_heads, config.block_size, model.head_dim, itemsize)
 
 
 def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:

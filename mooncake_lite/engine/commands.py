@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from typing import Literal
 
 import click
 
@@ -31,7 +32,7 @@ def generate(
     top_p: float,
     top_k: int,
     seed: int | None,
-    dtype: str,
+    dtype: Literal["float32", "bfloat16"],
     device: str,
     raw: bool,
 ) -> None:
@@ -55,7 +56,7 @@ def generate(
     times = []
     for token in generate_tokens(model, prompt_ids, sampling, max_tokens, frozenset(tokenizer.eos_ids)):
         times.append(time.perf_counter())
-        click.echo(detokenizer.push(token), nl=False)
+        click.echo(detokenizer.push([token]), nl=False)
     click.echo(detokenizer.flush())
     if len(times) > 1:
         rate = (len(times) - 1) / (times[-1] - times[0])

@@ -34,7 +34,7 @@ class Engine:
     def block_shape(self) -> tuple[int, ...]:
         """Shape of one pool block: (layers, 2, kv_heads, block_tokens, head_dim)."""
         config = self.model.config
-        return (config.num_layers, 2, config.num_kv_heads, self.block_tokens, config.head_dim)
+        return (config.layers, 2, config.kv_heads, self.block_tokens, config.head_dim)
 
     # ------------------------------------------------------------------------------ computing
 

@@ -62,14 +62,14 @@ def pages_for(num_tokens: int) -> int:
 
 def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one page in all layers, keys and values."""
-    return config.num_layers * 2 * config.num_kv_heads * PAGE_TOKENS * config.head_dim * dtype.itemsize
+    return config.layers * 2 * config.kv_heads * PAGE_TOKENS * config.head_dim * dtype.itemsize
 
 
-def new_caches(config: ModelConfig, num_pages: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+def new_caches(config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """KV pages of all layers, one array: (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim).
 
     Left uninitialised: the system gives memory to a page when it is first written, and no kernel reads
     a slot before that.
     """
-    shape = (config.num_layers, 2, num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
+    shape = (config.layers, 2, num_pages, config.kv_heads, PAGE_TOKENS, config.head_dim)
     return torch.empty(shape, dtype=dtype, device=device)

@@ -236,9 +236,9 @@ class _Store:
         tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
         self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
         start.process.on_end = self._role.seal_now
-        self._role.announce()
         segment = len(start.transfers.local)
-        near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment))
+        near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment, tier is not None))
+        self._role.announce()
 
     def run(self) -> m.Stop | None:
         """Serve until told to stop; None when the conductor is gone."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Literal
 
 from mooncake_lite.messages import Metric, RankStats
 
@@ -44,7 +46,7 @@ class ClusterMetrics:
         self._ranks[stats.rank] = stats.metrics
 
     def samples(
-        self, gauges: dict[str, int], pool: dict[str, float], channel: dict[str, int]
+        self, gauges: Mapping[str, float], pool: Mapping[str, float], channel: Mapping[str, float]
     ) -> list[Metric]:
         """Every sample of the cluster, for MetricsReply."""
         found = [
@@ -53,7 +55,7 @@ class ClusterMetrics:
         ]
         found += [Metric(name, "gauge", HELP.get(name, name), {}, value) for name, value in gauges.items()]
         for name, value in pool.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
+            kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
             found.append(Metric(f"pool_{name}", kind, f"KVCache pool: {name.replace('_', ' ')}", {}, value))
         for name, value in channel.items():
             found.append(

@@ -7,8 +7,10 @@ holds what it knows of one request. Explained in docs/lifecycle.md.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from typing import Any, Literal
 
 import scheduler
 from mooncake_lite import messages as m
@@ -19,6 +21,7 @@ from mooncake_lite.roles.requests import RequestRecord
 from store.directory import Directory
 from store.errors import PoolFull
 from store.keys import PrefixChain, block_digests
+from store.objects import BlockStored, PoolObject, Wanted
 from transport.channel import Hub
 
 LEASE_S = 3600.0
@@ -56,7 +59,7 @@ class ConductorRole:
         self._grants: dict[int, str] = {}
         self._blocked = False
         self.stop: m.Stop | None = None
-        self._handlers: dict[type, Callable[[str, m.Message], None]] = {
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
             m.GatewayHello: self._on_gateway_hello,
             m.RankHello: self._on_rank_hello,
             m.TierIndex: self._on_tier_index,
@@ -82,8 +85,11 @@ class ConductorRole:
         """Serve until somebody asks to stop, or a rank is lost; returns the Stop that ended it."""
         while self.stop is None:
             for peer, message in self.hub.receive(TICK_S):
-                self._handlers[type(message)](peer, message)
+                handler = self._handlers.get(type(message))
+                if handler is not None:  # Stopped means something only after Stop
+                    handler(peer, message)
             self._dispatch()
+            self.directory.expire(time.monotonic())
             reason = self._must_stop()
             if reason is not None and self.stop is None:
                 self.stop = m.Stop(reason, 0.0, lost=True)
@@ -103,7 +109,7 @@ class ConductorRole:
         joined = scheduler.RankJoined(hello.rank, hello.role, hello.node, slots)
         self.policy.on(joined, time.monotonic())
         if hello.role == "store":
-            self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node)
+            self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node, tier=hello.tier)
         self._introduce()
 
     def _introduce(self) -> None:
@@ -117,6 +123,9 @@ class ConductorRole:
     def _on_tier_index(self, peer: str, index: m.TierIndex) -> None:
         self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
         self._feed_policy()
+        if index.last:
+            self.members.add_index(index.rank)
+            self._introduce()
 
     def _on_rank_error(self, peer: str, error: m.RankError) -> None:
         role = self.config.role_of(error.rank)
@@ -190,56 +199,55 @@ class ConductorRole:
     def _start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> None:
         """Lease what is reused, make room for what will be written. Raises PoolFull."""
         record.begin(placement, now)
-        size, owner = self.config.block_size, record.request_id
         hits = self.directory.lookup(record.keys, record.digests, now)
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
-        self.directory.lease(owner, in_dram, now, now + LEASE_S)
-        promoted: dict[int, list[tuple[int, m.BlockRef]]] = {}
+        self.directory.lease(record.request_id, in_dram, now, now + LEASE_S)
+        on_ssd: dict[int, list[int]] = {}
         for index, hit in enumerate(hits):
-            if hit.object_id is not None:
-                record.load.append(m.BlockRef(hit.object_id, hit.rank, hit.offset, hit.nbytes))
-                continue
-            place = self.directory.allocate(
-                owner, self.directory.layout.nbytes, now=now, rank=hit.rank, key=hit.key,
-                digest=record.digests[index],
-            )  # fmt: skip
-            ref = m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes)
-            record.load.append(ref)
-            promoted.setdefault(hit.rank, []).append((index, ref))
-        record.count_cached(size, {index for group in promoted.values() for index, _ in group})
+            if hit.object_id is None:
+                on_ssd.setdefault(hit.rank, []).append(index)
+        record.load = [m.BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
+        for rank, indices in on_ssd.items():
+            wanted = [self._wanted(record, index) for index in indices]
+            places = self.directory.allocate_many(record.request_id, wanted, now=now, rank=rank)
+            for index, place in zip(indices, places):
+                record.load[index] = _ref(place)
         self._make_room(record, now)
-        if promoted:
-            self._promote(record, promoted)
+        record.count_cached(self.config.block_size, {i for indices in on_ssd.values() for i in indices})
+        if on_ssd:
+            self._promote(record, on_ssd)
         else:
             self._send_prefill(record)
 
     def _make_room(self, record: RequestRecord, now: float) -> None:
         """Places for the KV that prefill will write: full blocks, then the tail. Raises PoolFull."""
-        size, node = self.config.block_size, self.members.node_of(record.prefill)
-        nbytes = self.directory.layout.nbytes
-        for index in range(len(record.load), len(record.token_ids) // size):
-            key = record.keys[index] if record.keys else None
-            digest = record.digests[index] if record.keys else 0
-            place = self.directory.allocate(
-                record.request_id, nbytes, now=now, node=node, key=key, digest=digest
-            )
-            record.store.append(m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes))
-        if len(record.token_ids) % size:
-            place = self.directory.allocate(record.request_id, nbytes, now=now, node=node)
-            record.tail = m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes)
+        full = len(record.token_ids) // self.config.block_size
+        wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
+        has_tail = len(record.token_ids) % self.config.block_size > 0
+        if has_tail:
+            wanted.append(Wanted(self.directory.layout.nbytes))
+        node = self.members.node_of(record.prefill)
+        places = self.directory.allocate_many(record.request_id, wanted, now=now, node=node)
+        record.store = [_ref(place) for place in places]
+        record.tail = record.store.pop() if has_tail else None
 
-    def _promote(self, record: RequestRecord, promoted: dict[int, list[tuple[int, m.BlockRef]]]) -> None:
+    def _wanted(self, record: RequestRecord, index: int) -> Wanted:
+        """A full block of a request, under its key unless reuse is off."""
+        nbytes = self.directory.layout.nbytes
+        return Wanted(nbytes, record.keys[index], record.digests[index]) if record.keys else Wanted(nbytes)
+
+    def _promote(self, record: RequestRecord, on_ssd: dict[int, list[int]]) -> None:
         """Ask store ranks to read blocks from SSD into the DRAM just allocated."""
         record.stage = "promoting"
-        for rank, group in promoted.items():
+        for rank, indices in on_ssd.items():
             number = self._next_load
             self._next_load += 1
             self._loads[number] = record
-            record.awaiting[number] = [ref for _, ref in group]
-            keys = [record.keys[index] for index, _ in group]
-            digests = [record.digests[index] for index, _ in group]
-            message = m.LoadBlocks(number, keys, digests, [ref for _, ref in group])
-            self.hub.send(f"rank-{rank}", message)
+            refs = [record.load[index] for index in indices]
+            record.awaiting[number] = refs
+            keys = [record.keys[index] for index in indices]
+            digests = [record.digests[index] for index in indices]
+            self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
 
     def _on_blocks_loaded(self, peer: str, loaded: m.BlocksLoaded) -> None:
         record = self._loads.pop(loaded.number)
@@ -249,8 +257,8 @@ class ConductorRole:
             if ok:
                 self.directory.put_end(ref.object_id, sums, now)
             else:
-                self.directory.put_revoke(ref.object_id, now)
-                self.directory.drop_tier_block(ref.rank, record.key_of(ref))
+                self.directory.put_revoke(ref.object_id)
+                self.directory.drop_tier_block(ref.rank, [record.key_of(ref)])
                 record.bad_blocks += 1
         nbytes = sum(ref.nbytes for ref, ok in zip(refs, loaded.ok) if ok)
         record.spans.append(m.Span("promote", ref.rank, loaded.seconds, nbytes, len(refs)))
@@ -297,19 +305,14 @@ class ConductorRole:
 
     def _publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
         """Written objects become visible, and those that their store rank may keep are written behind."""
-        saves: dict[int, m.SaveBlocks] = {}
-        for object_id, sums in zip(object_ids, checksums):
-            if not self.directory.put_end(object_id, sums, now):
-                continue
-            place = self.directory.object(object_id)
-            if not self.directory.wants_save(object_id):
-                continue
-            save = saves.setdefault(place.rank, m.SaveBlocks([], [], [], []))
-            save.refs.append(m.BlockRef(object_id, place.rank, place.offset, place.nbytes))
-            save.keys.append(place.key or 0)
-            save.digests.append(place.digest)
-            save.checksums.append(sums)
-        for rank, save in saves.items():
+        self.directory.put_end_many(object_ids, checksums, now)
+        for rank, places in self.directory.take_saves().items():
+            save = m.SaveBlocks(
+                [_ref(place) for place in places],
+                [place.key or 0 for place in places],
+                [place.digest for place in places],
+                [list(place.checksums) for place in places],
+            )
             self.hub.send(f"rank-{rank}", save)
         self._feed_policy()
 
@@ -364,22 +367,19 @@ class ConductorRole:
     def _on_put_wanted(self, peer: str, wanted: m.PutWanted) -> None:
         """Places for blocks that became full while decoding; a full pool or a known key means no place."""
         now = time.monotonic()
+        node = self.members.node_of(wanted.rank)
         places: list[m.BlockRef | None] = []
         for index, (key, digest) in enumerate(zip(wanted.keys, wanted.digests)):
             owner = f"put/{wanted.rank}/{wanted.number}/{index}"
-            if self.directory.has(key):
-                places.append(None)
+            places.append(None)
+            if self.directory.lookup([key], [digest], now, touch=False):
                 continue
-            try:
+            with contextlib.suppress(PoolFull):
                 place = self.directory.allocate(
-                    owner, self.directory.layout.nbytes, now=now, node=self.members.node_of(wanted.rank),
-                    key=key, digest=digest,
-                )  # fmt: skip
-            except PoolFull:
-                places.append(None)
-                continue
-            self._grants[place.object_id] = owner
-            places.append(m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes))
+                    owner, self.directory.layout.nbytes, now=now, node=node, key=key, digest=digest
+                )
+                self._grants[place.object_id] = owner
+                places[-1] = _ref(place)
         self.hub.send(peer, m.PutGranted(wanted.number, places))
         self._feed_policy()
 
@@ -394,13 +394,12 @@ class ConductorRole:
     # ------------------------------------------------------------------------------ the SSD tier
 
     def _on_blocks_saved(self, peer: str, saved: m.BlocksSaved) -> None:
-        now = time.monotonic()
         if saved.state == "written":
-            self.directory.saved(saved.keys, now)
+            self.directory.saved(saved.rank, saved.keys)
         elif saved.state == "durable":
-            self.directory.durable(saved.rank, saved.keys, now)
+            self.directory.durable(saved.rank, saved.keys)
         else:
-            self.directory.dropped(saved.keys, now)
+            self.directory.dropped(saved.rank, saved.keys)
         self._blocked = False
         self._feed_policy()
 
@@ -412,8 +411,9 @@ class ConductorRole:
         """The scheduler's index lives on the directory's events alone."""
         now = time.monotonic()
         for event in self.directory.drain_events():
-            kind = scheduler.BlockStored if event.kind == "stored" else scheduler.BlockRemoved
-            self.policy.on(kind(event.key, event.rank, event.tier), now)
+            kind = scheduler.BlockStored if isinstance(event, BlockStored) else scheduler.BlockRemoved
+            tier: Literal["dram", "ssd"] = "dram" if event.tier == "dram" else "ssd"
+            self.policy.on(kind(event.key, event.rank, tier), now)
 
     # ------------------------------------------------------------------------------ metrics
 
@@ -422,8 +422,17 @@ class ConductorRole:
             "num_requests_waiting": self.policy.num_waiting,
             "num_requests_running": self.policy.num_running,
         }
-        samples = self.metrics.samples(gauges, self.directory.stats(), self.hub.counters.as_dict())
+        samples = self.metrics.samples(gauges, self._pool_stats(), self.hub.counters.as_dict())
         self.hub.send(peer, m.MetricsReply(request.number, samples))
+
+    def _pool_stats(self) -> dict[str, int]:
+        counted = self.directory.counters
+        return {f"{n}_total" if n in counted else n: v for n, v in self.directory.stats().items()}
 
     def _on_rank_stats(self, peer: str, stats: m.RankStats) -> None:
         self.metrics.from_rank(stats)
+
+
+def _ref(place: PoolObject) -> m.BlockRef:
+    """How messages name a pool object."""
+    return m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes)

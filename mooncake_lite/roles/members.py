@@ -20,6 +20,7 @@ class Members:
         self.control_host = control_host
         self.ranks: dict[int, RankHello] = {}
         self.gateways: dict[str, GatewayHello] = {}
+        self._indexed: set[int] = set()
         self._introduced: set[tuple[int, str]] = set()
 
     @property
@@ -35,21 +36,28 @@ class Members:
     def add_gateway(self, hello: GatewayHello) -> None:
         self.gateways[hello.gateway] = hello
 
+    def add_index(self, rank: int) -> None:
+        """A store rank has told all that its tier holds."""
+        self._indexed.add(rank)
+
+    def _is_ready(self, rank: int) -> bool:
+        hello = self.ranks.get(rank)
+        return hello is not None and (not hello.tier or rank in self._indexed)
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._config.ranks) if not self._is_ready(rank)]
+
     def _usable(self, hello: GatewayHello) -> bool:
         return len(hello.token_endpoints) > (1 if self.spans_hosts else 0)
 
     @property
     def ready(self) -> bool:
         """Every rank has loaded, compiled and registered, and a gateway can be reached by all of them."""
-        return len(self.ranks) == self._config.ranks - 1 and any(map(self._usable, self.gateways.values()))
+        return not self._missing() and any(map(self._usable, self.gateways.values()))
 
     def status(self) -> ClusterStatus:
         """What gateways are told; names the ranks that are still missing."""
-        missing = [
-            f"{rank} ({self._config.role_of(rank)})"
-            for rank in range(1, self._config.ranks)
-            if rank not in self.ranks
-        ]
+        missing = [f"{rank} ({self._config.role_of(rank)})" for rank in self._missing()]
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
         return ClusterStatus(self.ready, detail)
 

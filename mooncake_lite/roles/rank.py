@@ -115,7 +115,7 @@ def run(config: ServeConfig) -> int:
 
 
 def _open_run_dir() -> RunDir:
-    """The launcher's folder; under a user's own mpirun one named after the job, the same for all its ranks."""
+    """The launcher's folder; under a user's own mpirun one that all ranks name after the job."""
     given = os.environ.get(ENVIRONMENT)
     if given:
         return RunDir.join(given)

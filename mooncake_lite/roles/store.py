@@ -78,11 +78,11 @@ class StoreRole:
         )
 
     def announce(self) -> None:
-        """Tell the conductor what the tier holds, before RankHello."""
+        """Tell the conductor what the tier holds, after RankHello."""
         if self._tier is None:
             return
         entries = self._tier.entries()
-        for start in range(0, len(entries), INDEX_CHUNK):
+        for start in range(0, max(1, len(entries)), INDEX_CHUNK):
             chunk = entries[start : start + INDEX_CHUNK]
             keys, digests = [key for key, _ in chunk], [digest for _, digest in chunk]
             self._conductor.send(TierIndex(self.number, keys, digests, start + INDEX_CHUNK >= len(entries)))
