@@ -1,0 +1,267 @@
+"""The sizes of a model, read from the config.json of its folder.
+
+Used by everything that needs a shape; it knows no tensors. What this project cannot compute is
+refused here, before a weight is read: the message names what was found and what is supported.
+Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mooncake_lite.errors import ModelError
+
+DType = Literal["float32", "bfloat16"]
+ITEMSIZE: dict[str, int] = {"float32": 4, "bfloat16": 2}
+
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""model_type -> the one architecture of it that is a plain decoder-only language model."""
+
+_DEFAULT_THETA = 10000.0
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+"""What the families mean when config.json leaves the field out; Llama means one per query head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Llama3Scaling:
+    """How Llama 3.1 stretches rotary wavelengths beyond the context that it was pretrained on.
+
+    Wavelengths above original_positions / low_freq_factor are multiplied by factor, those below
+    original_positions / high_freq_factor stay, the ones between are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """All sizes of one model.
+
+    heads, kv_heads   query heads and key/value heads of a layer; heads is a multiple of kv_heads
+    max_position      longest context, prompt and answer together, in tokens
+    eos_ids           token ids that end an answer, ascending; empty when the folder names none
+    qk_norm           queries and keys are RMS-normalised per head before the rotation (Qwen3)
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    max_position: int
+    tie_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    eos_ids: tuple[int, ...]
+
+    def kv_bytes_per_token(self, dtype: DType) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * ITEMSIZE[dtype]
+
+    def kv_identity(self) -> str:
+        """Every setting that changes the values of KV, as one line of JSON; equal in every process."""
+        scaling = self.rope_scaling
+        return json.dumps(
+            {
+                "family": self.family,
+                "hidden_size": self.hidden_size,
+                "intermediate_size": self.intermediate_size,
+                "layers": self.layers,
+                "heads": self.heads,
+                "kv_heads": self.kv_heads,
+                "head_dim": self.head_dim,
+                "norm_eps": self.norm_eps,
+                "rope_theta": self.rope_theta,
+                "rope_scaling": None
+                if scaling is None
+                else [
+                    scaling.factor,
+                    scaling.low_freq_factor,
+                    scaling.high_freq_factor,
+                    scaling.original_positions,
+                ],
+            }
+        )
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """The sizes of the model in `folder` (config.json, and generation_config.json for the end tokens).
+
+    Raises ModelError when the folder has no valid config.json, or the model is of a kind that is
+    not supported: another family, a sliding window, quantised weights, another rotary scaling.
+    """
+    path = folder / "config.json"
+    raw = read_json(path)
+    family = _family(raw, path)
+    _refuse_unsupported(raw, family, path)
+    fields = _Fields(raw, path)
+    hidden = fields.size("hidden_size")
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", _DEFAULT_KV_HEADS.get(family, heads))
+    head_dim = fields.size("head_dim", 128 if family == "qwen3" else max(hidden // heads, 1))
+    if heads % kv_heads:
+        raise ModelError(f"{path}: {heads} query heads are not a multiple of {kv_heads} key/value heads")
+    if head_dim % 2:
+        raise ModelError(f"{path}: head_dim={head_dim} is odd; the rotary embedding needs pairs")
+    theta, scaling = _rope(raw, fields, path)
+    attention_bias = family in ("llama", "qwen3") and bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        family=family,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        layers=fields.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_position=fields.size("max_position_embeddings"),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=family == "qwen2" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        eos_ids=_eos_ids(folder, raw),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises ModelError when it is missing or is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}; a Hugging Face model folder is needed") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(data).__name__}")
+    return data
+
+
+class _Fields:
+    """Typed access to the fields of config.json; every complaint names the file and the field."""
+
+    def __init__(self, raw: dict[str, Any], path: Path):
+        self.raw = raw
+        self.path = path
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1; `default` (where there is one) when absent or null."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"{self.path} lacks {name}")
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{self.path}: {name}={value!r} must be a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number; `default` (where there is one) when absent or null."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"{self.path} lacks {name}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ModelError(f"{self.path}: {name}={value!r} must be a number above 0")
+        return float(value)
+
+
+def _family(raw: dict[str, Any], path: Path) -> str:
+    """The model_type, checked with the architecture: a classifier of the family is not a language model."""
+    family = raw.get("model_type")
+    supported = ", ".join(FAMILIES)
+    if family not in FAMILIES:
+        raise ModelError(f"{path}: model_type {family!r} is not supported; supported are {supported}")
+    named = raw.get("architectures") or [FAMILIES[family]]
+    if FAMILIES[family] not in named:
+        raise ModelError(
+            f"{path}: architecture {named!r} is not supported; of {family} it is {FAMILIES[family]}"
+        )
+    return family
+
+
+def _refuse_unsupported(raw: dict[str, Any], family: str, path: Path) -> None:
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
+        raise ModelError(
+            f"{path}: weights quantised by {method!r} are not supported; use float32 or bfloat16 ones"
+        )
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r} is not supported; supported is silu")
+    if family == "mistral":
+        window = raw.get("sliding_window", 4096)  # the family's own default when the field is left out
+    else:
+        window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window") else None
+    if window is not None or "sliding_attention" in (raw.get("layer_types") or ()):
+        raise ModelError(
+            f"{path}: a sliding window of {window} tokens is configured; supported is full attention only "
+            "(sliding_window null, or use_sliding_window false)"
+        )
+
+
+def _rope(raw: dict[str, Any], fields: _Fields, path: Path) -> tuple[float, Llama3Scaling | None]:
+    """The base of the rotary embedding and its scaling, as transformers 4 or 5 wrote them.
+
+    4: rope_theta, rope_scaling {type or rope_type, ...}.   5: rope_parameters {rope_type, rope_theta, ...}.
+    """
+    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope_fields = _Fields(rope, path)
+    theta = rope_fields.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise ModelError(
+            f"{path}: rotary scaling {kind!r} is not supported; supported are default and llama3"
+        )
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"{path}: a partial_rotary_factor is not supported; supported is 1.0")
+    if kind == "default":
+        return theta, None
+    original = rope.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
+    scaling = Llama3Scaling(
+        factor=rope_fields.number("factor"),
+        low_freq_factor=rope_fields.number("low_freq_factor"),
+        high_freq_factor=rope_fields.number("high_freq_factor"),
+        original_positions=_Fields({"original_max_position_embeddings": original}, path).size(
+            "original_max_position_embeddings"
+        ),
+    )
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        raise ModelError(f"{path}: high_freq_factor must be above low_freq_factor")
+    return theta, scaling
+
+
+def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+    """The end tokens: generation_config.json has the last word, config.json the first."""
+    path = folder / "generation_config.json"
+    named = raw.get("eos_token_id")
+    if path.exists():
+        named = read_json(path).get("eos_token_id", named)
+    if named is None:
+        return ()
+    ids = named if isinstance(named, list) else [named]
+    if not all(type(item) is int and item >= 0 for item in ids):
+        raise ModelError(f"{folder}: eos_token_id={named!r} must be a token id or a list of them")
+    return tuple(sorted(set(ids)))

@@ -1,0 +1,199 @@
+"""Makes a Hugging Face folder out of a GGUF file of a Llama model.
+
+Used by resolve.py, for the default model. It knows the GGUF format (through `gguf`) and what GGUF changes
+of a Llama model, and no network and no cache. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.safetensors_writer import write_float32
+
+_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Name in a GGUF block -> name in a Hugging Face layer."""
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_NORMAL, _CONTROL = 1, 3  # kinds of token in tokenizer.ggml.token_type
+
+
+def convert(gguf_path: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Write config.json, generation_config.json, model.safetensors (float32) and the tokenizer's files.
+
+    progress(done, total) counts bytes of weights. Peak memory is the file's own pages and a few times
+    its largest tensor. Raises ModelError when the file is not a Llama GGUF of the kind this project reads.
+    """
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(gguf_path)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ModelError(f"{gguf_path} is not a readable GGUF file: {error}") from None
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    try:
+        config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+        _write_json(folder / "config.json", config)
+        _write_json(folder / "generation_config.json", _generation_config(fields))
+        _write_tokenizer(fields, folder)
+        _write_weights(reader, config, folder / "model.safetensors", progress)
+    except KeyError as error:
+        raise ModelError(f"{gguf_path} lacks {error.args[0]}") from None
+
+
+def _config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
+    architecture = fields["general.architecture"]
+    if architecture != "llama":
+        raise ModelError(f"GGUF architecture {architecture!r} is not supported; supported is llama")
+    heads = fields["llama.attention.head_count"]
+    theta = _shortest(fields["llama.rope.freq_base"])
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "hidden_size": fields["llama.embedding_length"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
+        "head_dim": fields.get("llama.rope.dimension_count", fields["llama.embedding_length"] // heads),
+        "hidden_act": "silu",
+        "max_position_embeddings": fields["llama.context_length"],
+        "rms_norm_eps": _shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
+        "rope_theta": theta,  # transformers 4 reads this one, 5 the next
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied,
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "torch_dtype": "float32",
+    }
+
+
+def _shortest(value: float) -> float:
+    """9.999999747378752e-06, which is a float32, back to the 1e-05 that its author wrote."""
+    return float(str(np.float32(value)))
+
+
+def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
+    """An answer ends with the end of a turn or the end of a text, whichever the model writes."""
+    ends = [fields["tokenizer.ggml.eos_token_id"]]
+    tokens = fields["tokenizer.ggml.tokens"]
+    if "<|endoftext|>" in tokens[:256] and (end := tokens.index("<|endoftext|>")) not in ends:
+        ends.append(end)
+    return {
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": ends,
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
+    """Rebuild the BPE tokenizer from its tokens and merges; the file names the pre-tokenizer it was trained with.
+
+    smollm: every digit stands alone, then the bytes are split as GPT-2 did.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    kind = fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]
+    if kind != ("gpt2", "smollm"):
+        raise ModelError(f"GGUF tokenizer {kind} is not supported; supported is ('gpt2', 'smollm')")
+    if fields.get("tokenizer.ggml.add_bos_token"):
+        raise ModelError("a GGUF tokenizer that adds a BOS token is not supported")
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    kinds: list[int] = fields["tokenizer.ggml.token_type"]
+    if set(kinds) - {_NORMAL, _CONTROL}:
+        raise ModelError(f"GGUF token types {sorted(set(kinds))} are not supported; supported are 1 and 3")
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, kinds) if kind == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special = {
+        f"{ours}_token": fields.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()
+    }
+    settings: dict[str, Any] = {name: tokens[i] for name, i in special.items() if i is not None}
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
+        "model_max_length": fields["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": fields["tokenizer.chat_template"],
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_weights(
+    reader: Any, config: dict[str, Any], path: Path, progress: Callable[[int, int], None]
+) -> None:
+    """Dequantise tensor by tensor, in the order of the file."""
+    shapes = {_name(tensor.name): tuple(int(n) for n in reversed(tensor.shape)) for tensor in reader.tensors}
+    total = sum(4 * int(np.prod(shape)) for shape in shapes.values())
+    done = 0
+
+    def written(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    write_float32(path, shapes, _tensors(reader, config), written)
+
+
+def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    import gguf
+
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        if tensor.name.endswith("attn_q.weight"):
+            values = _unpermuted(values, config["num_attention_heads"])
+        elif tensor.name.endswith("attn_k.weight"):
+            values = _unpermuted(values, config["num_key_value_heads"])
+        yield _name(tensor.name), values
+
+
+def _unpermuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF interleaves the two halves of each head's rows for Llama models; put them side by side again.
+
+    weight (heads * head_dim, hidden): GGUF row h, (0a 0b 1a 1b ...) -> (0a 1a ... 0b 1b ...)
+    """
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _name(gguf_name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. Raises ModelError for an unknown tensor."""
+    if gguf_name in _OUTER:
+        return _OUTER[gguf_name]
+    parts = gguf_name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _TENSORS and parts[3] == "weight":
+        return f"model.layers.{parts[1]}.{_TENSORS[parts[2]]}.weight"
+    raise ModelError(f"GGUF tensor {gguf_name!r} is not part of a Llama model that is supported")
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

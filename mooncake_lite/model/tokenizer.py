@@ -1,0 +1,203 @@
+"""Text to token ids and back, and messages to text, by the files of a model folder.
+
+Used by the gateway, the engine's callers and the command line; needs no torch. No code of a model
+folder is ever run: the tokenizer is data, the template runs in a sandbox. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mooncake_lite.errors import ModelError, RequestError
+from mooncake_lite.model.chat_template import ChatTemplate
+from mooncake_lite.model.config import load_config, read_json
+
+REPLACEMENT = "\ufffd"
+"""What decoders put where bytes are not (yet) a character."""
+
+
+class Tokenizer:
+    """The tokenizer of one model. Use `load_tokenizer`.
+
+    eos_ids     token ids that end an answer, ascending
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, eos_ids: tuple[int, ...], template: ChatTemplate | None):
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._template = template
+        self.eos_ids = eos_ids
+        self._byte_ids = _fallback_byte_ids(inner)
+        self._special_ids = frozenset(
+            token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that text can turn into; a model's embedding may have more rows."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. add_special_tokens adds what the model wants around a plain text (BOS);
+        False for the text of a chat template, which has brought it along."""
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids that the tokenizer does not know are left out."""
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...].
+
+        Encode it with add_special_tokens=False. Raises RequestError when the model has no template or
+        the template refuses the messages.
+        """
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh Detokenizer for one answer."""
+        return Detokenizer(self, skip_special_tokens=skip_special_tokens)
+
+    def is_fallback_byte(self, token_id: int) -> bool:
+        """True for the tokens <0x00> .. <0xFF> of vocabularies that spell rare characters in them."""
+        return token_id in self._byte_ids
+
+    def is_special(self, token_id: int) -> bool:
+        """True for control tokens, which decode leaves out unless told otherwise."""
+        return token_id in self._special_ids
+
+
+class Detokenizer:
+    """Turns one answer into text as its tokens come, never showing part of a character.
+
+    Invariant: the texts returned by all pushes and the flush, joined, are decode(all ids).
+
+        ids     ... | a b c | d e            a..c: kept as context, because how a token is written may
+                    ^       ^                depend on the one before (a leading blank); d, e: not shown yet
+                 context   shown
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that these tokens complete; "" while a character is not whole."""
+        return "".join([self._push(token_id) for token_id in ids])
+
+    def flush(self) -> str:
+        """The rest, with U+FFFD for what never became a character. The Detokenizer is then empty."""
+        text = self._text()
+        self._ids, self._shown = [], 0
+        return text
+
+    def _push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        if self._tokenizer.is_fallback_byte(token_id):
+            return ""  # a run of such bytes is decoded as a whole, and the next one may change it
+        if self._skip and self._tokenizer.is_special(token_id):
+            return ""  # adds nothing, and does not end such a run either
+        text = self._text()
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        del self._ids[: self._shown]
+        self._shown = len(self._ids)
+        return text
+
+    def _text(self) -> str:
+        """What is known but not shown."""
+        decode = self._tokenizer.decode
+        known = decode(self._ids, skip_special_tokens=self._skip)
+        shown = decode(self._ids[: self._shown], skip_special_tokens=self._skip)
+        return known[len(shown) :]
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer and chat template of a model folder.
+
+    Raises ModelError when there is no tokenizer.json, or one of the files is damaged.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; save it with a fast tokenizer (transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+        )
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    return Tokenizer(inner, load_config(folder).eos_ids, _load_template(folder))
+
+
+def _load_template(folder: Path) -> ChatTemplate | None:
+    config_path = folder / "tokenizer_config.json"
+    settings = read_json(config_path) if config_path.is_file() else {}
+    source = settings.get("chat_template")
+    origin = config_path
+    jinja_path = folder / "chat_template.jinja"
+    if jinja_path.is_file():
+        origin = jinja_path
+        try:
+            source = jinja_path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{jinja_path} cannot be read: {error}") from None
+    if isinstance(source, list):  # several by name
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ModelError(f"{origin}: chat_template must be a text, not {type(source).__name__}")
+    return ChatTemplate(source, _special_tokens(folder, settings), str(origin))
+
+
+def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, ... by name; a token is written as a text or as {"content": text}."""
+    extra = folder / "special_tokens_map.json"
+    found: dict[str, str] = {}
+    for source in (read_json(extra) if extra.is_file() else {}, settings):
+        for name in (
+            "bos_token",
+            "eos_token",
+            "unk_token",
+            "pad_token",
+            "sep_token",
+            "cls_token",
+            "mask_token",
+        ):
+            value = source.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                found[name] = value
+    return found
+
+
+def _fallback_byte_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids of <0x00> .. <0xFF> where the decoder reads them as bytes, else none."""
+    decoder = json.loads(inner.to_str()).get("decoder") or {}
+    steps = decoder.get("decoders", [decoder])
+    if not any(step.get("type") == "ByteFallback" for step in steps):
+        return frozenset()
+    ids = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token_id for token_id in ids if token_id is not None)
