@@ -21,7 +21,11 @@ def main() -> None:
     if os.getppid() != parent:  # it died before the kernel knew that we want to hear of it
         os._exit(143)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own dispositions are not for the program
+    for number in (
+        signal.SIGINT,
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python's own dispositions are not for the program
         signal.signal(number, signal.SIG_DFL)
     if announce != "-":
         os.environ[announce] = str(os.getpid())
