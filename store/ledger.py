@@ -294,6 +294,11 @@ class Ledger:
             gauges[f"{state.name.lower()}_bytes"] = sum(segment.state_bytes[state] for segment in segments)
         return self.counters | gauges
 
+    def places(self) -> set[tuple[int, int, str]]:
+        """Every (key, rank, tier) that can be read, for comparison with the scheduler's index."""
+        dram = {(key, obj.rank, "dram") for key, obj in self._visible.items()}
+        return dram | self._tier.places()
+
     def check(self) -> None:
         """Assert every invariant (tests): ranges disjoint, accounts exact, indexes equal to the objects."""
         self._tier.check()

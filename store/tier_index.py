@@ -36,6 +36,10 @@ class TierIndex:
         """key -> (digest, hits) or None. The dictionary's own method: called per block of every lookup."""
         return self._held.get
 
+    def places(self) -> set[tuple[int, int, str]]:
+        """Every (key, rank, "ssd") held."""
+        return {(key, hit.rank, hit.tier) for key, (_, hits) in self._held.items() for hit in hits}
+
     def holds(self, rank: int, key: int) -> bool:
         """Whether the tier of rank has it, or is about to."""
         if key in self._saving.get(rank, ()):

@@ -84,16 +84,20 @@ class ConductorRole:
     def run(self) -> m.Stop:
         """Serve until somebody asks to stop, or a rank is lost; returns the Stop that ended it."""
         while self.stop is None:
-            for peer, message in self.hub.receive(TICK_S):
-                handler = self._handlers.get(type(message))
-                if handler is not None:  # Stopped means something only after Stop
-                    handler(peer, message)
-            self._dispatch()
-            self.directory.expire(time.monotonic())
+            self.step(self.hub.receive(TICK_S))
             reason = self._must_stop()
             if reason is not None and self.stop is None:
                 self.stop = m.Stop(reason, 0.0, lost=True)
         return self.stop
+
+    def step(self, received: list[tuple[str, m.Message]]) -> None:
+        """Apply messages in their order, then start what may start now."""
+        for peer, message in received:
+            handler = self._handlers.get(type(message))
+            if handler is not None:  # Stopped means something only after Stop
+                handler(peer, message)
+        self.directory.expire(time.monotonic())
+        self._dispatch()
 
     # ------------------------------------------------------------------------------ membership
 
@@ -230,6 +234,8 @@ class ConductorRole:
         places = self.directory.allocate_many(record.request_id, wanted, now=now, node=node)
         record.store = [_ref(place) for place in places]
         record.tail = record.store.pop() if has_tail else None
+        mine = [ref.object_id for ref in record.load + record.store]
+        self.directory.lease(record.request_id, mine, now, now + LEASE_S)  # until decode has read them
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """A full block of a request, under its key unless reuse is off."""

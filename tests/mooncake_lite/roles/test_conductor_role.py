@@ -1,0 +1,358 @@
+"""The conductor role as a conversation: messages in, messages out, books that balance. No sockets."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.roles.conductor import ConductorRole
+from mooncake_lite.roles.members import Members
+from store.directory import Directory
+from store.keys import block_digests, prefix_keys
+from store.layout import BlockLayout
+
+pytestmark = pytest.mark.quick
+
+BLOCK = 64
+LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
+SUMS = [11, 12]
+
+
+class Counters:
+    def as_dict(self) -> dict[str, int]:
+        return {"messages_sent": 1}
+
+
+class FakeHub:
+    """Keeps what was sent; every message must survive its own encoding."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, m.Message]] = []
+        self.counters = Counters()
+
+    def send(self, peer: str, message: m.Message) -> bool:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+        self.sent.append((peer, message))
+        return True
+
+
+class Cluster:
+    """Rank 1 prefills, rank 2 decodes, rank 3 stores; a pool of `blocks` blocks."""
+
+    def __init__(self, blocks: int = 32, tier: tuple[int, ...] = (), **options: object) -> None:
+        config = ServeConfig(block_size=BLOCK, **options)  # type: ignore[arg-type]
+        self.hub = FakeHub()
+        self.directory = Directory(LAYOUT)
+        members = Members(config, [0, 0, 0, 0], "")
+        self.role = ConductorRole(config, self.hub, self.directory, members, lambda: None)  # type: ignore[arg-type]
+        nbytes = blocks * LAYOUT.nbytes
+        digests = [self.digest_of[key] for key in tier]
+        self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))
+        self.tell("rank-3", m.RankHello(3, "store", 0, 0, nbytes, True))
+        self.tell("rank-3", m.TierIndex(3, list(tier), digests, True))
+        self.tell("rank-1", m.RankHello(1, "prefill", 0, 64))
+        self.tell("rank-2", m.RankHello(2, "decode", 0, 64))
+        self.hub.sent.clear()
+
+    digest_of: dict[int, int] = {}  # noqa: RUF012
+
+    def tell(self, peer: str, message: m.Message) -> list[m.Message]:
+        """Deliver one message; what was sent because of it. The books are checked every time."""
+        before = len(self.hub.sent)
+        self.role.step([(peer, message)])
+        self.role.policy.check()
+        self.directory.check()
+        places = {(e, r, t) for e, r, t in self.role.policy.index.places()}
+        assert places == set(self.directory.places()), "the scheduler's index and the directory differ"
+        return [sent for _, sent in self.hub.sent[before:]]
+
+    def submit(self, name: str, tokens: list[int], salt: bytes = b"model") -> list[m.Message]:
+        keys = prefix_keys(tokens, BLOCK, salt)
+        digests = block_digests(tokens, BLOCK)
+        if not salt:
+            keys = digests = []
+        self.digest_of.update(zip(keys, digests))
+        sampling = m.Sampling(0.0)
+        message = m.Submit(name, "gateway-0", tokens, keys, digests, salt, sampling, 16, [0])
+        return self.tell("gateway-0", message)
+
+    def prefill_done(self, job: m.Prefill, finish: str | None = None) -> list[m.Message]:
+        done = m.PrefillDone(job.request_id, 7, finish, [SUMS] * len(job.store), [], 0.1)
+        return self.tell("rank-1", done)
+
+    def serve(self, name: str, tokens: list[int], salt: bytes = b"model") -> m.Prefill:
+        """A request from its arrival to its end; returns what the prefill rank was told."""
+        (job,) = self.submit(name, tokens, salt)
+        assert isinstance(job, m.Prefill)
+        self.prefill_done(job)
+        self.tell("rank-2", m.DecodeLoaded(name, []))
+        self.tell("rank-2", m.DecodeDone(name, "finished", 3))
+        return job
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of objects that are neither visible nor free: 0 when nothing is under way."""
+        stats = self.directory.stats()
+        return stats["writing_bytes"] + stats["private_bytes"] + stats["quarantined_bytes"]
+
+
+def test_a_cold_request_stores_its_full_blocks_and_a_tail() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), len(job.store), job.tail is not None) == (0, 2, True)
+    assert job.cached_tokens == {"dram": 0, "ssd": 0}
+
+
+def test_after_prefill_the_blocks_are_saved_and_the_decode_rank_gets_all_of_them() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    save, decode = cluster.prefill_done(job)  # type: ignore[arg-type]
+    assert isinstance(save, m.SaveBlocks)
+    assert sorted(ref.offset for ref in save.refs) == sorted(ref.offset for ref in job.store)
+    assert save.checksums == [SUMS, SUMS]
+    assert isinstance(decode, m.Decode)
+    assert decode.token_ids == [*range(150), 7]
+    assert decode.blocks == job.store
+    assert decode.tail == job.tail
+
+
+def test_when_decode_has_loaded_the_tail_is_freed_and_nothing_is_leased() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    cluster.prefill_done(job)  # type: ignore[arg-type]
+    assert cluster.idle_bytes == LAYOUT.nbytes
+    cluster.tell("rank-2", m.DecodeLoaded("a", []))
+    assert cluster.idle_bytes == 0
+    assert cluster.directory.stats()["owners"] == 0
+
+
+def test_the_second_request_reuses_the_first_ones_blocks() -> None:
+    cluster = Cluster()
+    first = cluster.serve("a", list(range(150)))
+    (job,) = cluster.submit("b", [*range(150), 1, 2, 3])
+    assert isinstance(job, m.Prefill)
+    assert job.load == first.store
+    assert job.cached_tokens == {"dram": 128, "ssd": 0}
+
+
+def test_of_a_full_hit_the_last_token_does_not_count_as_cached() -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(128)))
+    (job,) = cluster.submit("b", list(range(128)))
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), job.store, job.tail) == (2, [], None)
+    assert job.cached_tokens == {"dram": 127, "ssd": 0}
+
+
+def test_another_salt_shares_nothing() -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(150)))
+    (job,) = cluster.submit("b", list(range(150)), salt=b"model+tenant")
+    assert isinstance(job, m.Prefill)
+    assert job.load == []
+
+
+def test_with_reuse_off_blocks_are_private_and_gone_at_the_end() -> None:
+    cluster = Cluster(enable_prefix_caching=False)
+    (job,) = cluster.submit("a", list(range(150)), salt=b"")
+    assert isinstance(job, m.Prefill)
+    sent = cluster.prefill_done(job)
+    assert [type(message) for message in sent] == [m.Decode]
+    assert sent[0].salt == b""  # type: ignore[attr-defined]
+    cluster.tell("rank-2", m.DecodeLoaded("a", []))
+    assert cluster.directory.stats()["objects"] == 0
+
+
+def test_two_requests_with_the_same_new_prefix_leave_one_copy() -> None:
+    cluster = Cluster(prefill=1, max_num_seqs=4)
+    (first,) = cluster.submit("a", list(range(128)))
+    cluster.submit("b", list(range(128)))
+    sent = cluster.prefill_done(first)  # type: ignore[arg-type]
+    second = next(message for message in sent if isinstance(message, m.Prefill))
+    assert second.load == first.store  # type: ignore[attr-defined]
+    assert cluster.directory.stats()["keys_dram"] == 2
+
+
+def test_a_request_that_ends_with_its_first_token_never_reaches_decode() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    sent = cluster.prefill_done(job, finish="length")  # type: ignore[arg-type]
+    assert not any(isinstance(message, m.Decode) for message in sent)
+    assert cluster.idle_bytes == 0
+    assert cluster.role.records == {}
+
+
+def test_blocks_on_ssd_are_read_into_dram_before_prefill_starts() -> None:
+    tokens = list(range(150))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(tier=tuple(keys))
+    (ask,) = cluster.submit("a", tokens)
+    assert isinstance(ask, m.LoadBlocks)
+    assert ask.keys == keys
+    (job,) = cluster.tell("rank-3", m.BlocksLoaded(ask.number, [True, True], [SUMS, SUMS], 0.01))
+    assert isinstance(job, m.Prefill)
+    assert job.load == ask.refs
+    assert job.cached_tokens == {"dram": 0, "ssd": 128}
+    assert "promote" in [span.stage for span in job.spans]
+
+
+def test_a_bad_block_on_ssd_is_a_miss_and_what_stands_before_it_is_still_used() -> None:
+    tokens = list(range(200))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(tier=tuple(keys))
+    (ask,) = cluster.submit("a", tokens)
+    assert isinstance(ask, m.LoadBlocks)
+    answer = m.BlocksLoaded(ask.number, [True, False, True], [SUMS, [], SUMS], 0.01)
+    (job,) = cluster.tell("rank-3", answer)
+    assert isinstance(job, m.Prefill)
+    assert len(job.load) == 1
+    assert len(job.store) == 2
+    assert cluster.directory.counters["tier_bad_blocks"] == 1
+
+
+def test_what_was_saved_can_be_evicted_from_dram_and_comes_back_from_ssd() -> None:
+    cluster = Cluster(blocks=4)
+    tokens = list(range(128))
+    cluster.serve("a", tokens)
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    cluster.tell("rank-3", m.BlocksSaved(3, keys, "written"))
+    cluster.tell("rank-3", m.BlocksSaved(3, keys, "durable"))
+    other = cluster.serve("b", list(range(1000, 1000 + 250)))
+    assert len(other.store) == 3
+    (ask,) = cluster.submit("c", tokens)
+    assert isinstance(ask, m.LoadBlocks)
+
+
+def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
+    cluster = Cluster(blocks=4)
+    (first,) = cluster.submit("a", list(range(150)))
+    assert cluster.submit("b", list(range(1000, 1150))) == []
+    sent = cluster.prefill_done(first)  # type: ignore[arg-type]
+    assert not any(isinstance(message, m.Prefill) for message in sent)
+    (save,) = [message for message in sent if isinstance(message, m.SaveBlocks)]
+    cluster.tell("rank-3", m.BlocksSaved(3, save.keys, "written"))
+    sent = cluster.tell("rank-2", m.DecodeLoaded("a", []))
+    assert [type(message) for message in sent] == [m.Prefill]
+
+
+def test_the_queue_is_bounded() -> None:
+    cluster = Cluster(max_queue=1)
+    cluster.submit("a", list(range(100)))
+    cluster.submit("b", list(range(100)))
+    (refused,) = cluster.submit("c", list(range(100)))
+    assert isinstance(refused, m.Rejected)
+    assert refused.retry_after_s >= 1
+
+
+def test_a_cancelled_request_leaves_nothing_whatever_its_stage() -> None:
+    for stage in ("waiting", "prefill", "decode"):
+        cluster = Cluster()
+        if stage == "waiting":
+            cluster.submit("first", list(range(500, 600)))
+        sent = cluster.submit("a", list(range(150)))
+        if stage == "decode":
+            cluster.prefill_done(sent[0])  # type: ignore[arg-type]
+        told = cluster.tell("gateway-0", m.Cancel("a"))
+        if stage == "prefill":
+            assert told == [m.Cancel("a")]
+            cluster.tell("rank-1", m.PrefillFailed("a", "cancelled"))
+        elif stage == "decode":
+            assert told == [m.Cancel("a")]
+            cluster.tell("rank-2", m.DecodeDone("a", "cancelled", 1))
+        assert "a" not in cluster.role.records
+        assert cluster.idle_bytes == (2 * LAYOUT.nbytes if stage == "waiting" else 0)
+
+
+def test_a_request_cancelled_while_its_blocks_come_from_ssd_ends_when_they_are_there() -> None:
+    tokens = list(range(150))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(tier=tuple(keys))
+    (ask,) = cluster.submit("a", tokens)
+    cluster.tell("gateway-0", m.Cancel("a"))
+    cluster.tell("rank-3", m.BlocksLoaded(ask.number, [True, True], [SUMS, SUMS], 0.01))  # type: ignore[attr-defined]
+    assert cluster.role.records == {}
+    assert cluster.idle_bytes == 0
+    assert cluster.directory.stats()["keys_dram"] == 2
+
+
+def test_a_prefill_that_was_cancelled_too_late_does_not_go_to_decode() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    cluster.tell("gateway-0", m.Cancel("a"))
+    sent = cluster.prefill_done(job)  # type: ignore[arg-type]
+    assert not any(isinstance(message, m.Decode) for message in sent)
+    assert cluster.role.records == {}
+
+
+def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_blocks() -> None:
+    cluster = Cluster()
+    (job,) = cluster.submit("a", list(range(150)))
+    cluster.prefill_done(job)  # type: ignore[arg-type]
+    cluster.tell("rank-2", m.DecodeLoaded("a", []))
+    (again,) = cluster.tell("rank-2", m.Preempted("a", [*range(150), *range(50)], 50))
+    assert isinstance(again, m.Prefill)
+    assert again.load == job.store  # type: ignore[attr-defined]
+    assert (len(again.store), again.answered) == (1, 50)
+    sent = cluster.prefill_done(again)
+    decode = next(message for message in sent if isinstance(message, m.Decode))
+    assert decode.answered == 51
+    assert decode.keys == prefix_keys([*range(150), *range(50)], BLOCK, b"model")
+
+
+def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(128)))
+    turn = [*range(128), *range(500, 564), 1, 2]
+    keys, digests = prefix_keys(turn, BLOCK, b"model"), block_digests(turn, BLOCK)
+    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[2]], [digests[2]]))
+    assert isinstance(granted, m.PutGranted)
+    assert granted.places[0] is not None
+    cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
+    (job,) = cluster.submit("b", turn)
+    assert isinstance(job, m.Prefill)
+    assert job.cached_tokens["dram"] == 192
+
+
+def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(128)))
+    keys, digests = prefix_keys(range(128), BLOCK, b"model"), block_digests(range(128), BLOCK)
+    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, keys, digests))
+    assert granted == m.PutGranted(1, [None, None])
+
+
+def test_a_rank_that_reports_an_error_ends_the_cluster_and_is_named() -> None:
+    cluster = Cluster()
+    cluster.tell("rank-2", m.RankError(2, "out of paper"))
+    assert cluster.role.stop is not None
+    assert cluster.role.stop.reason == "rank 2 (decode) failed: out of paper"
+
+
+def test_before_everybody_is_there_requests_are_refused_and_the_missing_are_named() -> None:
+    config = ServeConfig()
+    hub = FakeHub()
+    members = Members(config, [0, 0, 0, 0], "")
+    role = ConductorRole(config, hub, Directory(LAYOUT), members, lambda: None)  # type: ignore[arg-type]
+    role.step([("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))])
+    (status,) = [sent for _, sent in hub.sent]
+    assert status == m.ClusterStatus(False, "waiting for rank 1 (prefill), 2 (decode), 3 (store)")
+
+
+def test_the_metrics_tell_of_decisions_hits_and_the_pool() -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(128)))
+    cluster.serve("b", list(range(128)))
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(5))
+    assert isinstance(reply, m.MetricsReply)
+    found = {(metric.name, metric.labels.get("tier")): metric for metric in reply.metrics}
+    assert found["schedule_decision_seconds", None].value == 2
+    assert found["schedule_decision_seconds", None].buckets[-1][1] == 2
+    assert found["prefix_cache_hits_total", "dram"].value == 127
+    assert found["prefix_cache_queries_total", None].value == 256
+    assert found["pool_keys_dram", None].value == 2
