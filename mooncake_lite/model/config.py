@@ -207,7 +207,7 @@ def _refuse_unsupported(raw: dict[str, Any], family: str, path: Path) -> None:
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise ModelError(
-            f"{path}: weights quantised by {method!r} are not supported; use float32 or bfloat16 ones"
+            f"{path}: weights quantised by {method!r} are not supported; use float32 or bfloat16"
         )
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r} is not supported; supported is silu")

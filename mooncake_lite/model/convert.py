@@ -110,9 +110,10 @@ def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
-    """Rebuild the BPE tokenizer from its tokens and merges; the file names the pre-tokenizer it was trained with.
+    """Rebuild the BPE tokenizer from its tokens and merges.
 
-    smollm: every digit stands alone, then the bytes are split as GPT-2 did.
+    The file names the pre-tokenizer it was trained with. smollm: every digit
+    stands alone, then the bytes are split as GPT-2 did.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -186,7 +187,7 @@ def _unpermuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _name(gguf_name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. Raises ModelError for an unknown tensor."""
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. Raises ModelError for an unknown one."""
     if gguf_name in _OUTER:
         return _OUTER[gguf_name]
     parts = gguf_name.split(".")

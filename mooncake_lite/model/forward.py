@@ -74,9 +74,9 @@ class Model:
         """Compute n new tokens, write their KV into the caches, return logits.
 
             token_ids, positions  (n,) int64
-            caches                (layers, 2, pages, kv_heads, page_size, head_dim), the model's dtype; index 0 of
-                                  the second axis holds keys, 1 values
-            rows                  (r,) int64   the tokens whose logits are wanted; None for all, empty for none
+            caches                (layers, 2, pages, kv_heads, page_size, head_dim), the model's dtype;
+                                  index 0 of the second axis holds keys, 1 values
+            rows                  (r,) int64   tokens whose logits are wanted; None for all, empty for none
             returns               (r, vocab) float32
 
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
@@ -110,19 +110,12 @@ class Model:
         query, key = rotate(query, *angles), rotate(key, *angles)
         keys, values = cache[0], cache[1]
         scatter_kv(key, value, keys, values, batch.slot_mapping)
+        tables, lens = batch.block_tables, batch.context_lens
         if batch.one_token_each:
-            attended = paged_attention_decode(
-                query, keys, values, batch.block_tables, batch.context_lens, scale=self.scale
-            )
+            attended = paged_attention_decode(query, keys, values, tables, lens, scale=self.scale)
         else:
             attended = paged_attention_prefill(
-                query,
-                keys,
-                values,
-                batch.block_tables,
-                batch.query_lens,
-                batch.context_lens,
-                scale=self.scale,
+                query, keys, values, tables, batch.query_lens, lens, scale=self.scale
             )
         return linear(attended.view(tokens, -1), layer.output)
 
@@ -139,7 +132,7 @@ class Model:
 def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu") -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
-    Raises ModelError when the folder is not a model that is supported, is damaged, or the device is not there.
+    Raises ModelError when the folder is damaged or not a supported model, or the device is not there.
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")

@@ -1,6 +1,7 @@
 """The default model as it is published: which package holds it, and the digests it must have.
 
-Used by resolve.py. Data only; a test describes a tiny file of its own the same way. Explained in docs/model.md.
+Used by resolve.py. Data only; a test describes a tiny file of its own the same way.
+Explained in docs/model.md.
 """
 
 from __future__ import annotations

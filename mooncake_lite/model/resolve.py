@@ -151,9 +151,10 @@ def _sync(path: Path) -> None:
 def _check_room(published: Published) -> None:
     """The wheel and the folder lie side by side for a moment."""
     needed = published.folder_bytes + published.wheel_bytes
-    free = cache.free_bytes(cache.cache_folder())
+    folder = cache.cache_folder()
+    free = cache.free_bytes(folder)
     if free < needed:
         raise CacheError(
-            f"the cache folder {cache.cache_folder()} has {free / 1e6:.0f} MB free and {published.name} needs "
-            f"{needed / 1e6:.0f}; free some space, or set {cache.VARIABLE} to a folder on a larger disk"
+            f"the cache folder {folder} has {free / 1e6:.0f} MB free and {needed / 1e6:.0f} MB are needed; "
+            f"free some space, or set {cache.VARIABLE} to a folder on a larger disk"
         )

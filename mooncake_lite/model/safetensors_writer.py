@@ -1,4 +1,4 @@
-"""Writes a safetensors file one tensor at a time, so that a model is converted in the memory of its largest tensor.
+"""Writes a safetensors file one tensor at a time: a model is converted in the memory of its largest one.
 
 Used by convert.py. Knows arrays and the file format only. Explained in docs/model.md.
 
@@ -43,5 +43,5 @@ def write_float32(
         for (due, shape), (name, array) in zip(shapes.items(), tensors, strict=True):
             if name != due or array.shape != shape or array.dtype != np.float32:
                 raise ValueError(f"{due} {shape} is due, not {name} {array.shape} {array.dtype}")
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            file.write(np.ascontiguousarray(array).data)
             written(array.nbytes)

@@ -1,0 +1,52 @@
+"""Shows a pull in the terminal: a bar for each stage, or a line where there is no terminal.
+
+Used by the commands, and by whatever else resolves a model in front of a user. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mooncake_lite.model.fetch import Progress as Report
+
+_LABELS = {
+    "download": "downloading the model",
+    "check": "checking its sha256",
+    "unpack": "unpacking",
+    "convert": "converting to float32",
+}
+
+
+@contextmanager
+def console_progress(console: Console | None = None) -> Iterator[Report]:
+    """Gives the `progress` argument of `pull` and `resolve_model`; writes to stderr while something is pulled."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(_LABELS.get(stage, stage), total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def _lines(console: Console) -> Report:
+    """One line when a stage begins."""
+    seen: set[str] = set()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            console.print(f"{_LABELS.get(stage, stage)} ({total / 1e6:.0f} MB)", highlight=False)
+
+    return report
