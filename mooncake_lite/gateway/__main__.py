@@ -1,0 +1,152 @@
+"""The gateway process: `python -m mooncake_lite.gateway RUN_DIR`.
+
+Started by rank 0, and ended by a Stop message, SIGTERM or rank 0's death. Exit code 0 after a stop, 1
+when something broke, 2 with one line when it cannot start. Knows how to start and end, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from mooncake_lite.errors import ConfigError, UserError
+from mooncake_lite.gateway.cluster import Cluster
+from mooncake_lite.gateway.endpoints import Endpoints
+from mooncake_lite.gateway.plumbing import QuietServer, timed_protocol
+from mooncake_lite.gateway.prompts import Prompts
+from mooncake_lite.gateway.settings import Settings, read_settings
+from mooncake_lite.model import load_tokenizer
+
+GOODBYE_S = 1.0
+"""Time for open connections to take their last bytes after a SIGTERM; a Stop may allow less."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> bool:
+    """Ask Linux for a SIGTERM when the parent dies; False when it is dead already.
+
+    parent_pid   who must be the parent; 0 when that was not told
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return parent_pid in (0, os.getppid())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address is taken or is not one of this machine."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host={host!r} is no address of this machine: {error.strerror}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(settings: Settings, listener: socket.socket) -> None:
+    """Serve until told to stop. Raises UserError when a socket cannot be opened."""
+    stopped = asyncio.Event()
+    goodbye_s = GOODBYE_S
+
+    def on_stop(reason: str, grace_s: float) -> None:
+        nonlocal goodbye_s
+        goodbye_s = min(GOODBYE_S, grace_s)
+        stopped.set()
+
+    cluster = Cluster(settings, on_stop)
+
+    def on_signal() -> None:
+        cluster.stop("the gateway was told to end")
+        stopped.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    prompts = Prompts(settings, load_tokenizer(settings.model_folder))
+    config = uvicorn.Config(
+        Endpoints(settings, cluster, prompts).app(),
+        http=timed_protocol(settings.limits.header_timeout_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=100,  # endpoints.py reports what deserves it; a client's mistake is no news
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=settings.limits.connections,
+        timeout_keep_alive=30,
+    )
+    server = QuietServer(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(cluster.run())
+    told = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait((serving, running, told), return_when=asyncio.FIRST_COMPLETED)
+        cluster.stop("the gateway is ending")
+        config.timeout_graceful_shutdown = goodbye_s  # type: ignore[assignment]
+        server.should_exit = True
+        await serving
+        if running.done():
+            running.result()
+    finally:
+        for task in (running, told):
+            task.cancel()
+        await asyncio.gather(serving, running, told, return_exceptions=True)
+        prompts.close()
+        cluster.sockets.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Run a gateway; returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m mooncake_lite.gateway RUN_DIR", file=sys.stderr)
+        return 2
+    try:
+        settings = read_settings(Path(arguments[0]))
+        if not die_with_parent(settings.parent_pid):
+            return 0
+        listener = listen(settings.config.host, settings.config.port)
+    except UserError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    with contextlib.suppress(ValueError, OSError):  # each stream takes a descriptor
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        asyncio.run(serve(settings, listener))
+    except UserError as error:
+        print(f"{settings.name}: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        print(f"{settings.name} broke: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that still tokenises a long prompt for a client that left must not hold up the end.
+    os._exit(code)

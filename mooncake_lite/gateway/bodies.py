@@ -1,0 +1,257 @@
+"""Request bodies: from the bytes of a POST to one valid `Ask`, or a RequestError that names the field.
+
+Called by `endpoints`. Checks all that can be checked without the tokenizer; knows no cluster.
+Types are checked by msgspec, ranges here, fields that cannot be obeyed in `fields`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway.fields import refuse_unsupported
+from mooncake_lite.messages import Sampling
+
+MAX_STOPS = 4
+"""Stop strings of one request: OpenAI's limit."""
+
+MAX_STOP_CHARS = 1024
+"""The text held back while it may be the start of a stop string is shorter than this."""
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
+
+_INT64 = 2**63
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """What both endpoints that generate have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+
+
+class ChatBody(GenerateBody, kw_only=True):
+    messages: list[ChatMessage]
+
+
+class CompletionBody(GenerateBody, kw_only=True):
+    prompt: str | list[Any]
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One valid request to generate, before its prompt is tokenised.
+
+    prompt       text, token ids, or the messages of a chat as a template wants them
+    max_tokens   None when the client left it out
+    """
+
+    chat: bool
+    model: str | None
+    prompt: str | list[int] | list[dict[str, str]]
+    max_tokens: int | None
+    sampling: Sampling
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    ignore_eos: bool
+    cache_salt: str
+
+
+def parse_chat(raw: bytes) -> Ask:
+    """The Ask of a chat completion's body. Raises RequestError."""
+    body = _typed(raw, ChatBody)
+    return _ask(body, True, template_messages(body.messages))
+
+
+def parse_completion(raw: bytes) -> Ask:
+    """The Ask of a completion's body. Raises RequestError."""
+    body = _typed(raw, CompletionBody)
+    return _ask(body, False, _one_prompt(body.prompt))
+
+
+def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
+    """(model, prompt) of a tokenize body; the prompt is text or a chat's messages. Raises RequestError."""
+    body = _typed(raw, TokenizeBody)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        return body.model, template_messages(body.messages)
+    assert body.prompt is not None
+    return body.model, body.prompt
+
+
+def parse_detokenize(raw: bytes) -> tuple[str | None, list[int]]:
+    """(model, token ids) of a detokenize body; any ids, whatever the vocabulary. Raises RequestError."""
+    body = _typed(raw, DetokenizeBody)
+    return body.model, body.tokens
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    """Messages as chat templates want them: role and one text. Raises RequestError."""
+    if not messages:
+        raise RequestError("messages is empty; at least one is needed", param="messages")
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, where: str) -> dict[str, str]:
+    if message.tool_calls or message.function_call is not None:
+        raise RequestError("tool calls are not supported by this server", param=f"{where}.tool_calls")
+    if message.role in ("tool", "function"):
+        raise RequestError(f"role {message.role} is not supported by this server", param=f"{where}.role")
+    # OpenAI renamed "system" for newer models; the templates of local models know the old name only.
+    role = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, str):
+        return {"role": role, "content": message.content}
+    if message.content is None:
+        if role != "assistant":
+            raise RequestError(f"a message of role {message.role} needs content", param=f"{where}.content")
+        return {"role": role, "content": ""}
+    texts = []
+    for j, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            raise RequestError(
+                f"content part of type {part.type!r} is not supported; only text parts are",
+                param=f"{where}.content[{j}]",
+            )
+        texts.append(part.text)
+    return {"role": role, "content": "".join(texts)}
+
+
+def _typed(raw: bytes, kind: type[Any]) -> Any:
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}")
+    refuse_unsupported(body)
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        raise RequestError(message.replace("$.", ""), param=_field_of(message)) from None
+
+
+def _field_of(message: str) -> str | None:
+    """The field a msgspec message is about: its path, or the name of what is missing at that path."""
+    path = re.search(r" - at `\$\.?([^`]*)`$", message)
+    missing = re.search(r"required field `([^`]+)`", message)
+    parts = [found.group(1) for found in (path, missing) if found]
+    return ".".join(part for part in parts if part) or None
+
+
+def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and isinstance(prompt[0], str | list):
+        return _one_prompt(prompt[0])
+    if prompt and all(type(item) is int for item in prompt):
+        return prompt
+    if prompt and all(isinstance(item, str | list) for item in prompt):
+        raise RequestError(
+            f"{len(prompt)} prompts in one request are not supported; send one request for each",
+            param="prompt",
+        )
+    raise RequestError("prompt must be a string or a list of token ids, and not empty", param="prompt")
+
+
+def _ask(body: GenerateBody, chat: bool, prompt: str | list[int] | list[dict[str, str]]) -> Ask:
+    options = body.stream_options
+    return Ask(
+        chat=chat,
+        model=body.model,
+        prompt=prompt,
+        max_tokens=_max_tokens(body),
+        sampling=_sampling(body),
+        stops=_stops(body.stop),
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        ignore_eos=bool(body.ignore_eos),
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def _max_tokens(body: GenerateBody) -> int | None:
+    first, second = body.max_tokens, body.max_completion_tokens
+    if first is not None and second is not None and first != second:
+        raise RequestError(
+            f"max_tokens={first} and max_completion_tokens={second} contradict each other; give one",
+            param="max_completion_tokens",
+        )
+    name, wanted = ("max_tokens", first) if first is not None else ("max_completion_tokens", second)
+    if wanted is not None and wanted < 1:
+        raise RequestError(f"{name}={wanted} must be at least 1", param=name)
+    return wanted
+
+
+def _sampling(body: GenerateBody) -> Sampling:
+    temperature = 1.0 if body.temperature is None else body.temperature
+    top_p = 1.0 if body.top_p is None else body.top_p
+    top_k = 0 if body.top_k is None else body.top_k
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    if not 0 <= temperature <= 2:
+        raise RequestError(f"temperature={temperature} must be from 0 to 2", param="temperature")
+    if not 0 < top_p <= 1:
+        raise RequestError(f"top_p={top_p} must be above 0 and at most 1", param="top_p")
+    if not -1 <= top_k < 2**31:
+        raise RequestError(f"top_k={top_k} must be -1 or 0 (off), or a number of tokens", param="top_k")
+    if not -_INT64 <= seed < _INT64:
+        raise RequestError(f"seed={seed} does not fit into 64 bits with a sign", param="seed")
+    # The sign bit is dropped: a counter-based generator wants a plain number of 63 bits.
+    return Sampling(temperature=temperature, top_p=top_p, top_k=max(0, top_k), seed=seed & (_INT64 - 1))
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
+    for text in stops:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise RequestError(
+                f"a stop string of {len(text)} characters; 1 to {MAX_STOP_CHARS} are allowed", param="stop"
+            )
+    return stops

@@ -1,0 +1,279 @@
+"""The HTTP endpoints: what a client can ask, and the answer to each question.
+
+Built by `__main__` over a `Cluster` and `Prompts`. Every answer that is not a success is an OpenAI error
+object; every request is counted by path and status. Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import mooncake_lite
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
+from mooncake_lite.gateway.cluster import Cluster, State
+from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
+from mooncake_lite.gateway.problems import error_headers, error_object
+from mooncake_lite.gateway.prompts import Prompts
+from mooncake_lite.gateway.settings import Settings
+from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, event, model_card, to_json
+
+TRACE_HEADER = "x-mooncake-lite-trace"
+"""With the value 1: the answer also says where cached tokens came from and where the time went."""
+
+CLIENT_LEFT = 499
+"""Counted, never seen: the status that nginx gave to clients that close before the answer."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Endpoints:
+    """All endpoints over one cluster."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, prompts: Prompts):
+        self._settings = settings
+        self._limits = settings.limits
+        self._cluster = cluster
+        self._prompts = prompts
+        self._created = int(time.time())
+        self._fingerprint = f"mooncake-lite-{settings.fingerprint.hex()[:12]}"
+        self.metrics = GatewayMetrics()
+        self.metrics.attach(cluster)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        table: list[tuple[str, str, Handler, bool]] = [
+            ("POST", "/v1/chat/completions", self.chat_completions, True),
+            ("POST", "/v1/completions", self.completions, True),
+            ("GET", "/v1/models", self.models, True),
+            ("GET", "/v1/models/{model:path}", self.model, True),
+            ("POST", "/tokenize", self.tokenize, True),
+            ("POST", "/detokenize", self.detokenize, True),
+            ("GET", "/health", self.health, False),
+            ("GET", "/metrics", self.show_metrics, False),
+            ("GET", "/version", self.version, False),
+        ]
+        routes = [
+            Route(path, self._answered(path, handler, guarded), methods=[method])
+            for method, path, handler, guarded in table
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._no_route})
+
+    # ------------------------------------------------------------------ generating
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, bodies.parse_chat)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, bodies.parse_completion)
+
+    async def _generate(self, request: Request, parse: Callable[[bytes], bodies.Ask]) -> Response:
+        began = time.monotonic()
+        ask = parse(await self._body(request))
+        self._check_model(ask.model)
+        request_id = ("chatcmpl-" if ask.chat else "cmpl-") + uuid.uuid4().hex
+        shaper = Shaper(
+            request_id=request_id,
+            model=self._settings.served_id,
+            fingerprint=self._fingerprint,
+            chat=ask.chat,
+            include_usage=ask.include_usage,
+            trace=request.headers.get(TRACE_HEADER) == "1",
+        )
+        tally = Tally(0)
+        pieces = self._pieces(request_id, ask, tally, began)
+        headers = {"X-Request-Id": request_id}
+        if not ask.stream:
+            text, finish = await while_connected(request.receive, _all_of(pieces))
+            return _json(shaper.whole(text, finish, tally), headers=headers)
+        # The status is decided by the first piece: a refusal must not become a stream.
+        first = await while_connected(request.receive, anext(pieces))
+        events = _events(first, pieces, shaper, tally)
+        return EventStream(
+            events,
+            headers,
+            self._limits.write_timeout_s,
+            lambda whole: self._count(request, 200 if whole else CLIENT_LEFT),
+        )
+
+    async def _pieces(
+        self, request_id: str, ask: bodies.Ask, tally: Tally, began: float
+    ) -> AsyncGenerator[Piece, None]:
+        """The whole way of one request, from its admission on."""
+        opened = self._cluster.admit(request_id)
+        try:
+            submit = await self._prompts.submit_for(request_id, ask)
+            tally.prompt_tokens = len(submit.token_ids)
+            text = AnswerText(self._prompts.tokenizer.detokenizer(), ask.stops, tally)
+            pieces = pieces_of(
+                self._cluster, opened, submit, text, tally, self.metrics,
+                began=began, token_timeout_s=self._limits.token_timeout_s,
+            )  # fmt: skip
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._cluster.close(opened)
+
+    # ------------------------------------------------------------------ tokens and models
+
+    async def tokenize(self, request: Request) -> Response:
+        model, prompt = bodies.parse_tokenize(await self._body(request))
+        self._check_model(model)
+        ids = await self._prompts.token_ids(prompt, chat=not isinstance(prompt, str))
+        length = self._settings.max_model_len
+        return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None})
+
+    async def detokenize(self, request: Request) -> Response:
+        model, token_ids = bodies.parse_detokenize(await self._body(request))
+        self._check_model(model)
+        return _json({"prompt": await self._prompts.text(token_ids)})
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return _json(self._card())
+
+    def _card(self) -> dict[str, object]:
+        return model_card(self._settings.served_id, self._settings.max_model_len, self._created)
+
+    def _check_model(self, model: str | None) -> None:
+        """Left out, the served id and "default" mean the one model there is."""
+        if model not in (None, "default", self._settings.served_id):
+            raise RequestError(
+                f"the model {model!r} does not exist; {self._settings.served_id!r} is served here",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+
+    # ------------------------------------------------------------------ about the service
+
+    async def health(self, request: Request) -> Response:
+        state = self._cluster.state
+        ready = state is State.READY
+        answer = {"status": "ok" if ready else state.value, "detail": self._cluster.detail}
+        return _json(answer, status=200 if ready else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        await self._cluster.fresh_metrics()
+        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": mooncake_lite.__version__})
+
+    # ------------------------------------------------------------------ around every endpoint
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._limits.body_bytes, self._limits.body_timeout_s)
+
+    def _check_key(self, request: Request) -> None:
+        """Raises RequestError unless the client knows the API key, if there is one."""
+        wanted = self._settings.config.api_key
+        given = request.headers.get("authorization", "")
+        if wanted and not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
+            raise RequestError(
+                "this server needs its API key: Authorization: Bearer KEY", status=401, code="invalid_api_key"
+            )
+
+    def _answered(self, path: str, handler: Handler, guarded: bool) -> Handler:
+        """The handler, with errors turned into error objects, and counted."""
+
+        async def answer(request: Request) -> Response:
+            request.state.path = path
+            try:
+                if guarded:
+                    self._check_key(request)
+                response = await handler(request)
+            except RequestError as error:
+                response = _problem(error)
+            except ClientGone:
+                response = Response(status_code=CLIENT_LEFT)
+            except Exception as error:
+                response = _problem(_surprise(error))
+            if not isinstance(response, EventStream):
+                self._count(request, response.status_code)
+            return response
+
+        return answer
+
+    def _count(self, request: Request, status: int) -> None:
+        self.metrics.observe_http(request.state.path, status)
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        """404 and 405 of the router."""
+        assert isinstance(error, HTTPException)
+        self.metrics.observe_http("other", error.status_code)
+        what = (
+            "is not a path of this server" if error.status_code == 404 else f"does not take {request.method}"
+        )
+        problem = RequestError(f"{request.url.path} {what}", status=error.status_code)
+        return _problem(problem, dict(error.headers or {}))
+
+
+async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str]:
+    """(text, finish) of a whole answer."""
+    texts, finish = [], ""
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            texts.append(piece.text)
+            finish = piece.finish or finish
+    return "".join(texts), finish
+
+
+async def _events(
+    first: Piece, pieces: AsyncGenerator[Piece, None], shaper: Shaper, tally: Tally
+) -> AsyncGenerator[bytes, None]:
+    """An answer as server-sent events. A failure in its middle is the last event, an error object."""
+    async with contextlib.aclosing(pieces):
+        opening = shaper.opening()
+        if opening is not None:
+            yield event(opening)
+        piece = first
+        try:
+            while True:
+                if piece.text:
+                    yield event(shaper.piece(piece.text))
+                if piece.finish is not None:
+                    break
+                piece = await anext(pieces)
+        except RequestError as error:
+            yield event(error_object(error))
+            return
+        except Exception as error:
+            yield event(error_object(_surprise(error)))
+            return
+        for chunk in shaper.closing(piece.finish, tally):
+            yield event(chunk)
+        yield LAST_EVENT
+
+
+def _surprise(error: Exception) -> RequestError:
+    """A mistake of ours: one line for the client, the whole story for whoever runs the server."""
+    traceback.print_exception(error, file=sys.stderr)
+    return RequestError(f"internal error: {type(error).__name__}", status=500, code="internal_error")
+
+
+def _problem(error: RequestError, headers: dict[str, str] | None = None) -> Response:
+    return _json(error_object(error), error.status, {**error_headers(error), **(headers or {})})
+
+
+def _json(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(answer), status, headers, media_type="application/json")

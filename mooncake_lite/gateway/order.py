@@ -1,0 +1,64 @@
+"""Puts the tokens of one answer in order: they come from a prefill rank and then from decode ranks.
+
+Used by `cluster` for each open request. Pure. Two ranks send over two sockets, so the first token may
+be overtaken; a rank that takes a request over after a death may send tokens again.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.messages import Tokens
+
+
+class InOrder:
+    """Tokens messages in, the same without gaps and repetitions out.
+
+        next       index of the first token that was not passed on
+        waiting    index -> message that came before its turn
+
+    Invariant: after each push every waiting message begins beyond `next` and ends within max_tokens.
+    """
+
+    def __init__(self, max_tokens: int):
+        self.max_tokens = max_tokens
+        self.next = 0
+        self.waiting: dict[int, Tokens] = {}
+        self.ended = False
+
+    def push(self, message: Tokens) -> list[Tokens]:
+        """The messages whose turn has come, without tokens that were passed on before."""
+        end = message.index + len(message.token_ids)
+        if self.ended or message.index < 0 or end > self.max_tokens:
+            return []
+        known = self.waiting.get(message.index)
+        if known is None or end >= known.index + len(known.token_ids):
+            self.waiting[message.index] = message
+        turn = []
+        while (ready := self._take()) is not None:
+            turn.append(ready)
+        if self.ended:
+            self.waiting.clear()
+        return turn
+
+    def check(self) -> None:
+        """Asserts the invariant."""
+        for index, message in self.waiting.items():
+            assert self.next < index == message.index
+            assert index + len(message.token_ids) <= self.max_tokens
+
+    def _take(self) -> Tokens | None:
+        """The next message in order, cut to what is new; None when it has not come."""
+        for index in sorted(self.waiting):
+            if index > self.next:
+                return None
+            message = self.waiting.pop(index)
+            new = message.token_ids[self.next - index :]
+            repeated = self.next > index + len(message.token_ids)
+            if repeated or not (new or message.finish):
+                continue
+            first = index == self.next
+            self.next += len(new)
+            self.ended = message.finish is not None
+            if first:
+                return message
+            return Tokens(message.request_id, self.next - len(new), new, message.finish, {}, message.spans)
+        return None

@@ -1,0 +1,174 @@
+"""HTTP below the endpoints: time limits on headers and bodies, clients that leave, event streams.
+
+Used by `endpoints` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
+A client that leaves is noticed at once, streaming or not, because its connection is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mooncake_lite.errors import RequestError
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or has taken nothing for too long."""
+
+
+async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+    """The whole body of a request.
+
+    Raises RequestError: 413 when it is longer than limit_bytes, 408 when it takes longer than limit_s;
+    and ClientGone.
+    """
+    too_long = RequestError(f"the body is longer than {limit_bytes} bytes", status=413, code="body_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit_bytes:
+        raise too_long
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > limit_bytes:
+                    raise too_long
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {limit_s:g} s", status=408) from None
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves: ClientGone is raised then.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_until_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for future in (task, gone):
+            future.cancel()
+        # The cancelled work has to have said goodbye to the cluster before anybody goes on.
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A response of server-sent events, sent as they come.
+
+    events          bytes of whole events; closed when the client leaves
+    write_limit_s   longest wait for a client that takes nothing
+    on_end          called at the end; False when the client left before
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        write_limit_s: float,
+        on_end: Callable[[bool], None],
+    ):
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self._events = events
+        self._write_limit_s = write_limit_s
+        self._on_end = on_end
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        # A length of 0 for the empty body: what is streamed has none.
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send_all(send))
+        except ClientGone:
+            self._on_end(False)
+        else:
+            self._on_end(True)
+
+    async def _send_all(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            await self._send(
+                send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            )
+            async for event in events:
+                await self._send(send, {"type": "http.response.body", "body": event, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._write_limit_s):
+                await send(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+
+def timed_protocol(header_limit_s: float) -> type[H11Protocol]:
+    """uvicorn's HTTP protocol, with a limit on the time that a request's headers may take.
+
+    uvicorn limits only the pause between two requests: a client that sends half a header would keep
+    its connection for ever.
+    """
+
+    class TimedProtocol(H11Protocol):
+        _header_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._start_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            between = self.cycle is None or self.cycle.response_complete
+            if not between:
+                self._stop_timer()
+            elif self._header_timer is None:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _start_timer(self) -> None:
+            self._header_timer = self.loop.call_later(header_limit_s, self.transport.close)
+
+        def _stop_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+
+    return TimedProtocol
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: it raises a signal again after its end, and code behind
+    serve() would not run."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        yield

@@ -1,0 +1,59 @@
+"""Errors of a request that are not its own fault, and every error's form on the wire.
+
+Used by `cluster` (raises) and `endpoints` (answers). The form is OpenAI's error object:
+{"error": {"message", "type", "param", "code"}}. Knows no request and no socket.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mooncake_lite.errors import RequestError
+
+
+class Refused(RequestError):
+    """Too many requests; the client may come again after retry_after_s."""
+
+    def __init__(self, reason: str, retry_after_s: float):
+        super().__init__(reason, status=429, code="rate_limit_exceeded")
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(RequestError):
+    """The cluster is not there: starting, stopping, or its conductor is silent."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason, status=503, code="service_unavailable")
+
+
+class Broken(RequestError):
+    """A request that had been accepted could not be finished."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason, status=500, code="request_failed")
+
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """The body of an error answer."""
+    fallback = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, fallback),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """Headers that belong to an error answer."""
+    if isinstance(error, Refused):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return {}

@@ -1,0 +1,137 @@
+"""What a gateway process is told at its start: the file gateway.json in the run folder.
+
+Read by `__main__`; written by rank 0 before it starts the process. Knows no socket and no request.
+The file holds the API key and secret keys, so it must belong to its owner alone (mode 0600).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mooncake_lite.config import ServeConfig, config_from
+from mooncake_lite.errors import ConfigError
+
+FILE_NAME = "gateway.json"
+
+
+class CurveSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of the TCP endpoint for tokens: the fields of transport.curve.CurveKeys, Z85 text.
+
+    server_public, server_secret   of this gateway's endpoint
+    client_public                  of the one client pair, which all ranks share
+    client_secret                  not needed here; may be left out
+    """
+
+    server_public: str
+    server_secret: str
+    client_public: str
+    client_secret: str = ""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every wait and every queue of a gateway has a limit; these are they.
+
+    body_bytes        largest request body
+    open_requests     requests between their first byte and their last; one more is refused with 429
+    connections       open HTTP connections
+    header_timeout_s  from the first byte of a request's headers to their end
+    body_timeout_s    from the end of the headers to the end of the body
+    write_timeout_s   a client that takes nothing for this long is gone
+    token_timeout_s   a request that gets no token for this long has failed
+    ping_s            pause between two pings of the conductor
+    """
+
+    body_bytes: int = 8 * 2**20
+    open_requests: int = 1024
+    connections: int = 4096
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    token_timeout_s: float = 600.0
+    ping_s: float = 2.0
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    config: dict[str, Any]
+    model_folder: str
+    served_id: str
+    max_model_len: int
+    fingerprint: str
+    name: str = "gateway-0"
+    curve: CurveSetting | None = None
+    parent_pid: int = 0
+    limits: Limits = msgspec.field(default_factory=Limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One gateway's settings.
+
+    model_folder    Hugging Face folder; only its tokenizer is read
+    served_id       the id under which the model answers
+    max_model_len   tokens of prompt and answer together
+    fingerprint     of the weights and of all that changes the KV's values: the base of every salt
+    name            identity on the control channel
+    parent_pid      process that must be alive for this one to make sense; 0 when not given
+    """
+
+    run_dir: Path
+    config: ServeConfig
+    model_folder: Path
+    served_id: str
+    max_model_len: int
+    fingerprint: bytes
+    name: str
+    curve: CurveSetting | None
+    parent_pid: int
+    limits: Limits
+
+    @property
+    def control_endpoint(self) -> str:
+        """Where the conductor listens."""
+        return f"ipc://{self.run_dir}/control"
+
+    @property
+    def tokens_endpoint(self) -> str:
+        """Where ranks on this host send tokens."""
+        return f"ipc://{self.run_dir}/tokens-{self.name}"
+
+
+def read_settings(run_dir: Path) -> Settings:
+    """The settings in run_dir/gateway.json.
+
+    Raises ConfigError when the file is missing, open to others than its owner, or malformed.
+    """
+    path = run_dir / FILE_NAME
+    try:
+        mode = path.stat().st_mode
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{path} holds secrets and has mode {mode & 0o777:o}; it must be 600")
+    try:
+        file = msgspec.json.decode(raw, type=_File)
+        fingerprint = bytes.fromhex(file.fingerprint)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"{path} is malformed: {error}") from None
+    if file.max_model_len < 2:
+        raise ConfigError(
+            f"{path}: max_model_len={file.max_model_len} has no room for a prompt and an answer"
+        )
+    return Settings(
+        run_dir=run_dir,
+        config=config_from(file.config, str(path)),
+        model_folder=Path(file.model_folder),
+        served_id=file.served_id,
+        max_model_len=file.max_model_len,
+        fingerprint=fingerprint,
+        name=file.name,
+        curve=file.curve,
+        parent_pid=file.parent_pid,
+        limits=file.limits,
+    )
