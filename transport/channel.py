@@ -26,7 +26,7 @@ from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 __all__ = ["Counters", "CurveKeys", "Hub", "Spoke"]
 
 QUEUE_MESSAGES = 10_000
-"""Messages that may wait per peer and direction: a second of the fastest peer. Then they are dropped, and counted."""
+"""Messages that may wait per peer and direction (a second of the fastest peer); more are not accepted."""
 
 DRAIN_MESSAGES = 1_000
 """Messages that one receive() returns at most, so that a flood cannot keep a role from its work."""
@@ -102,12 +102,12 @@ def _check_endpoint(endpoint: str, curve: CurveKeys | None) -> None:
         raise ChannelError(f"{endpoint!r} is no endpoint; use ipc://PATH or tcp://ADDRESS:PORT")
 
 
-def _bound(socket: zmq.Socket, max_bytes: int) -> None:
+def _bound(socket: zmq.Socket, endpoint: str, max_bytes: int) -> None:
     """Limits of every socket here."""
     socket.set_hwm(QUEUE_MESSAGES)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _OVERSIZE_SLACK)
-    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
 
 
 class _Channel:
@@ -227,22 +227,23 @@ class Hub(_Channel):
 
     def _bind(self, endpoint: str) -> str:
         _check_endpoint(endpoint, self._curve)
-        router = self._router(endpoint.partition("://")[0])
+        router = self._router(endpoint)
         try:
             router.bind(endpoint)
         except zmq.ZMQError as error:
             raise ChannelError(f"{endpoint} cannot be bound: {error}") from None
         return router.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def _router(self, scheme: str) -> zmq.Socket:
-        """CURVE is a property of a socket, so ipc and tcp have one each."""
+    def _router(self, endpoint: str) -> zmq.Socket:
+        """The socket to bind it to. CURVE is a property of a socket, so ipc and tcp have one each."""
+        scheme = endpoint.partition("://")[0]
         if scheme in self._routers:
             return self._routers[scheme]
         if scheme == "tcp":
             self._open_door()
         router = self._routers[scheme] = self._context.socket(zmq.ROUTER)
         self._sockets.append(router)
-        _bound(router, self._decoder.max_bytes)
+        _bound(router, endpoint, self._decoder.max_bytes)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that lost its connection comes back under its name
         if scheme == "tcp" and self._curve is not None:
@@ -264,7 +265,8 @@ class Hub(_Channel):
         self._poller.register(self._door, zmq.POLLIN)
 
     def _answer_door(self) -> None:
-        assert self._door is not None and self._curve is not None
+        assert self._door is not None
+        assert self._curve is not None
         version, number, _domain, _address, _identity, mechanism, *credentials = self._door.recv_multipart()
         known = z85.decode(self._curve.client_public.encode())
         welcome = mechanism == b"CURVE" and credentials == [known]
@@ -364,7 +366,7 @@ class Spoke(_Channel):
         self.endpoint = endpoint
         socket = self._socket = self._context.socket(zmq.DEALER)
         self._sockets.append(socket)
-        _bound(socket, decoder.max_bytes)
+        _bound(socket, endpoint, decoder.max_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt_string(zmq.IDENTITY, identity)

@@ -1,16 +1,16 @@
 """The tree of errors of the transport. Each message is one line and carries its numbers.
 
-    TransportError
-      WireError              a message cannot be encoded or decoded
-      ChannelError           an endpoint cannot be bound or connected
-      WorldError             MPI cannot be started, or a collective did not end in its time
-      SegmentError           the segments do not fit into this machine's memory or backing folder
-      TransferError          one transfer of bytes failed
-        BadTransfer          it can never work: unknown rank, range outside the segment, wrong buffer
-        TransferRefused      the other side said no
-        PeerLost             the other rank is dead
-        TransferTimeout      no progress for the time allowed, or wait() ran out of its own
-        EngineClosed         the engine was closed first
+TransportError
+  WireError              a message cannot be encoded or decoded
+  ChannelError           an endpoint cannot be bound or connected
+  WorldError             MPI cannot be started, or a collective did not end in its time
+  SegmentError           the segments do not fit into this machine's memory or backing folder
+  TransferError          one transfer of bytes failed
+    BadTransfer          it can never work: unknown rank, range outside the segment, wrong buffer
+    TransferRefused      the other side said no
+    PeerLost             the other rank is dead
+    TransferTimeout      no progress for the time allowed, or wait() ran out of its own
+    EngineClosed         the engine was closed first
 """
 
 from __future__ import annotations
