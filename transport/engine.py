@@ -35,7 +35,11 @@ PIECE_BYTES = 2 * 2**20
 
 @dataclass(slots=True)
 class PathCounters:
-    """What went over one path. seconds: copying (shared), or from request to end (two_sided)."""
+    """What went over one path.
+
+    transfers   ranges moved; on the shared path a long one counts once per PIECE_BYTES
+    seconds     copying (shared), or from request to end (two_sided)
+    """
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -99,9 +103,7 @@ class TransferEngine:
         for index, transfer in enumerate(transfers):
             view = self._checked(transfer)
             if transfer.rank in self._lost:
-                lost[index] = PeerLost(
-                    f"rank {transfer.rank} is lost: {self._lost[transfer.rank]}", transfer.rank
-                )
+                lost[index] = self._peer_lost(transfer.rank)
             elif transfer.rank in self._segments.views:
                 self._plan_copy(batch, transfer, view)
                 total += transfer.nbytes
@@ -124,6 +126,9 @@ class TransferEngine:
             self._queue.put(None)
         self._worker.join(timeout=5)
 
+    def _peer_lost(self, rank: int) -> PeerLost:
+        return PeerLost(f"rank {rank} is lost: {self._lost[rank]}", rank)
+
     def _checked(self, transfer: Transfer) -> np.ndarray:
         """The local bytes of a transfer that can work. Raises BadTransfer."""
         rank, offset, nbytes = transfer.rank, transfer.offset, transfer.nbytes
@@ -132,9 +137,7 @@ class TransferEngine:
         if not 0 <= rank < self._world.size:
             raise BadTransfer(f"rank {rank}: there are ranks 0 to {self._world.size - 1}", rank)
         if transfer.segment != 0:
-            raise BadTransfer(
-                f"segment {transfer.segment} of rank {rank}: each rank has segment 0 alone", rank
-            )
+            raise BadTransfer(f"segment {transfer.segment} of rank {rank}: each has only segment 0", rank)
         self._check_range(rank, offset, nbytes)
         if isinstance(transfer.local, tuple):
             segment, start = transfer.local
@@ -203,5 +206,6 @@ class TransferEngine:
             shared = self._counters["shared"]
             shared.bytes_read += read
             shared.bytes_written += written
+            shared.transfers += count
             shared.seconds += time.perf_counter() - start
         batch.end_parts(count)

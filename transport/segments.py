@@ -15,13 +15,16 @@ import numpy as np
 from transport.errors import SegmentError
 from transport.world import World
 
+BACKING = "OMPI_MCA_osc_sm_backing_directory"
+"""Open MPI's parameter for the folder behind shared windows; mpirun --mca sets the same variable."""
+
 MEMORY_SLACK_BYTES = 64 * 2**20
 """What must be left of this machine's memory beside the segments."""
 
 
 def backing_folder() -> Path:
     """Where Open MPI puts the file behind a shared window."""
-    chosen = os.environ.get("OMPI_MCA_osc_sm_backing_directory")
+    chosen = os.environ.get(BACKING)
     return Path(chosen or "/dev/shm")
 
 
@@ -78,7 +81,7 @@ class Segments:
         self.local[:: mmap.PAGESIZE] = 0
 
     def _agree(self, world: World) -> None:
-        """Nobody allocates before all know that it fits: a rank that gave up would leave the others hanging."""
+        """Nobody allocates before all know that it fits: one that gave up would leave the others hanging."""
         pages = [-(-self.sizes[rank] // mmap.PAGESIZE) for rank in world.node_ranks]
         why = shortage(sum(pages) * mmap.PAGESIZE, backing_folder())
         verdicts = world.allgather_bytes(why.encode())
