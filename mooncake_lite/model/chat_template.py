@@ -51,7 +51,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} marks what a model said, for training; here it is just text."""
+    """{% generation %} ... {% endgeneration %} marks what a model said, for training; here it is text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own way to say it
 

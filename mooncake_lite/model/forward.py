@@ -15,9 +15,8 @@ import torch.nn.functional as functional
 from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
-from mooncake_lite.model.linear import linear
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
-from mooncake_lite.model.weights import LayerWeights, Linear, Weights, load_weights
+from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Model:
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
         if rows is not None:
             hidden = hidden[rows]
-        return linear(self._norm(hidden, self.weights.norm), Linear(self.weights.head, None)).float()
+        return functional.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
 
     def _attention(
         self,
@@ -102,9 +101,9 @@ class Model:
     ) -> torch.Tensor:
         """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden)."""
         tokens, head_dim = hidden.shape[0], self.config.head_dim
-        query = linear(hidden, layer.query).view(tokens, -1, head_dim)
-        key = linear(hidden, layer.key).view(tokens, -1, head_dim)
-        value = linear(hidden, layer.value).view(tokens, -1, head_dim)
+        query = functional.linear(hidden, *layer.query).view(tokens, -1, head_dim)
+        key = functional.linear(hidden, *layer.key).view(tokens, -1, head_dim)
+        value = functional.linear(hidden, *layer.value).view(tokens, -1, head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         query, key = rotate(query, *angles), rotate(key, *angles)
@@ -117,12 +116,12 @@ class Model:
             attended = paged_attention_prefill(
                 query, keys, values, tables, batch.query_lens, lens, scale=self.scale
             )
-        return linear(attended.view(tokens, -1), layer.output)
+        return functional.linear(attended.view(tokens, -1), *layer.output)
 
     def _mlp(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """SwiGLU: (n, hidden) -> (n, hidden)."""
-        gate = functional.silu(linear(hidden, layer.gate))
-        return linear(gate.mul_(linear(hidden, layer.up)), layer.down)
+        gate = functional.silu(functional.linear(hidden, *layer.gate), inplace=True)
+        return functional.linear(gate.mul_(functional.linear(hidden, *layer.up)), *layer.down)
 
     def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Divide each row by its root mean square (in float32), times the weight."""

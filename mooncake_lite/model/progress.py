@@ -23,7 +23,7 @@ _LABELS = {
 
 @contextmanager
 def console_progress(console: Console | None = None) -> Iterator[Report]:
-    """Gives the `progress` argument of `pull` and `resolve_model`; writes to stderr while something is pulled."""
+    """Gives the `progress` argument of `pull` and `resolve_model`; writes to stderr."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console)
