@@ -123,3 +123,12 @@ def printable_line(line: list[str], environment: Mapping[str, str]) -> str:
     if SECRET in environment:
         shown.append(f'{SECRET}="${SECRET}"')
     return " ".join([*shown, shlex.join(line)])
+
+
+def dry_run(mpirun: Path, config: ServeConfig) -> str:
+    """What `serve --dry-run` prints: the line as a user's own launcher would run it, without a run folder."""
+    environment = mpirun_environment(config, Path("/nonexistent"), os.environ)
+    for name in (ENVIRONMENT, "TMPDIR"):
+        environment.pop(name)
+    line = mpirun_line(mpirun, config, rank_command(config), environment)
+    return printable_line(line, environment)

@@ -11,15 +11,17 @@ import fcntl
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lite.config import PAGE_TOKENS, ServeConfig
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError, LaunchError
 from mooncake_lite.launch.machine import Machine, find_mpirun
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
+from mooncake_lite.launch.threads import COMPUTE_ROLES
+from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.sizes import context_length, segment_bytes
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -28,51 +30,34 @@ it private where this was measured, activations on top)."""
 MPI_SHARED_BYTES = 20 * 2**20
 """Open MPI's own shared-memory file of one rank, beside the window."""
 
-SCRATCH_BLOCKS = 6
-"""Blocks a compute rank's segment holds at least, whatever staging_bytes says (see roles/kv_mover.py)."""
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSizes:
-    """What the checks need to know about a model.
+class FoundModel:
+    """A model's sizes. weights_bytes: of its files, mapped once and shared by the ranks of a node."""
 
-    max_position         longest context that the model was made for, in tokens
-    kv_bytes_per_token   over all layers, in the configured dtype
-    weights_bytes        of its files; mapped once and shared by the ranks of a node
-    """
-
-    name: str
-    max_position: int
-    kv_bytes_per_token: int
+    config: ModelConfig
     weights_bytes: int
 
 
-def model_sizes(config: ServeConfig) -> ModelSizes:
+def find_model(name: str) -> FoundModel:
     """Resolve the model (the default one is pulled when it is missing) and read its sizes.
 
     Raises ModelError or CacheError.
     """
-    from mooncake_lite.model import load_config, resolve_model
-
-    folder = resolve_model(config.model)
-    model = load_config(folder)
-    return ModelSizes(
-        name=folder.name,
-        max_position=model.max_position,
-        kv_bytes_per_token=model.kv_bytes_per_token(config.dtype),
-        weights_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-    )
+    folder = resolve_model(name)
+    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return FoundModel(config=load_config(folder), weights_bytes=weights_bytes)
 
 
 def preflight(
-    config: ServeConfig, *, sizes: ModelSizes | None = None, machine: Machine | None = None
+    config: ServeConfig, *, model: FoundModel | None = None, machine: Machine | None = None
 ) -> list[str]:
     """Refuse what cannot work on this machine; return notes worth a line.
 
     Raises ConfigError, LaunchError, ModelError or CacheError with the fix in the message. Cheap checks
-    come first: a wrong port is told before a model is pulled.
+    come first: a taken port is told before a model is pulled.
     """
     check_platform()
     check_hosts(config)
@@ -80,13 +65,16 @@ def preflight(
     check_profile(config)
     check_port(config)
     if config.ssd_dir:
-        check_tier_folder(Path(config.ssd_dir))
+        check_tier_folder(Path(config.ssd_dir).expanduser())
     machine = machine or Machine.here()
-    sizes = sizes or model_sizes(config)
-    check_lengths(config, sizes)
+    model = model or find_model(config.model)
+    if context_length(config, model.config) < 2:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} has no room for a prompt and an answer; at least 2"
+        )
     roles = roles_here(config)
-    check_shared_memory(config, sizes, machine, roles)
-    check_memory(config, sizes, machine, roles)
+    check_shared_memory(config, model, machine, roles)
+    check_memory(config, model, machine, roles)
     return notes(config)
 
 
@@ -187,39 +175,6 @@ def _locked_by_another(path: Path) -> bool:
         os.close(descriptor)
 
 
-def check_lengths(config: ServeConfig, sizes: ModelSizes) -> None:
-    """The longest request must fit: in the model, in one engine's pages, in the pool."""
-    length = config.max_model_len or sizes.max_position
-    if length > sizes.max_position:
-        raise ConfigError(
-            f"max_model_len={length}: {sizes.name} was made for at most {sizes.max_position} tokens"
-        )
-    if length < 2:
-        raise ConfigError(f"max_model_len={length} has no room for a prompt and an answer; at least 2")
-    page_bytes = PAGE_TOKENS * sizes.kv_bytes_per_token
-    pages = -(-length // PAGE_TOKENS) + 1  # one more to write into while the last is full
-    if config.kv_cache_bytes < pages * page_bytes:
-        holds = max(0, config.kv_cache_bytes // page_bytes - 1) * PAGE_TOKENS
-        raise ConfigError(
-            f"kv_cache_bytes={config.kv_cache_bytes} holds {holds} tokens, max_model_len is {length}; "
-            f"raise it to at least {pages * page_bytes}{_or_shorten(holds)}"
-        )
-    block_bytes = config.block_size * sizes.kv_bytes_per_token
-    blocks = -(-length // config.block_size) + 1  # and the tail
-    holds_blocks = config.store * (config.pool_bytes // block_bytes)
-    if holds_blocks < blocks:
-        needed = -(-blocks // config.store) * block_bytes
-        raise ConfigError(
-            f"pool_bytes={config.pool_bytes} holds {holds_blocks} blocks of {block_bytes} B, a request of "
-            f"max_model_len={length} tokens needs {blocks}; raise it to at least {needed}"
-            f"{_or_shorten((holds_blocks - 1) * config.block_size)}"
-        )
-
-
-def _or_shorten(tokens: int) -> str:
-    return f", or lower --max-model-len to {tokens}" if tokens >= 2 else ""
-
-
 def roles_here(config: ServeConfig) -> list[str]:
     """Roles of the ranks that mpirun puts on this host: by slots, in the order of --hosts."""
     roles = [config.role_of(rank) for rank in range(config.ranks)]
@@ -235,22 +190,13 @@ def roles_here(config: ServeConfig) -> list[str]:
     return mine
 
 
-def segment_bytes(config: ServeConfig, sizes: ModelSizes, role: str) -> int:
-    """Bytes of one rank's shared window: the pool of a store rank, the staging of a compute rank."""
-    if role == "store":
-        return config.pool_bytes
-    if role == "conductor":
-        return 0
-    return max(config.staging_bytes, SCRATCH_BLOCKS * config.block_size * sizes.kv_bytes_per_token)
-
-
-def check_shared_memory(config: ServeConfig, sizes: ModelSizes, machine: Machine, roles: list[str]) -> None:
-    """Windows lie in /dev/shm: one too small makes MPI hang or kills ranks with SIGBUS later."""
+def check_shared_memory(config: ServeConfig, model: FoundModel, machine: Machine, roles: list[str]) -> None:
+    """Windows lie in /dev/shm: one too small makes MPI hang, or kills ranks with SIGBUS later."""
     if any("backing_directory" in argument for argument in config.mpi_arg):
         return
     if machine.shared_memory_bytes < 0:
         raise LaunchError("there is no /dev/shm here; mount one: mount -t tmpfs tmpfs /dev/shm")
-    needed = sum(segment_bytes(config, sizes, role) + MPI_SHARED_BYTES for role in roles)
+    needed = sum(segment_bytes(config, model.config, role) + MPI_SHARED_BYTES for role in roles)
     if needed > machine.shared_memory_bytes:
         size = -(-needed >> 20)
         raise LaunchError(
@@ -260,15 +206,12 @@ def check_shared_memory(config: ServeConfig, sizes: ModelSizes, machine: Machine
         )
 
 
-def check_memory(config: ServeConfig, sizes: ModelSizes, machine: Machine, roles: list[str]) -> None:
-    """Weights once, and every rank's pages, segment and runtime."""
-    per_role: dict[str, Callable[[], int]] = {
-        "conductor": lambda: 0,
-        "store": lambda: segment_bytes(config, sizes, "store"),
-        "prefill": lambda: config.kv_cache_bytes + segment_bytes(config, sizes, "prefill"),
-        "decode": lambda: config.kv_cache_bytes + segment_bytes(config, sizes, "decode"),
-    }
-    needed = sizes.weights_bytes + sum(RANK_BYTES + per_role[role]() for role in roles)
+def check_memory(config: ServeConfig, model: FoundModel, machine: Machine, roles: list[str]) -> None:
+    """Weights once; every rank's segment and runtime; the pages of those that compute."""
+    needed = model.weights_bytes
+    for role in roles:
+        needed += RANK_BYTES + segment_bytes(config, model.config, role)
+        needed += config.kv_cache_bytes if role in COMPUTE_ROLES else 0
     if needed > machine.memory_bytes:
         raise LaunchError(
             f"{_mib(machine.memory_bytes)} of memory are available, {_mib(needed)} are needed (weights, "

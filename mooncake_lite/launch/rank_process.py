@@ -13,47 +13,33 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
 from mooncake_lite.launch import processes
+from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.run_dir import RankState, RunDir, remove_segments
+
+__all__ = [
+    "Place",
+    "RankFile",
+    "block_stop_signals",
+    "die_with_parent",
+    "exit_within",
+    "forget_shared_memory",
+    "hard_exit",
+    "shield_output",
+    "watch_signals",
+    "world_from_environment",
+]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 MPIRUN_PID = "MOONCAKE_LITE_MPIRUN_PID"
 """Set by our launcher: the pid of mpirun, the parent of every rank on the launcher's host."""
-
-
-class Place(NamedTuple):
-    """Where this process stands in an MPI job that somebody has launched."""
-
-    rank: int
-    size: int
-    launched_by: str
-
-
-def world_from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place, from what the launchers put into the environment; None outside of a job.
-
-    Open MPI's mpirun sets OMPI_COMM_WORLD_*, Hydra sets PMI_*, srun sets SLURM_* beside PMIX_RANK or
-    PMI_RANK. SLURM_* alone says nothing: a batch script has them too.
-    """
-    sources = [
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun"),
-        ("PMI_RANK", "PMI_SIZE", "PMI"),
-        ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "srun"),
-        ("PMIX_RANK", "SLURM_NTASKS", "srun"),
-        ("PMI_RANK", "SLURM_NTASKS", "srun"),
-    ]
-    for rank_name, size_name, launcher in sources:
-        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
-        if rank.isdigit() and size.isdigit() and int(rank) < int(size):
-            return Place(int(rank), int(size), launcher)
-    return None
 
 
 def die_with_parent() -> None:

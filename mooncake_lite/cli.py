@@ -1,0 +1,104 @@
+"""The `mooncake-lite` command: finds the subcommand, and turns every error into one line.
+
+`main` is the console entry. Subcommands live with what they do and are imported when they are used, so
+that `mooncake-lite --help` answers at once. Explained in docs/reference/cli.md.
+
+Exit codes: 0 done, 1 the cluster ended by itself or a check failed, 2 wrong usage or an impossible wish,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from mooncake_lite import __version__
+from mooncake_lite.errors import ClusterError, UserError
+from mooncake_lite.launch.place import world_from_environment
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": (
+        "mooncake_lite.launch.serve_command:serve",
+        "Start a cluster with an OpenAI-compatible server.",
+    ),
+    "chat": ("mooncake_lite.chat:chat", "Talk to a running server in the terminal."),
+    "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
+    "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
+    "model": ("mooncake_lite.model.commands:model", "Get and look at models."),
+    "cache": ("mooncake_lite.model.commands:cache", "Where the cache is, and how to empty it."),
+    "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
+}
+"""name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None when there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in --help, from COMMANDS alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=LazyGroup, context_settings=SETTINGS)
+@click.version_option(__version__, "--version", prog_name="mooncake-lite", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A disaggregated LLM server around a KVCache pool, to read, to run and to change.
+
+    `mooncake-lite serve` starts it, `mooncake-lite demo` shows what it is about.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Never raises, never shows a traceback unasked."""
+    try:
+        code = cli.main(args=arguments, prog_name="mooncake-lite", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except UserError as error:
+        return _complain(str(error), 2)
+    except ClusterError as error:
+        return _complain(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:  # the reader of our output has left (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("MOONCAKE_LITE_DEBUG"):
+            traceback.print_exc()
+        hint = "MOONCAKE_LITE_DEBUG=1 shows where"
+        return _complain(f"this is a bug: {type(error).__name__}: {error} ({hint})", 1)
+
+
+def _complain(message: str, code: int) -> int:
+    """One line on stderr; inside an MPI job rank 0 speaks for all."""
+    place = world_from_environment()
+    if place is None or place.rank == 0:
+        print(f"mooncake-lite: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,139 @@
+"""One running mpirun with its ranks, as processes and files: start, look, signal, kill, clean up.
+
+Used by the launcher, which decides; this only does. It knows no messages and no reasons.
+Explained in docs/lifecycle.md, "Stopping".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch import processes
+from mooncake_lite.launch.child import start_child
+from mooncake_lite.launch.mpirun import mpirun_environment, mpirun_line
+from mooncake_lite.launch.output import Output, RankLine
+from mooncake_lite.launch.rank_process import MPIRUN_PID
+from mooncake_lite.launch.run_dir import ENVIRONMENT, RankState, RunDir, remove_segments
+
+CLEAN_LIMIT_S = 1.0
+"""How long cleaning up goes on killing; only a process stuck in the kernel outlives it."""
+
+
+class Job:
+    """mpirun and all that it has started on this host.
+
+    lost     ranks seen gone without a last word, in the order in which they went
+    killed   processes that had to be killed
+    """
+
+    def __init__(self, config: ServeConfig, mpirun: Path, command: list[str], environment: Mapping[str, str]):
+        self.run_dir = RunDir.create()
+        self.lost: list[int] = []
+        self.killed = 0
+        self.selector = selectors.DefaultSelector()
+        self._segments: set[str] = set()
+        try:
+            full = mpirun_environment(config, self.run_dir.path, environment)
+            line = mpirun_line(mpirun, config, command, full)
+            self.output = Output(config, self.run_dir.log)
+            self._mpirun = start_child(
+                line,
+                env=full,
+                announce=MPIRUN_PID,
+                new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except BaseException:
+            self.run_dir.remove()
+            raise
+        self._streams = {"stdout": self._mpirun.stdout, "stderr": self._mpirun.stderr}
+        for name, stream in self._streams.items():
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self.selector.register(stream, selectors.EVENT_READ, name)
+
+    @property
+    def mpirun_pid(self) -> int:
+        return self._mpirun.pid
+
+    def mpirun_code(self) -> int | None:
+        """mpirun's exit code, negative for a signal; None while it runs."""
+        return self._mpirun.poll()
+
+    def pump(self, timeout_s: float) -> list[RankLine]:
+        """Wait for output (or whatever else is in the selector), at most timeout_s; lines of ranks."""
+        lines: list[RankLine] = []
+        for key, _ in self.selector.select(timeout_s):
+            try:
+                data = os.read(key.fd, 65536)
+            except BlockingIOError:
+                continue
+            if key.data not in self._streams:
+                continue
+            if not data:
+                self.selector.unregister(key.fileobj)
+            lines += self.output.feed(key.data, data)
+        return lines
+
+    def look(self) -> dict[int, RankState]:
+        """The rank files; notes in `lost` who has gone, and which shared memory ranks have."""
+        states = self.run_dir.states()
+        host = socket.gethostname()
+        for rank, state in states.items():
+            if state.host != host:
+                continue
+            self._segments.update(state.segments)
+            if rank in self.lost or state.ended or processes.alive(state.pid, state.start_time):
+                continue
+            # It may have written its last word between our two looks: look once more.
+            if not self.run_dir.states().get(rank, state).ended:
+                self.lost.append(rank)
+        return states
+
+    def processes(self) -> dict[int, int]:
+        """{pid: start time} of everything of this job on this host: mpirun, ranks, gateway."""
+        return processes.processes_with(ENVIRONMENT, str(self.run_dir.path))
+
+    def running(self) -> bool:
+        """Something of the job is left."""
+        return self._mpirun.poll() is None or bool(self.processes())
+
+    def terminate(self) -> None:
+        """SIGTERM to mpirun: ranks get it after 0.25 s and are killed at 0.5 s."""
+        if self._mpirun.poll() is None:
+            self._mpirun.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL what is left, after a look at the shared memory that it maps."""
+        for pid, started in self.processes().items():
+            self._segments.update(processes.mapped_segments(pid))
+            processes.send(pid, started, signal.SIGKILL)
+            self.killed += 1
+        if self._mpirun.poll() is None:
+            self._mpirun.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._mpirun.wait(0.2)
+
+    def clean_up(self) -> None:
+        """Leave nothing: no process, no shared memory, no socket, no folder."""
+        deadline = time.monotonic() + CLEAN_LIMIT_S
+        while self.running() and time.monotonic() < deadline:
+            self.kill()
+        for stream in self._streams.values():
+            assert stream is not None
+            stream.close()
+        self.selector.close()
+        self.output.close()
+        remove_segments(sorted(self._segments))
+        self.run_dir.remove()

@@ -1,0 +1,243 @@
+"""Starts a cluster with mpirun, watches it, and ends all of it within five seconds.
+
+Called by `mooncake-lite serve` outside of MPI. It knows processes, files and one message (Stop), never
+KV or requests. Explained in docs/lifecycle.md, "Before the first request" and "Stopping".
+
+Exit codes: 0 after a stop that was asked for (SIGTERM, SIGHUP, Ctrl-C); 130 when a second one had to
+kill; a cluster that ends on its own is a ClusterError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.job import Job
+from mooncake_lite.launch.machine import find_mpirun
+from mooncake_lite.launch.mpirun import rank_command
+from mooncake_lite.launch.progress import Progress
+from mooncake_lite.launch.rank_process import STOP_SIGNALS
+from mooncake_lite.launch.run_dir import RankState, RunDir, sweep
+from mooncake_lite.launch.verdict import why_ended
+
+if TYPE_CHECKING:
+    from transport.channel import Spoke
+
+GRACE_S = 3.0
+"""What ranks get to flush; the conductor adds a second for the last word, MPI_Finalize a moment."""
+
+TERM_AT_S = 4.2
+"""When mpirun is told: it passes SIGTERM on after 0.25 s and kills at 0.5 s."""
+
+KILL_AT_S = 4.75
+"""When everything of this job that is left is killed, so that the command ends within 5 s."""
+
+AFTERMATH_S = 2.5
+"""How long ranks may take to end after mpirun has ended, or after the conductor has."""
+
+START_SLACK_S = 5.0
+"""Ranks watch the start limit themselves and say what they were doing; the launcher is the second watch."""
+
+TURN_S = 0.1
+
+
+class Launcher:
+    """One cluster from mpirun's start to the last process's end.
+
+    command   what each rank runs; by default the serve command itself (tests give a small program)
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        command: list[str] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ):
+        self._config = config
+        self._command = command or rank_command(config)
+        self._environment = environment
+        self._signals: list[str] = []
+
+    def run(self) -> int:
+        """Start, serve until something ends it, clean up. Returns the exit code.
+
+        Raises ClusterError when the cluster ended on its own, LaunchError when it cannot be started.
+        """
+        sweep()
+        mpirun = find_mpirun()
+        with self._signals_taken() as wake:
+            job = Job(self._config, mpirun, self._command, self._environment)
+            self._progress = Progress(self._config)
+            try:
+                job.selector.register(wake, selectors.EVENT_READ, "signal")
+                return self._watch(job)
+            finally:
+                self._progress.stop()
+                job.clean_up()
+
+    @contextlib.contextmanager
+    def _signals_taken(self) -> Iterator[int]:
+        """Signals become entries in a list, and a byte in a pipe (yielded) that ends a wait."""
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(signal.Signals(number).name)
+            with contextlib.suppress(BlockingIOError):
+                os.write(writable, b"\0")
+
+        before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+        try:
+            yield readable
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(readable)
+            os.close(writable)
+
+    # --------------------------------------------------------------------------------- watch
+
+    def _watch(self, job: Job) -> int:
+        """Until a signal asks for the end, or the cluster ends. Returns the exit code."""
+        deadline = time.monotonic() + self._config.start_timeout_s + START_SLACK_S
+        ready, conductor_gone_at = False, 0.0
+        while True:
+            self._pump(job, TURN_S)
+            if self._signals:
+                return self._stop(job)
+            states = job.look()
+            if job.mpirun_code() is not None:
+                return self._ended(job)
+            if not ready:
+                self._progress.show(states)
+                ready = self._check_start(job, states, deadline)
+            if 0 in job.lost or (0 in states and states[0].ended):
+                conductor_gone_at = conductor_gone_at or time.monotonic()
+                if time.monotonic() - conductor_gone_at > AFTERMATH_S:
+                    return self._ended(job)
+
+    def _check_start(self, job: Job, states: dict[int, RankState], deadline: float) -> bool:
+        """True once the cluster serves. Raises ClusterError when it never will.
+
+        A rank that ends early leaves the others in MPI_Init, where nothing wakes them: all are ended.
+        """
+        gone = job.lost or [rank for rank, state in states.items() if state.ended]
+        if gone:
+            reason = self._end(job)
+            raise ClusterError(reason or f"rank {gone[0]} ended before the cluster was ready")
+        if time.monotonic() > deadline:
+            busy = [f"{s.name}: {s.reason or s.state}" for s in states.values() if s.state != "ready"]
+            self._end(job)
+            raise ClusterError(
+                f"not ready after {self._config.start_timeout_s:.0f} s "
+                f"({', '.join(busy) or 'the gateway does not answer'}); --start-timeout-s gives it longer"
+            )
+        if 0 not in states or any(state.state != "ready" for state in states.values()):
+            return False
+        if not answers(self._config):
+            return False
+        self._announce()
+        return True
+
+    def _announce(self) -> None:
+        config = self._config
+        self._progress.stop()
+        ranks = ", ".join(f"{rank} {config.role_of(rank)}" for rank in range(config.ranks))
+        name = config.served_model_name or os.path.basename(config.model.rstrip("/"))
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        print(f"serving {name} at http://{host}:{config.port} (ranks: {ranks})", flush=True)
+
+    def _pump(self, job: Job, timeout_s: float) -> None:
+        """Wait a little; show what ranks have printed."""
+        for line in job.pump(timeout_s):
+            self._progress.line(f"{job.output.name(line.rank)}: {line.text}")
+
+    # ----------------------------------------------------------------------------------- end
+
+    def _ended(self, job: Job) -> int:
+        """The cluster has ended by itself, or its conductor has. Raises ClusterError unless in order."""
+        reason = self._end(job)
+        if reason:
+            raise ClusterError(reason)
+        self._progress.line("every rank has stopped")
+        return 0
+
+    def _end(self, job: Job) -> str:
+        """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
+        mpirun_code = job.mpirun_code()
+        lost = list(job.lost)
+        started = time.monotonic()
+        job.terminate()
+        while job.running() and time.monotonic() - started < AFTERMATH_S:
+            self._pump(job, 0.05)
+        job.kill()
+        self._pump(job, 0.0)
+        return why_ended(
+            self._config,
+            job.run_dir.states(),
+            lost,
+            mpirun_code=mpirun_code or 0,
+            signals={rank: job.output.signal_of(rank) for rank in lost},
+            error=job.output.error,
+            last_lines=list(job.output.last_lines),
+        )
+
+    def _stop(self, job: Job) -> int:
+        """Ranks first, then mpirun, then force; all of it within five seconds."""
+        started = time.monotonic()
+        self._progress.line(f"stopping: {self._signals[0]}")
+        spoke = _ask_to_stop(job.run_dir, f"{self._signals[0]} to the launcher")
+        told_mpirun = spoke is None
+        if told_mpirun:
+            job.terminate()
+        while job.running():
+            self._pump(job, 0.05)
+            elapsed = time.monotonic() - started
+            if spoke is not None and elapsed > 1.0:  # delivered by now: so that closing waits here, if at all
+                spoke.close()
+                spoke = None
+            if elapsed > TERM_AT_S and not told_mpirun:
+                told_mpirun = True
+                job.terminate()
+            if elapsed > KILL_AT_S or len(self._signals) > 1:
+                job.kill()
+        if spoke is not None:
+            spoke.close()
+        if job.killed:
+            self._progress.line(f"{job.killed} processes were killed")
+        return 130 if len(self._signals) > 1 else 0
+
+
+def _ask_to_stop(run_dir: RunDir, reason: str) -> Spoke | None:
+    """Send Stop to the conductor; None when it does not listen yet."""
+    if not (run_dir.path / "control").exists():
+        return None
+    from mooncake_lite.messages import TO_LAUNCHER, Stop
+    from transport.channel import Spoke
+    from transport.wire import Decoder
+
+    spoke = Spoke(run_dir.control, "launcher", Decoder(TO_LAUNCHER))
+    spoke.send(Stop(reason, GRACE_S))
+    return spoke
+
+
+def answers(config: ServeConfig) -> bool:
+    """Whether /health answers 200 at the configured address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    connection = http.client.HTTPConnection(host, config.port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,84 @@
+"""What mpirun prints, sorted: lines of ranks for the user, its own words for the log.
+
+Called by the launcher with raw bytes. Pure but for the log file. Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from mooncake_lite.config import ServeConfig
+
+KEPT_LINES = 20
+LOG_LIMIT_BYTES = 16 * 2**20
+"""A rank that prints without end fills no disk: the log stops growing here."""
+
+_TAGGED = re.compile(r"^\[[^\]]*?,(\d+)\]<std(?:out|err)>: ?(.*)$")
+_SIGNALLED = re.compile(r"rank (\d+) .*?exited on signal (\d+) \(([^)]+)\)", re.DOTALL)
+
+ERROR_PREFIX = "mooncake-lite: error:"
+
+
+class RankLine(NamedTuple):
+    """One line that a rank has printed."""
+
+    rank: int
+    text: str
+
+
+class Output:
+    """Splits mpirun's two streams into lines, and remembers the last ones.
+
+    mpirun is started with `--output tag`, so a rank's line carries its rank; a line without a tag is
+    mpirun's own: about killed processes and the like, of use only when something went wrong.
+    """
+
+    def __init__(self, config: ServeConfig, log: Path):
+        self._config = config
+        self._log = log.open("ab")
+        self._rest: dict[str, bytes] = {}
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.error = ""
+
+    def feed(self, stream: str, data: bytes) -> list[RankLine]:
+        """Take bytes of one stream ("stdout", "stderr"); the complete lines of ranks that are in them.
+
+        Errors that ranks report are held back: the launcher says at the end what happened, once.
+        """
+        self._write_log(data)
+        *lines, self._rest[stream] = (self._rest.get(stream, b"") + data).split(b"\n")
+        found = []
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            tagged = _TAGGED.match(text)
+            body = tagged[2] if tagged else text
+            if body.strip():
+                self.last_lines.append(body)
+            if tagged and body.startswith(ERROR_PREFIX):
+                self.error = self.error or body.removeprefix(ERROR_PREFIX).strip()
+            elif tagged:
+                found.append(RankLine(int(tagged[1]), body))
+        return found
+
+    def _write_log(self, data: bytes) -> None:
+        if self._log.tell() < LOG_LIMIT_BYTES:
+            self._log.write(data)
+            self._log.flush()
+
+    def name(self, rank: int) -> str:
+        """ "prefill-1" for the prefill rank 1: what stands before its lines."""
+        return f"{self._config.role_of(rank)}-{rank}" if rank < self._config.ranks else f"rank-{rank}"
+
+    def signal_of(self, rank: int) -> str:
+        """ "signal 9 (Killed)" when mpirun has reported that a signal ended this rank, else ""."""
+        for found in _SIGNALLED.finditer(" ".join(self.last_lines)):
+            if int(found[1]) == rank:
+                return f"signal {found[2]} ({found[3]})"
+        return ""
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
