@@ -1,0 +1,159 @@
+"""The sealed files of one tier: which file serves a key, which files are open, which goes first.
+
+Used by `store.tier` alone. Knows no folder, no open file, no clock; its lock makes it safe for one
+writing and any number of loading threads. Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from itertools import count
+
+from store.errors import BadBlock, BlockMissing
+from store.segment_file import SealedFile
+
+MAX_OPEN_FILES = 64
+"""A tier sealed every second can have thousands of files; opening one again takes 5 us."""
+
+
+class SealedSet:
+    """All sealed files of a tier, and the index over them.
+
+        _index    key -> (file, row); of two files with one key the younger serves it
+        _files    all files; nbytes is the sum of their sizes
+        _open     those with an fd, in the order of their opening
+        _evicted  keys that nobody has been told of yet
+
+    Invariant: every indexed row belongs to a file of _files that is not deleted.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.files_evicted = self.blocks_evicted = 0
+        self._lock = threading.Lock()
+        self._index: dict[int, tuple[SealedFile, int]] = {}
+        self._files: dict[SealedFile, None] = {}
+        self._open: dict[SealedFile, None] = {}
+        self._evicted: list[int] = []
+        self._uses = count(1)
+        self._hottest: SealedFile | None = None
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def serve(self, file: SealedFile) -> None:
+        """Index a file as the hottest one."""
+        with self._lock:
+            file.last_use = next(self._uses)
+            self._hottest = file
+            self._files[file] = None
+            self.nbytes += file.header.file_nbytes
+            if file.same_kind:
+                for row, key in enumerate(file.keys.tolist()):
+                    self._index[key] = (file, row)
+
+    def blocks(self) -> tuple[list[int], list[int]]:
+        """(keys, digests) that are served, hottest last."""
+        keys: list[int] = []
+        digests: list[int] = []
+        with self._lock:
+            for file in sorted(self._files, key=lambda file: file.last_use):
+                for row, (key, digest) in enumerate(zip(file.keys.tolist(), file.digests.tolist())):
+                    if self._index.get(key) == (file, row):
+                        keys.append(key)
+                        digests.append(digest)
+        return keys, digests
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Serve these no longer; unknown ones are passed over."""
+        with self._lock:
+            for key in keys:
+                self._index.pop(key, None)
+
+    def acquire(self, key: int, digest: int | None) -> tuple[SealedFile, int]:
+        """File and row of a key; the file stays open until give_back, even when it is evicted meanwhile.
+
+        Raises BlockMissing (also for another digest); BadBlock when the file cannot be opened.
+        """
+        with self._lock:
+            file, row = self._index.get(key, (None, 0))
+            if file is None or (digest is not None and int(file.digests[row]) != digest):
+                raise BlockMissing(key)
+            if file.fd < 0:
+                self._open_file(file, key)
+            file.readers += 1
+            if file is not self._hottest:
+                self._hottest = file
+                file.last_use = next(self._uses)
+                os.utime(file.fd)  # the order of these times is what the next start knows about recency
+            return file, row
+
+    def give_back(self, file: SealedFile) -> None:
+        """The thread that acquired the file has read it."""
+        with self._lock:
+            file.readers -= 1
+            if file.deleted:
+                self._close_file(file)
+            if len(self._open) > MAX_OPEN_FILES:
+                idle = [other for other in self._open if not other.readers]
+                if idle:
+                    self._close_file(min(idle, key=lambda other: other.last_use))
+
+    def evict_to(self, nbytes: int) -> None:
+        """Delete files until the rest is at most nbytes: first those of other models, then the least
+        recently used."""
+        if self.nbytes <= nbytes:
+            return
+        with self._lock:
+            for file in sorted(self._files, key=lambda file: (file.same_kind, file.last_use)):
+                if self.nbytes <= nbytes:
+                    return
+                self._delete(file)
+
+    def take_evicted(self) -> list[int]:
+        """Keys that evict_to took since the last call."""
+        with self._lock:
+            evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def close(self) -> None:
+        """Serve nothing any more; files that are being read are closed by their readers."""
+        with self._lock:
+            self._index.clear()
+            for file in self._files:
+                file.deleted = True
+                self._close_file(file)
+            self._files.clear()
+            self.nbytes = 0
+
+    def _delete(self, file: SealedFile) -> None:
+        file.path.unlink(missing_ok=True)
+        del self._files[file]
+        self.nbytes -= file.header.file_nbytes
+        file.deleted = True
+        self._close_file(file)
+        gone = [key for key in file.keys.tolist() if self._index.get(key, (None, 0))[0] is file]
+        for key in gone:
+            del self._index[key]
+        self._evicted += gone
+        self.files_evicted += 1
+        self.blocks_evicted += len(gone)
+
+    def _open_file(self, file: SealedFile, key: int) -> None:
+        try:
+            file.fd = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise BadBlock(key, file.path, error.strerror or "cannot be opened") from None
+        self._open[file] = None
+
+    def _close_file(self, file: SealedFile) -> None:
+        """Close its fd, unless it has none or a thread still reads."""
+        if file.fd >= 0 and not file.readers:
+            os.close(file.fd)
+            file.fd = -1
+            del self._open[file]

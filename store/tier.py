@@ -1,0 +1,297 @@
+"""The SSD tier of one store rank: blocks in sealed HDF5 files, found by key.
+
+Called by a store rank: `load` from its loading thread, everything else through `store.tier_writer`. Knows
+nothing of messages or of DRAM beyond the buffers it is given. Explained in docs/reference/hdf5-tier.md:
+
+    append -> open segment file -> seal (64 MiB, or 1 s after its first block) -> served, durable
+    start:    what was not sealed is deleted, every sealed file is verified, bad ones are set aside
+    capacity: whole files go, the least recently used first
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
+from store.layout import BlockLayout, as_bytes
+from store.sealed_set import SealedSet
+from store.segment_file import SegmentWriter, file_nbytes, open_sealed
+from store.tier_folder import TierFolder, segment_name
+
+SEGMENT_NBYTES = 64 << 20
+SEAL_AFTER_S = 1.0
+RETRY_AFTER_S = 5.0
+"""After a failed write nothing is tried for this long: a full disk seldom empties sooner, and each try
+costs an open file."""
+
+COUNTERS = (
+    "blocks_written",
+    "bytes_written",
+    "files_sealed",
+    "write_errors",
+    "blocks_loaded",
+    "bytes_loaded",
+    "bad_blocks",
+    "files_bad",
+    "files_unsealed",
+)
+
+
+class HDF5Tier:
+    """One tier: its own folder, which it writes, and any number of adopted ones, which it only reads.
+
+        counters   see COUNTERS, since the start
+        notes      one line for each thing found at the start that somebody should know
+
+    Raises TierInUse, TierFolderError (from any folder), TierError when the capacity holds no block.
+    append, seal and close belong to one thread; load and the questions may come from any.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        capacity_bytes: int,
+        layout: BlockLayout,
+        fingerprint_hex: str,
+        *,
+        adopted: Sequence[Path | str] = (),
+        segment_bytes: int = SEGMENT_NBYTES,
+        seal_after_s: float = SEAL_AFTER_S,
+    ):
+        if capacity_bytes < file_nbytes(layout, 1):
+            raise TierError(
+                f"a tier of {capacity_bytes} B holds no block of {layout.nbytes} B; "
+                f"raise it to at least {file_nbytes(layout, 1)} B"
+            )
+        self.layout, self.capacity_bytes, self.seal_after_s = layout, capacity_bytes, seal_after_s
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.notes: list[str] = []
+        self._fingerprint = bytes.fromhex(fingerprint_hex)
+        # A small tier has small files, so that evicting one of them does not empty it.
+        self._segment_bytes = max(min(segment_bytes, capacity_bytes // 4), layout.nbytes)
+        self._sealed = SealedSet()
+        self._writer: SegmentWriter | None = None
+        self._open_keys: set[int] = set()
+        self._first_write = self._retry_at = float("-inf")
+        self._seal_s_per_byte = 5e-9  # 200 MB/s until measured
+        self._folders: list[TierFolder] = []
+        try:
+            for path in (folder, *adopted):
+                self._folders.append(TierFolder(path))
+            self._rebuild()
+        except BaseException:
+            self._release_folders()
+            raise
+        self._next_number = self._folders[0].next_number()
+        self._sealed.evict_to(capacity_bytes)
+
+    # ------------------------------------------------------------------------------ questions
+
+    def __contains__(self, key: int) -> bool:
+        """Whether a sealed file holds this key."""
+        return key in self._sealed
+
+    def __len__(self) -> int:
+        """Blocks that can be loaded."""
+        return len(self._sealed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sealed files."""
+        return self._sealed.nbytes
+
+    def blocks(self) -> tuple[list[int], list[int]]:
+        """(keys, digests) of all blocks that can be loaded, hottest last."""
+        return self._sealed.blocks()
+
+    def take_evicted(self) -> list[int]:
+        """Keys that left the tier for want of capacity since the last call."""
+        return self._sealed.take_evicted()
+
+    def stats(self) -> dict[str, int]:
+        """Counters (COUNTERS, files_evicted, blocks_evicted), and gauges: blocks, bytes, open_bytes."""
+        sealed = self._sealed
+        evicted = {"files_evicted": sealed.files_evicted, "blocks_evicted": sealed.blocks_evicted}
+        gauges = {"blocks": len(sealed), "bytes": sealed.nbytes, "open_bytes": self.open_bytes}
+        return self.counters | evicted | gauges
+
+    # ---------------------------------------------------------------------------------- read
+
+    def load(self, key: int, out: object, digest: int | None = None) -> list[int]:
+        """Read one block straight into out and verify it; returns its checksums per layer.
+
+        out      writable, contiguous, exactly layout.nbytes, e.g. a range of the DRAM segment
+        digest   of the tokens that are wanted; another one is a miss
+
+        Raises BlockMissing; BadBlock when the bytes are not those that were written (out is undefined
+        then, and the key is no longer served); LayoutError for a buffer of another size.
+        """
+        view = as_bytes(out, self.layout.nbytes)
+        if view.readonly:
+            raise LayoutError("a block cannot be loaded into a read-only buffer")
+        try:
+            file, row = self._sealed.acquire(key, digest)
+            try:
+                sums = file.read_block(row, view)
+            finally:
+                self._sealed.give_back(file)
+        except BadBlock:
+            self.forget([key])
+            self.counters["bad_blocks"] += 1
+            raise
+        self.counters["blocks_loaded"] += 1
+        self.counters["bytes_loaded"] += len(view)
+        return sums
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Serve these no longer (until the next start); unknown ones are passed over."""
+        self._sealed.forget(keys)
+
+    # --------------------------------------------------------------------------------- write
+
+    def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
+        """Write a block into the open file. False when it is there already, sealed.
+
+        Raises BadBlock when the checksums do not fit the bytes; TierWriteError when it cannot be written
+        (its `lost`: earlier blocks that went with the open file; empty for a full disk).
+        """
+        view = as_bytes(block, self.layout.nbytes)
+        if self.layout.checksums(view) != list(checksums):
+            self.counters["bad_blocks"] += 1
+            raise BadBlock(key, "DRAM", "checksums differ from those of put_end")
+        if key in self._sealed:
+            return False
+        if self._writer is not None and key in self._open_keys:
+            return True
+        if now < self._retry_at:
+            raise TierWriteError(f"waiting {self._retry_at - now:.1f} s after the last failure")
+        try:
+            self._make_room()
+            if self._writer is None:
+                self._writer = self._new_file()
+            if not self._writer.keys:
+                self._first_write = now
+            self._writer.append(key, digest, checksums, view)
+        except (OSError, RuntimeError) as error:
+            raise self._write_failed(error, now) from None
+        self._open_keys.add(key)
+        self.counters["blocks_written"] += 1
+        self.counters["bytes_written"] += len(view)
+        return True
+
+    @property
+    def open_keys(self) -> list[int]:
+        """Keys in the open file: written, not durable."""
+        return list(self._writer.keys) if self._writer else []
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of blocks in the open file."""
+        return self._writer.nbytes if self._writer else 0
+
+    @property
+    def seal_at(self) -> float | None:
+        """When the open file is to be sealed (at once when it is full); None without one."""
+        if not self._writer or not self._writer.keys:
+            return None
+        if self._writer.nbytes + self.layout.nbytes > self._segment_bytes:
+            return float("-inf")
+        return self._first_write + self.seal_after_s
+
+    @property
+    def seal_estimate_s(self) -> float:
+        """How long sealing the open file would take, judged by the last one."""
+        return self.open_bytes * self._seal_s_per_byte
+
+    def seal(self) -> list[int]:
+        """Make the open file durable and serve it; returns its keys, empty when there was nothing.
+
+        Raises TierWriteError, with the lost keys, when it cannot be made durable.
+        """
+        writer, self._writer = self._writer, None
+        self._open_keys = set()
+        if writer is None:
+            return []
+        if not writer.keys:
+            writer.abandon()
+            return []
+        started = time.monotonic()
+        try:
+            file = writer.seal(self._next_number)
+            self._folders[0].sync()
+        except (OSError, RuntimeError, SegmentFileError) as error:
+            self.counters["write_errors"] += 1
+            writer.abandon()
+            writer.path.unlink(missing_ok=True)
+            raise TierWriteError(str(error).splitlines()[0], tuple(writer.keys)) from None
+        self._seal_s_per_byte = (time.monotonic() - started) / writer.nbytes
+        self._next_number += 1
+        self.counters["files_sealed"] += 1
+        self._sealed.serve(file)
+        self._sealed.evict_to(self.capacity_bytes)
+        return list(writer.keys)
+
+    def close(self) -> None:
+        """Seal what is open, close everything, give the folders up. Idempotent; raises TierWriteError."""
+        try:
+            if self._folders:
+                self.seal()
+        finally:
+            self._sealed.close()
+            self._release_folders()
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _new_file(self) -> SegmentWriter:
+        path = self._folders[0].path / segment_name(self._next_number)
+        return SegmentWriter(path, self.layout, self._fingerprint)
+
+    def _make_room(self) -> None:
+        """Evict until the open file and one more block fit into the capacity."""
+        blocks = len(self._writer.keys) if self._writer else 0
+        self._sealed.evict_to(self.capacity_bytes - file_nbytes(self.layout, blocks + 1))
+
+    def _write_failed(self, error: Exception, now: float) -> TierWriteError:
+        """Clean up after a failed append. A full disk was met before libhdf5 wrote: what the open file
+        has is whole, and is sealed. After anything else the file cannot be trusted."""
+        self.counters["write_errors"] += 1
+        self._retry_at = now + RETRY_AFTER_S
+        reason = (
+            error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        )
+        writer = self._writer
+        if writer is None or writer.whole:
+            return TierWriteError(reason)
+        self._writer, self._open_keys = None, set()
+        writer.abandon()
+        return TierWriteError(reason, tuple(writer.keys))
+
+    def _rebuild(self) -> None:
+        """Verify and index every sealed file of every folder, coldest first; set bad ones aside."""
+        found = []
+        for folder in self._folders:
+            self.counters["files_unsealed"] += folder.delete_open()
+            found += [(path.lstat().st_mtime_ns, number, path, folder) for number, path in folder.sealed()]
+        other_kind = 0
+        for _, number, path, folder in sorted(found, key=lambda item: item[:2]):
+            try:
+                file = open_sealed(path, number, self.layout, self._fingerprint)
+            except (SegmentFileError, OSError) as error:
+                reason = error.reason if isinstance(error, SegmentFileError) else error.strerror
+                self.counters["files_bad"] += 1
+                self.notes.append(f"tier file {path} set aside as .bad: {reason}")
+                folder.set_aside(path)
+                continue
+            other_kind += not file.same_kind
+            self._sealed.serve(file)
+        if self.counters["files_unsealed"]:
+            self.notes.append(f"{self.counters['files_unsealed']} unsealed tier files deleted")
+        if other_kind:
+            self.notes.append(f"{other_kind} tier files of another model or layout kept, not served")
+
+    def _release_folders(self) -> None:
+        for folder in self._folders:
+            folder.release()
+        self._folders = []

@@ -1,0 +1,126 @@
+"""A tier's folder: who has it, who may read it, what lies in it.
+
+Used by `store.tier`; `adoptable_folders` by store ranks at their start. Knows names and locks, not what
+is in a file. Explained in docs/reference/hdf5-tier.md:
+
+    <root>/store-<j>/          0700, one per store rank
+        lock                   held (flock) by the process whose pid stands in it
+        seg-<n>.h5             sealed: read, never written again
+        seg-<n>.h5.open        being written; left by a killed process: deleted at the next start
+        seg-<n>.h5.bad         failed a check: set aside, for a human to look at or delete
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from store.errors import TierFolderError, TierInUse
+
+SEALED = re.compile(r"seg-(\d{8,12})\.h5")
+OPEN_SUFFIX = ".open"
+BAD_SUFFIX = ".bad"
+_STORE = re.compile(r"store-(\d{1,6})")
+
+
+def segment_name(number: int) -> str:
+    """File name of sealed segment `number`."""
+    return f"seg-{number:08d}.h5"
+
+
+def store_folder(root: Path | str, store_index: int) -> Path:
+    """The folder that store rank `store_index` (0, 1, ...) writes into."""
+    return Path(root) / f"store-{store_index}"
+
+
+def adoptable_folders(root: Path | str, store_index: int, store_count: int) -> list[Path]:
+    """Folders that store rank `store_index` of `store_count` serves: its own first, there or not, then
+    every existing store-<j> with j % store_count == store_index, so that a restart with fewer (or more)
+    store ranks loses no block. Raises TierFolderError when the root cannot be listed."""
+    if not 0 <= store_index < store_count:
+        raise TierFolderError(root, f"store rank {store_index} of {store_count}")
+    own = store_folder(root, store_index)
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return [own]
+    except OSError as error:
+        raise TierFolderError(root, f"cannot be listed: {error.strerror}") from None
+    matches = filter(None, map(_STORE.fullmatch, names))
+    numbers = sorted({int(match[1]) for match in matches if match[1] == str(int(match[1]))})
+    return [own] + [
+        store_folder(root, number)
+        for number in numbers
+        if number % store_count == store_index
+        and number != store_index
+        and store_folder(root, number).is_dir()
+    ]
+
+
+class TierFolder:
+    """A locked folder. Raises TierInUse when another has it, TierFolderError when it cannot be used."""
+
+    def __init__(self, folder: Path | str):
+        self.path = Path(folder)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o700)
+            self._lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise TierFolderError(
+                folder, f"cannot be written: {error.strerror}; give another folder"
+            ) from None
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = _pid_in(self._lock_fd)
+            os.close(self._lock_fd)
+            if isinstance(error, BlockingIOError):
+                raise TierInUse(folder, pid) from None
+            raise TierFolderError(folder, f"cannot be locked: {error.strerror}") from None
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+    def sealed(self) -> Iterator[tuple[int, Path]]:
+        """(number, path) of each sealed file, ascending."""
+        found = ((SEALED.fullmatch(name), name) for name in os.listdir(self.path))
+        yield from sorted((int(match[1]), self.path / name) for match, name in found if match)
+
+    def delete_open(self) -> int:
+        """Delete what a killed process left unsealed; returns how many files."""
+        left = [name for name in os.listdir(self.path) if name.endswith(OPEN_SUFFIX)]
+        for name in left:
+            (self.path / name).unlink()
+        return len(left)
+
+    def next_number(self) -> int:
+        """One more than that of any file here, set-aside ones included."""
+        stems = (name.removesuffix(BAD_SUFFIX).removesuffix(OPEN_SUFFIX) for name in os.listdir(self.path))
+        return max((int(match[1]) for match in map(SEALED.fullmatch, stems) if match), default=0) + 1
+
+    def set_aside(self, path: Path) -> None:
+        """Rename a bad file so that it is never looked at again."""
+        path.rename(path.with_name(path.name + BAD_SUFFIX))
+
+    def sync(self) -> None:
+        """Make renames and deletions durable."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def release(self) -> None:
+        """Give the folder up. The lock file stays: deleting it would let two processes lock two files."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _pid_in(fd: int) -> int:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
