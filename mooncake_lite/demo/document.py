@@ -1,0 +1,39 @@
+"""The long document that the demo asks about: docs/explain/paper.md, shortened to a number of tokens.
+
+Called by `demo.story`. Knows nothing of HTTP. The page lies in the package through a link to docs/, so
+there is one copy of it, and an installed wheel carries it as package data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.resources import files
+
+DOCUMENT_TOKENS = 1600
+"""Long enough that computing it takes seconds on two cores, short enough that the demo takes two minutes."""
+
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+def document_text() -> str:
+    """The whole page as plain prose: links keep their words and lose their targets."""
+    page = (files("mooncake_lite") / "paper.md").read_text(encoding="utf-8")
+    return _LINK.sub(r"\1", page)
+
+
+def shorten(text: str, limit_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """The longest beginning of `text` that has at most `limit_tokens` tokens and ends with a word.
+
+    count_tokens   tokens of a text. It is asked about log2(words) times: a beginning with more words never
+                   has fewer tokens by more than a few, which a binary search tolerates.
+    """
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
+    low, high = 0, len(ends)  # the first `low` words fit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count_tokens(text[: ends[middle - 1]]) <= limit_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return text[: ends[low - 1]] if low else ""
