@@ -21,6 +21,7 @@ from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
 from transport.segments import Segments
 
 if TYPE_CHECKING:
+    from transport.courier import Courier, Job
     from transport.world import World
 
 __all__ = ["Batch", "Transfer", "TransferEngine"]
@@ -31,6 +32,10 @@ wake another thread."""
 
 PIECE_BYTES = 2 * 2**20
 """Longer copies are cut, so that the worker and whoever waits can share them."""
+
+
+Remote = dict[tuple[int, str], list[tuple[int, np.ndarray]]]
+"""(rank, op) -> (index in the batch, local bytes) of each transfer with another node."""
 
 
 @dataclass(slots=True)
@@ -53,11 +58,14 @@ class TransferEngine:
 
     world           all ranks; each makes its engine at the same time (collective)
     segment_bytes   of the own segment, which may be 0; it begins zeroed
+    stall_s         between nodes: a transfer in which nothing moves for this long is tried once more,
+                    then reported as TransferTimeout
+    address         of this host, as other nodes reach it; found out when empty
 
     submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit.
     """
 
-    def __init__(self, world: World, segment_bytes: int):
+    def __init__(self, world: World, segment_bytes: int, *, stall_s: float = 5.0, address: str = ""):
         self._world = world
         self._segments = Segments(world, segment_bytes)
         self._lock = threading.Lock()
@@ -67,6 +75,11 @@ class TransferEngine:
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="copier", daemon=True)
         self._worker.start()
+        self._courier: Courier | None = None
+        if not world.one_node:
+            from transport.courier import Courier
+
+            self._courier = Courier(world, self._segments.local, stall_s, address, self._end_job)
 
     @property
     def local(self) -> np.ndarray:
@@ -84,6 +97,16 @@ class TransferEngine:
         with self._lock:
             return {path: asdict(counters) for path, counters in self._counters.items()}
 
+    @property
+    def control_counters(self) -> dict[str, int]:
+        """channel.Counters of the requests between nodes; empty on one node."""
+        return self._courier.control() if self._courier is not None else {}
+
+    @property
+    def served_bytes(self) -> dict[str, int]:
+        """Bytes of the own segment that ranks of other nodes have asked for: "read" and "written"."""
+        return dict(self._courier.served_bytes) if self._courier is not None else {"read": 0, "written": 0}
+
     def path_to(self, rank: int) -> str:
         """ "shared" for a rank of this node, else "two_sided"."""
         return "shared" if rank in self._segments.views else "two_sided"
@@ -97,13 +120,13 @@ class TransferEngine:
         if self._closed:
             raise EngineClosed("the engine is closed")
         batch = Batch(transfers, self._copy_all)
-        remote: dict[tuple[int, str], list[tuple[int, np.ndarray]]] = {}
+        remote: Remote = {}
         lost: dict[int, TransferError] = {}
         total = 0
         for index, transfer in enumerate(transfers):
             view = self._checked(transfer)
             if transfer.rank in self._lost:
-                lost[index] = self._peer_lost(transfer.rank)
+                lost[index] = PeerLost(transfer.rank, self._lost[transfer.rank])
             elif transfer.rank in self._segments.views:
                 self._plan_copy(batch, transfer, view)
                 total += transfer.nbytes
@@ -118,16 +141,20 @@ class TransferEngine:
         Any thread may call this, also twice.
         """
         self._lost.setdefault(rank, reason)
+        if self._courier is not None:
+            self._courier.mark_lost(rank, reason)
 
     def close(self) -> None:
-        """End the threads; what was not done fails with EngineClosed. May be called twice."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+        """End the threads: copies on this node are finished, what is under way between nodes fails with
+        EngineClosed. May be called twice."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        self._queue.put(None)
         self._worker.join(timeout=5)
-
-    def _peer_lost(self, rank: int) -> PeerLost:
-        return PeerLost(f"rank {rank} is lost: {self._lost[rank]}", rank)
+        if self._courier is not None:
+            self._courier.close()
 
     def _checked(self, transfer: Transfer) -> np.ndarray:
         """The local bytes of a transfer that can work. Raises BadTransfer."""
@@ -168,18 +195,42 @@ class TransferEngine:
     def _start(
         self,
         batch: Batch,
-        remote: dict[tuple[int, str], list[tuple[int, np.ndarray]]],
+        remote: Remote,
         lost: dict[int, TransferError],
         shared_bytes: int,
     ) -> None:
         """Hand the parts of a planned batch to those who do them."""
-        batch.add_parts(len(batch.copies) + len(remote) + (1 if lost else 0))
+        jobs = _jobs(batch, remote)
+        batch.add_parts(len(batch.copies) + len(jobs) + (1 if lost else 0))
         if lost:
             batch.end_parts(1, lost)
-        if shared_bytes <= INLINE_BYTES:
-            self._copy_all(batch)
-        else:
-            self._queue.put(batch)
+        with self._lock:  # so that nothing is queued behind the end of the threads
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            for job in jobs:
+                assert self._courier is not None
+                self._courier.start(job)
+            if shared_bytes > INLINE_BYTES:
+                self._queue.put(batch)
+                return
+        self._copy_all(batch)
+
+    def _end_job(self, job: Job, error: TransferError | None) -> None:
+        """Called by the courier with each job that has ended."""
+        with self._lock:
+            counters = self._counters["two_sided"]
+            counters.seconds += time.monotonic() - job.started_s if job.started_s else 0.0
+            if error is not None:
+                counters.failed += len(job.indices)
+            else:
+                counters.transfers += len(job.indices)
+                if job.op == "read":
+                    counters.bytes_read += job.nbytes
+                else:
+                    counters.bytes_written += job.nbytes
+        if isinstance(error, PeerLost):
+            self._lost.setdefault(job.rank, error.reason)
+        job.batch.end_parts(1, None if error is None else dict.fromkeys(job.indices, error))
 
     def _work(self) -> None:
         while (batch := self._queue.get()) is not None:
@@ -209,3 +260,20 @@ class TransferEngine:
             shared.transfers += count
             shared.seconds += time.perf_counter() - start
         batch.end_parts(count)
+
+
+def _jobs(batch: Batch, remote: Remote) -> list[Job]:
+    """What the courier shall do for this batch: a job per rank and direction, of bounded length."""
+    if not remote:
+        return []
+    from transport.courier import MAX_RANGES, Job
+
+    jobs = []
+    for (rank, op), entries in remote.items():
+        for first in range(0, len(entries), MAX_RANGES):
+            some = entries[first : first + MAX_RANGES]
+            indices = [index for index, _ in some]
+            views = [view for _, view in some]
+            offsets = [batch.transfers[index].offset for index in indices]
+            jobs.append(Job(op, rank, batch, indices, views, offsets))
+    return jobs

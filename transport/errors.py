@@ -53,7 +53,11 @@ class TransferRefused(TransferError):
 
 
 class PeerLost(TransferError):
-    """The other rank is dead."""
+    """The other rank is dead, for this reason."""
+
+    def __init__(self, rank: int, reason: str):
+        super().__init__(f"rank {rank} is lost: {reason}", rank)
+        self.reason = reason
 
 
 class TransferTimeout(TransferError, TimeoutError):

@@ -1,0 +1,116 @@
+"""Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED"""
+
+import os
+import sys
+
+import numpy as np
+
+from transport.engine import Transfer, TransferEngine
+from transport.errors import BadTransfer
+from transport.world import World
+
+MIB = 2**20
+SIZES = [0, 1, 4096, 12 * 1024, 63 * 1024, 64 * 1024, 300_000, MIB, 5 * MIB + 3]
+
+
+def pattern(rank: int, start: int, nbytes: int) -> np.ndarray:
+    """Bytes start .. start+nbytes of what `rank` writes; differs with the rank and with each position."""
+    places = np.arange(start, start + nbytes, dtype=np.uint64)
+    return ((places * np.uint64(2654435761) + np.uint64(rank * 7919 + 13)) >> np.uint64(11)).astype(np.uint8)
+
+
+def ranges(rng: np.random.Generator, size: int, count: int) -> list[tuple[int, int]]:
+    chosen = [min(int(rng.choice(SIZES)), size) for _ in range(count)]
+    return [(int(rng.integers(0, size - nbytes + 1)), nbytes) for nbytes in chosen]
+
+
+def read_everywhere(world: World, engine: TransferEngine, rng: np.random.Generator) -> None:
+    for _ in range(3):
+        wanted = [(rank, *some) for rank in range(world.size) for some in ranges(rng, engine.sizes[rank], 12)]
+        buffers = [np.zeros(nbytes, np.uint8) for _, _, nbytes in wanted]
+        transfers = [
+            Transfer("read", buffer, rank, 0, offset, nbytes)
+            for buffer, (rank, offset, nbytes) in zip(buffers, wanted)
+        ]
+        engine.submit(transfers).wait(20)
+        for buffer, (rank, offset, nbytes) in zip(buffers, wanted):
+            assert np.array_equal(buffer, pattern(rank, offset, nbytes)), (rank, offset, nbytes)
+
+
+def write_everywhere(world: World, engine: TransferEngine) -> None:
+    """Each rank writes its own stripe of each segment, half of it in small ranges."""
+    transfers = []
+    for rank, size in enumerate(engine.sizes):
+        stripe = size // world.size
+        start, half = world.rank * stripe, stripe // 2
+        data = pattern(world.rank, start, stripe)
+        transfers.append(Transfer("write", data[half:], rank, 0, start + half, stripe - half))
+        for offset in range(0, half, 10_000):
+            nbytes = min(10_000, half - offset)
+            transfers.append(Transfer("write", data[offset:], rank, 0, start + offset, nbytes))
+    engine.submit(transfers).wait(20)
+    world.barrier()
+    stripe = engine.local.nbytes // world.size
+    for rank in range(world.size):
+        found = engine.local[rank * stripe : (rank + 1) * stripe]
+        assert np.array_equal(found, pattern(rank, rank * stripe, stripe)), rank
+
+
+def between_segments(world: World, engine: TransferEngine) -> None:
+    """From another rank's segment into the own one, without a buffer in between."""
+    other = (world.rank + world.size - 1) % world.size
+    nbytes = MIB  # the others are doing the same: they read the first MiB and write the last
+    last = engine.local.nbytes - nbytes
+    engine.submit([Transfer("read", (0, last), other, 0, 0, nbytes)]).wait(20)
+    stripe = engine.sizes[other] // world.size
+    expected = np.concatenate([pattern(rank, rank * stripe, stripe) for rank in range(world.size)])
+    assert np.array_equal(engine.local[last:], expected[:nbytes])
+
+
+def refuses_what_is_outside(world: World, engine: TransferEngine) -> None:
+    other = (world.rank + 1) % world.size
+    size = engine.sizes[other]
+    buffer = np.zeros(100, np.uint8)
+    for offset, nbytes in ((size - 99, 100), (-1, 10), (size + 1, 0), (0, -1)):
+        try:
+            engine.submit([Transfer("read", buffer, other, 0, offset, nbytes)])
+        except BadTransfer as error:
+            assert f"{size} bytes of rank {other}" in str(error)
+        else:
+            raise AssertionError((offset, nbytes))
+
+
+def main() -> None:
+    world = World.start(limit_s=20)
+    rng = np.random.default_rng([int(sys.argv[1]), world.rank])
+    # Sizes differ: nothing may assume a common one. All are larger than the largest range's slices.
+    engine = TransferEngine(world, (6 + 2 * world.rank) * MIB + 4 * world.rank)
+    engine.local[:] = pattern(world.rank, 0, engine.local.nbytes)
+    world.barrier()
+    read_everywhere(world, engine, rng)
+    world.barrier()
+    write_everywhere(world, engine)
+    world.barrier()
+    between_segments(world, engine)
+    refuses_what_is_outside(world, engine)
+    world.barrier()
+    moved = engine.counters
+    control = engine.control_counters.get("bytes_out", 0)
+    print(
+        f"rank {world.rank} of {len(set(world.node_of))} nodes: shared {moved['shared']['bytes_read']}, "
+        f"two-sided {moved['two_sided']['bytes_read']}, control {control}, ok",
+        flush=True,
+    )
+    engine.close()
+    assert world.finish(5), "MPI did not end"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException as error:
+        print(f"FAILED: {type(error).__name__}: {error}", flush=True)
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)

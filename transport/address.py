@@ -1,0 +1,60 @@
+"""Which address of this host other hosts reach it at.
+
+Used by `engine`, and by the roles for the control channel beyond one host. Sends nothing: the routing
+table is asked by connecting a UDP socket. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+from transport.errors import ChannelError
+
+_ANYWHERE = "192.0.2.1"
+"""A documentation address (RFC 5737): its route is the default route."""
+
+_DISCARD_PORT = 9
+
+
+def tcp_endpoint(address: str, port: int | str) -> str:
+    """ "tcp://ADDRESS:PORT", with brackets around an IPv6 address."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def address_towards(host: str) -> str | None:
+    """The own address in packets to `host`; None when it is unknown, unreachable, or this host itself."""
+    try:
+        candidates = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, protocol, _, target in candidates:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                found = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if _serves_others(found):
+            return found
+    return None
+
+
+def _serves_others(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return not (parsed.is_loopback or parsed.is_unspecified or parsed.is_link_local)
+
+
+def reachable_address(hosts: Iterable[str], override: str = "") -> str:
+    """The address at which `hosts` reach this one; `override`, when given, is believed.
+
+    Raises ChannelError when this host has none but loopback.
+    """
+    if override:
+        return override
+    for host in [*hosts, _ANYWHERE]:
+        found = address_towards(host)
+        if found is not None:
+            return found
+    raise ChannelError("no address other hosts could reach this one at was found; name one (--control-host)")

@@ -1,0 +1,410 @@
+"""Moves bytes to and from ranks of other nodes: small requests over ZeroMQ, bytes over two-sided MPI.
+
+Made by `engine` where the world has more than one node; one thread per rank, which waits on its socket
+and enters MPI only while something is in flight, so that waiting costs no core.
+Explained in docs/explain/transport.md, with both conversations drawn.
+
+    read    A: post receives            write   A:
+            A -> B  ReadRequest                 A -> B  WriteRequest
+            B => A  bytes (MPI)                 B: post receives;  B -> A  Accept
+            A -> B  Done                        A => B  bytes (MPI);  B -> A  Done
+    B answers Refuse to what it will not do; A sends Cancel when it gives up.
+    Done is awaited also by the sender of a read: MPI may still hold bytes that it has taken over,
+    and they only leave while someone calls it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from transport.address import reachable_address, tcp_endpoint
+from transport.batch import Batch
+from transport.channel import CurveKeys, Hub, Spoke
+from transport.errors import (
+    EngineClosed,
+    PeerLost,
+    TransferError,
+    TransferRefused,
+    TransferTimeout,
+)
+from transport.slices import Stream
+from transport.wire import Decoder
+
+if TYPE_CHECKING:
+    from transport.world import World
+
+MAX_RANGES = 4096
+"""Ranges of one request; more become several requests."""
+
+MESSAGE_BYTES = 128 * 1024
+"""Largest message: MAX_RANGES offsets and lengths of 9 bytes each, and room."""
+
+SPIN_S = 0.002
+"""How long after the last progress MPI is tested without a pause; then once in a millisecond."""
+
+TESTS = 4
+"""Advances of each exchange between two looks at the socket, which cost ten times as much."""
+
+TRIES = 2
+"""A transfer that stalls is tried once more, under a new number, before it is reported."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Send me these ranges of your segment, with the tag that belongs to `number`."""
+
+    number: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+class WriteRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I want to write these ranges of your segment."""
+
+    number: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The receives of your write are posted."""
+
+    number: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Every byte has arrived. `mine`: the number is one that the sender of this message chose."""
+
+    number: int
+    mine: bool
+
+
+class Refuse(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I will not do this, because of `reason`."""
+
+    number: int
+    reason: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I have given up my request."""
+
+    number: int
+
+
+Request = ReadRequest | WriteRequest
+
+
+@dataclass(slots=True)
+class Job:
+    """Transfers of one batch with one rank in one direction: one part of the batch.
+
+    views, offsets   of each transfer: its local bytes, and where they belong in the other's segment
+    indices          of the transfers in the batch
+    """
+
+    op: str
+    rank: int
+    batch: Batch
+    indices: list[int]
+    views: list[np.ndarray]
+    offsets: list[int]
+    tries: int = 0
+    started_s: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(view.nbytes for view in self.views)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request under way, on either side. job is None on the side that serves.
+
+    stream      None while a write waits for Accept
+    confirmed   the other side has said Done
+    touched_s   when something last moved
+    """
+
+    op: str
+    rank: int
+    number: int
+    touched_s: float
+    stream: Stream | None
+    job: Job | None = None
+    confirmed: bool = False
+
+    @property
+    def receiving(self) -> bool:
+        return (self.op == "read") == (self.job is not None)
+
+
+Ended = Callable[[Job, TransferError | None], None]
+Key = tuple[bool, int, int]
+"""(whether the number is ours, the other rank, number)."""
+
+
+class Courier:
+    """The cross-node side of one rank's engine. Collective: every rank makes one at the same time.
+
+    segment     the own one, which others ask for
+    stall_s     an exchange in which nothing moves for this long has failed
+    ended       called on this thread with each job and its error, or None
+    """
+
+    def __init__(self, world: World, segment: np.ndarray, stall_s: float, address: str, ended: Ended):
+        self._world, self._segment, self._stall_s, self._ended = world, segment, stall_s, ended
+        self._comm = world.comm.Dup()
+        self._comm.Set_errhandler(world.mpi.ERRORS_RETURN)
+        world.free_at_finish(self._comm.Free)
+        self._tags = int(self._comm.Get_attr(world.mpi.TAG_UB)) // 2
+        self.served_bytes = {"read": 0, "written": 0}
+        self._exchanges: dict[Key, Exchange] = {}
+        self._lost: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._number = 0
+        self._commands: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._moved_s = 0.0
+        self._connect(address)
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread.start()
+
+    def _connect(self, address: str) -> None:
+        """Bind, and exchange endpoints and keys over MPI."""
+        world = self._world
+        here = world.node_of[world.rank]
+        others = {rank for rank, node in enumerate(world.node_of) if node != here}
+        first = CurveKeys.generate().to_bytes() if world.rank == 0 else None
+        curve = CurveKeys.generate(client=CurveKeys.from_bytes(world.bcast_bytes(first)))
+        names = {str(rank) for rank in others}
+        decoder = Decoder(ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel, MESSAGE_BYTES)
+        bind = tcp_endpoint(
+            reachable_address([world.hostnames[rank] for rank in sorted(others)], address), "*"
+        )
+        self._hub = Hub([bind], decoder, curve, may_join=names.__contains__)
+        mine = msgspec.msgpack.encode([self._hub.endpoints[0], curve.server_public])
+        cards = [msgspec.msgpack.decode(card, type=tuple[str, str]) for card in world.allgather_bytes(mine)]
+        self._spokes = {
+            rank: Spoke(
+                cards[rank][0],
+                str(world.rank),
+                decoder,
+                curve.for_server(cards[rank][1]),
+                context=self._hub.context,
+            )
+            for rank in others
+        }
+
+    # ------------------------------------------------------------------ called by other threads
+
+    def start(self, job: Job) -> None:
+        """Begin a job of at most MAX_RANGES ranges; its end is told through `ended`."""
+        self._tell(lambda: self._ask(job, time.monotonic()))
+
+    def mark_lost(self, rank: int, reason: str) -> None:
+        """Fail what is under way with this rank, and what is asked for later."""
+        self._tell(lambda: self._lose(rank, reason))
+
+    def control(self) -> dict[str, int]:
+        """Counters of the ZeroMQ side, summed over the sockets."""
+        totals = self._hub.counters.as_dict()
+        for spoke in self._spokes.values():
+            for name, value in spoke.counters.as_dict().items():
+                totals[name] += value
+        return totals
+
+    def close(self) -> None:
+        """Fail what is under way with EngineClosed and end the thread."""
+        self._closing = True
+        self._hub.wake()
+        self._thread.join(timeout=5)
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._hub.wake()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._closing:
+            patience_s = self._patience(last)
+            received = self._hub.receive(patience_s)
+            now = time.monotonic()
+            self._forgive(now - last - patience_s)
+            last = now
+            for peer, message in received:
+                self._on_message(int(peer), message, now)
+            while self._commands:
+                self._commands.popleft()()
+            self._progress(now)
+        self._shut()
+
+    def _patience(self, now: float) -> float:
+        if not self._exchanges:
+            return 1.0
+        return 0.0 if now - self._moved_s < SPIN_S else 0.001
+
+    def _forgive(self, late_s: float) -> None:
+        """This process was not run for a while: what did not move meanwhile has not stalled."""
+        if late_s > self._stall_s / 4:
+            for exchange in self._exchanges.values():
+                exchange.touched_s += late_s
+
+    def _progress(self, now: float) -> None:
+        for _ in range(TESTS):
+            for key, exchange in list(self._exchanges.items()):
+                if key in self._exchanges:
+                    self._advance(key, exchange, now)
+        for key, exchange in list(self._exchanges.items()):
+            if now - exchange.touched_s > self._stall_s and key in self._exchanges:
+                self._fail(key, TransferTimeout(self._stalled(exchange), exchange.rank), retry=True)
+
+    def _advance(self, key: Key, exchange: Exchange, now: float) -> None:
+        stream = exchange.stream
+        if stream is None:
+            return
+        try:
+            if stream.finished:
+                self._comm.Iprobe(exchange.rank, 0)  # only to let MPI move what it has taken over
+            elif stream.advance():
+                exchange.touched_s = self._moved_s = now
+        except self._world.mpi.Exception as error:
+            self._on_mpi_error(key, exchange.rank, error)
+            return
+        if stream.finished and (exchange.receiving or exchange.confirmed):
+            del self._exchanges[key]
+            if exchange.receiving:
+                self._send(exchange.rank, Done(exchange.number, mine=exchange.job is not None))
+            if exchange.job is not None:
+                self._ended(exchange.job, None)
+
+    def _on_mpi_error(self, key: Key, rank: int, error: Any) -> None:
+        if error.Get_error_class() == getattr(self._world.mpi, "ERR_PROC_FAILED", None):
+            self._lose(rank, "MPI reports that its process failed")
+        else:
+            self._fail(
+                key, TransferError(f"MPI with rank {rank}: {error.Get_error_string()}", rank), retry=True
+            )
+
+    def _stalled(self, exchange: Exchange) -> str:
+        return f"{exchange.op} with rank {exchange.rank}: nothing moved for {self._stall_s:g} s"
+
+    # ------------------------------------------------------------------ the side that asks
+
+    def _ask(self, job: Job, now: float) -> None:
+        if job.rank in self._lost:
+            self._ended(job, PeerLost(job.rank, self._lost[job.rank]))
+            return
+        self._number += 1
+        number = self._number
+        job.tries += 1
+        job.started_s = job.started_s or now
+        exchange = Exchange(job.op, job.rank, number, now, None, job)
+        key = (True, job.rank, number)
+        self._exchanges[key] = exchange
+        self._moved_s = now
+        lengths = [view.nbytes for view in job.views]
+        if job.op == "read":
+            exchange.stream = self._stream(exchange, job.views)
+            self._advance(key, exchange, now)  # the receives are there before the bytes
+            self._send(job.rank, ReadRequest(number, job.offsets, lengths))
+        else:
+            self._send(job.rank, WriteRequest(number, job.offsets, lengths))
+
+    def _stream(self, exchange: Exchange, views: list[np.ndarray]) -> Stream:
+        """Numbers are chosen by both sides: the lowest bit of a tag keeps reads and writes apart."""
+        tag = 2 * (exchange.number % (self._tags - 1)) + (exchange.op == "write")
+        return Stream(self._comm, exchange.rank, tag, views, sending=not exchange.receiving)
+
+    def _fail(self, key: Key, error: TransferError, retry: bool) -> None:
+        """An exchange has failed: let go of it, and try its job again or report it."""
+        exchange = self._exchanges.pop(key)
+        if exchange.stream is not None:
+            self._kept += exchange.stream.abandon()
+        job = exchange.job
+        if job is None:
+            return
+        if exchange.rank not in self._lost:
+            self._send(exchange.rank, Cancel(exchange.number))
+        if retry and job.tries < TRIES:
+            self._ask(job, time.monotonic())
+        else:
+            self._ended(job, error)
+
+    def _lose(self, rank: int, reason: str) -> None:
+        self._lost.setdefault(rank, reason)
+        for key in [key for key in self._exchanges if key[1] == rank]:
+            self._fail(key, PeerLost(rank, self._lost[rank]), retry=False)
+
+    # ------------------------------------------------------------------ the side that serves
+
+    def _on_message(self, peer: int, message: Any, now: float) -> None:
+        self._moved_s = now
+        if isinstance(message, ReadRequest | WriteRequest):
+            self._serve(peer, message, now)
+            return
+        # A Done names whose number it is as its sender sees it; all others speak of the asker's.
+        ours = not message.mine if isinstance(message, Done) else not isinstance(message, Cancel)
+        key = (ours, peer, message.number)
+        exchange = self._exchanges.get(key)
+        if exchange is None:
+            return  # it was given up
+        exchange.touched_s = now
+        if isinstance(message, Accept) and exchange.job is not None and exchange.stream is None:
+            exchange.stream = self._stream(exchange, exchange.job.views)
+        elif isinstance(message, Done):
+            exchange.confirmed = True
+        elif isinstance(message, Refuse):
+            self._fail(key, TransferRefused(f"rank {peer} refused: {message.reason}", peer), retry=False)
+        elif isinstance(message, Cancel):
+            self._fail(key, TransferError("cancelled", peer), retry=False)
+
+    def _serve(self, peer: int, request: Request, now: float) -> None:
+        reason = self._objection(request)
+        if reason:
+            self._send(peer, Refuse(request.number, reason))
+            return
+        op = "read" if isinstance(request, ReadRequest) else "write"
+        exchange = Exchange(op, peer, request.number, now, None)
+        ranges = zip(request.offsets, request.lengths, strict=True)
+        exchange.stream = self._stream(exchange, [self._segment[at : at + size] for at, size in ranges])
+        key = (False, peer, request.number)
+        self._exchanges[key] = exchange
+        self.served_bytes["read" if op == "read" else "written"] += sum(request.lengths)
+        if op == "write":
+            self._send(peer, Accept(request.number))
+        self._advance(key, exchange, now)
+
+    def _objection(self, request: Request) -> str:
+        """Why this request is refused; "" when it is not."""
+        if len(request.offsets) != len(request.lengths) or len(request.offsets) > MAX_RANGES:
+            return f"{len(request.offsets)} offsets, {len(request.lengths)} lengths, at most {MAX_RANGES}"
+        size = self._segment.nbytes
+        for offset, length in zip(request.offsets, request.lengths, strict=True):
+            if offset < 0 or length < 0 or offset + length > size:
+                return f"range {offset}+{length} is outside the {size} bytes of rank {self._world.rank}"
+        return ""
+
+    def _send(self, rank: int, message: msgspec.Struct) -> None:
+        """A message that cannot be queued is as good as lost: the time limit finds it."""
+        self._spokes[rank].send(message)
+
+    def _shut(self) -> None:
+        for key in list(self._exchanges):
+            self._fail(key, EngineClosed("the engine was closed", key[1]), retry=False)
+        while self._commands:
+            self._commands.popleft()()
+        for key in list(self._exchanges):
+            self._fail(key, EngineClosed("the engine was closed", key[1]), retry=False)
+        for spoke in self._spokes.values():
+            spoke.close()
+        self._hub.close()

@@ -1,0 +1,121 @@
+"""How a list of byte ranges becomes a sequence of MPI messages, sent or received through a window.
+
+Used by `courier` on both sides, which come to the same slices from the same lengths, so that no
+message describes another. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+SLICE_BYTES = 4 * 2**20
+"""Largest MPI message of a transfer: others get their turn in between."""
+
+PACK_BYTES = 256 * 1024
+"""Ranges under a quarter of this are copied together into messages of this size: a message costs about
+10 us across nodes, copying 256 KiB a quarter of that."""
+
+WINDOW = 4
+"""Messages of one transfer that are under way at once: enough that the link never waits for Python."""
+
+Part = tuple[int, int, int]
+"""(range, start, end): bytes start .. end of a range."""
+
+
+def plan(lengths: Sequence[int]) -> Iterator[list[Part]]:
+    """The parts of each message, in order. Together they cover every range once.
+
+    A long range has messages of its own; neighbouring short ones share one.
+    """
+    packed: list[Part] = []
+    room = PACK_BYTES
+    for index, length in enumerate(lengths):
+        short = 4 * length < PACK_BYTES
+        if packed and (not short or length > room):
+            yield packed
+            packed, room = [], PACK_BYTES
+        if short:
+            if length:
+                packed.append((index, 0, length))
+                room -= length
+            continue
+        for start in range(0, length, SLICE_BYTES):
+            yield [(index, start, min(start + SLICE_BYTES, length))]
+    if packed:
+        yield packed
+
+
+class Stream:
+    """One direction of one transfer: posts its messages in order, WINDOW at a time.
+
+    views   one (nbytes,) uint8 per range; to be left alone until finished or abandoned
+    """
+
+    def __init__(self, comm: Any, rank: int, tag: int, views: Sequence[np.ndarray], sending: bool):
+        self._comm, self._rank, self._tag = comm, rank, tag
+        self._views = views
+        self._sending = sending
+        self._plan = plan([view.nbytes for view in views])
+        self._flying: deque[tuple[Any, list[Part], np.ndarray]] = deque()
+        self._more = True
+        self.finished = False
+
+    def advance(self) -> bool:
+        """Collect what has ended and post what may follow; whether anything moved.
+
+        Raises mpi4py's Exception when MPI reports a failure of the other side.
+        """
+        moved = False
+        while self._flying and self._flying[0][0].Test():
+            _, parts, buffer = self._flying.popleft()
+            moved = True
+            if not self._sending and len(parts) > 1:
+                self._unpack(parts, buffer)
+        while self._more and len(self._flying) < WINDOW:
+            parts = next(self._plan, [])
+            if not parts:
+                self._more = False
+                break
+            self._post(parts)
+            moved = True
+        self.finished = not self._more and not self._flying
+        return moved
+
+    def _post(self, parts: list[Part]) -> None:
+        if len(parts) == 1:
+            index, start, end = parts[0]
+            buffer = self._views[index][start:end]
+        elif self._sending:
+            buffer = np.concatenate([self._views[index][start:end] for index, start, end in parts])
+        else:
+            buffer = np.empty(sum(end - start for _, start, end in parts), np.uint8)
+        post = self._comm.Isend if self._sending else self._comm.Irecv
+        self._flying.append((post(buffer, self._rank, self._tag), parts, buffer))
+
+    def _unpack(self, parts: list[Part], buffer: np.ndarray) -> None:
+        position = 0
+        for index, start, end in parts:
+            self._views[index][start:end] = buffer[position : position + end - start]
+            position += end - start
+
+    def abandon(self) -> list[Any]:
+        """Give up. Returns what MPI still holds, to be kept alive: a send cannot be taken back, nor a
+        receive whose message is on its way."""
+        kept = []
+        for entry in self._flying:
+            try:
+                if not self._sending:
+                    entry[0].Cancel()
+                if not entry[0].Test():
+                    kept.append(entry)
+            except Exception as error:
+                # mpi4py's Exception, by duck: a request to a dead rank has ended with its failure.
+                if not hasattr(error, "Get_error_class"):
+                    raise
+        self._flying.clear()
+        self._more = False
+        return kept
