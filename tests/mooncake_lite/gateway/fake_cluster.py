@@ -1,0 +1,255 @@
+"""A cluster made of one thread: it speaks the messages of a conductor and of two ranks, from a script.
+
+Used by the tests of this folder, against a real gateway process. Computes nothing: unless told
+otherwise, an answer is its own prompt, token by token, the first from rank 1, the others from rank 2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from transport.channel import CurveKeys, Hub, Spoke
+from transport.wire import Decoder
+
+LIMIT_S = 10.0
+SERVED_ID = "tiny-model"
+MAX_MODEL_LEN = 512
+FINGERPRINT = bytes(range(16))
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+M = TypeVar("M", bound=m.Message)
+
+
+def make_model_folder(folder: Path) -> Path:
+    """The files of a model that a gateway reads: a byte-level BPE tokenizer, a template, end tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    corpus = ["the quick brown fox jumps over the lazy dog", "stream number one two three", "hello world"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=[AddedToken("<|start|>"), AddedToken("<|end|>")],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(corpus, trainer)
+    inner.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": inner.get_vocab_size(),
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": MAX_MODEL_LEN, "rms_norm_eps": 1e-5,
+        "eos_token_id": 1,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"})
+    )
+    return folder
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class FakeCluster:
+    """A conductor and its ranks. `behaviour` is called with each Submit, in the cluster's thread.
+
+    received    every message of the gateway, in order
+    silent      the conductor hears, and says nothing
+    """
+
+    def __init__(self, run_dir: Path, curve: CurveKeys | None = None):
+        self.behaviour: Callable[[FakeCluster, m.Submit], None] = echo
+        self.status = m.ClusterStatus(True, "all ranks are ready")
+        self.metrics: list[m.Metric] = []
+        self.silent = False
+        self.received: list[m.Message] = []
+        self._curve = curve
+        self._news = threading.Condition()
+        self._todo: list[Callable[[], None]] = []
+        self._ranks: dict[int, Spoke] = {}
+        self._endpoint = f"ipc://{run_dir}/tokens-gateway-0"
+        self._hub = Hub([f"ipc://{run_dir}/control"], Decoder(m.TO_CONDUCTOR))
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="fake-cluster", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- for tests, from any thread
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Run in the cluster's thread, which owns the sockets; errors there fail the test at close()."""
+        with self._news:
+            self._todo.append(work)
+        self._hub.wake()
+
+    def wait_for(self, kind: type[M], matches: Callable[[M], bool] = lambda message: True) -> M:
+        """The first message of this kind that matches; fails after LIMIT_S."""
+        found: list[M] = []
+
+        def look() -> bool:
+            found[:] = [item for item in self.received if isinstance(item, kind) and matches(item)]
+            return bool(found)
+
+        with self._news:
+            assert self._news.wait_for(look, LIMIT_S), f"no {kind.__name__} came; got {self.received[-5:]}"
+        return found[0]
+
+    def forget(self) -> None:
+        """Start a test with an empty memory and the usual behaviour."""
+        with self._news:
+            self.received.clear()
+        self.behaviour = echo
+        self.metrics = []
+
+    def tell_gateway(self, message: m.Message) -> None:
+        """As the conductor."""
+        self.do(lambda: self.to_gateway(message))
+
+    def close(self) -> None:
+        """As a killed conductor: the sockets are gone."""
+        self._ended = True
+        self._hub.wake()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+    # ---------------------------------------------------------------- for behaviours, in its thread
+
+    def to_gateway(self, message: m.Message) -> None:
+        assert self._hub.send("gateway-0", message)
+
+    def tokens(self, rank: int, message: m.Tokens, endpoint: str = "") -> None:
+        """As a rank."""
+        if rank not in self._ranks:
+            curve = self._curve if endpoint else None
+            self._ranks[rank] = Spoke(
+                endpoint or self._endpoint,
+                f"rank-{rank}",
+                Decoder(m.Tokens),
+                curve,
+                context=self._hub.context,
+            )
+        assert self._ranks[rank].send(message)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while not self._ended:
+            received = self._hub.receive(0.5)
+            with self._news:
+                todo, self._todo = self._todo, []
+                self.received += [message for _, message in received]
+                self._news.notify_all()
+            for _, message in received:
+                self._answer(message)
+            for work in todo:
+                work()
+        for spoke in self._ranks.values():
+            spoke.close()
+        self._hub.close()
+
+    def _answer(self, message: m.Message) -> None:
+        if self.silent:
+            return
+        if isinstance(message, m.GatewayHello):
+            self.to_gateway(self.status)
+        elif isinstance(message, m.MetricsRequest):
+            self.to_gateway(m.MetricsReply(message.number, self.metrics))
+        elif isinstance(message, m.Submit):
+            self.behaviour(self, message)
+
+
+def echo(cluster: FakeCluster, submit: m.Submit) -> None:
+    """The answer is the prompt, as far as max_tokens goes."""
+    answer(cluster, submit, submit.token_ids)
+
+
+def answer(cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish: str = "stop") -> None:
+    """These tokens, the first from rank 1 and each other from rank 2, cut at max_tokens."""
+    whole = len(token_ids) <= submit.max_tokens
+    token_ids = token_ids[: submit.max_tokens]
+    cached = {"dram": 16, "ssd": 4}
+    spans = [m.Span("prefill", 1, 0.25, 0, len(submit.token_ids))]
+    cluster.tokens(1, m.Tokens(submit.request_id, 0, token_ids[:1], None, cached, spans))
+    for index in range(1, len(token_ids)):
+        cluster.tokens(2, m.Tokens(submit.request_id, index, token_ids[index : index + 1]))
+    end = finish if whole else "length"
+    last = [*spans, m.Span("decode", 2, 0.5, 4096, 3)]
+    cluster.tokens(2, m.Tokens(submit.request_id, len(token_ids), [], end, {}, last))
+
+
+class GatewayProcess:
+    """A real gateway on a free port of loopback, in a run folder."""
+
+    def __init__(
+        self, run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
+    ):
+        self.run_dir = run_dir
+        self.port = config.setdefault("port", free_port())
+        self.url = f"http://127.0.0.1:{self.port}"
+        curve = config.pop("curve", None)
+        fields = {
+            "config": ServeConfig(**config).to_dict(), "model_folder": str(model_folder),
+            "served_id": SERVED_ID, "max_model_len": MAX_MODEL_LEN, "fingerprint": FINGERPRINT.hex(),
+            "name": "gateway-0", "limits": limits or {}, "parent_pid": os.getpid(),
+        }  # fmt: skip
+        path = run_dir / "gateway.json"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(fields | ({"curve": curve} if curve else {})))
+        command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def wait_ready(self) -> None:
+        """Until /health says 200."""
+        self.wait_health(200)
+
+    def wait_health(self, status: int) -> dict[str, Any]:
+        """Until /health answers with this status; its body."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            try:
+                reply = httpx.get(f"{self.url}/health", trust_env=False, timeout=2)
+            except httpx.TransportError:
+                continue
+            if reply.status_code == status:
+                return dict(reply.json())
+        raise AssertionError(f"/health was never {status}")
+
+    def finish(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        """Wait for the end; (exit code, what it wrote to stderr)."""
+        try:
+            written = self.process.communicate(timeout=limit_s)[1]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise
+        return self.process.returncode, written
+
+    def close(self) -> None:
+        """End it, if it has not ended, and insist that it had nothing to complain about."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        code, written = self.finish()
+        assert (code, written) == (0, "")

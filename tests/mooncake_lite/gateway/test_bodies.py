@@ -1,0 +1,192 @@
+"""What a request body may say, and the field that is named when it says something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.fields import NEUTRAL
+
+pytestmark = pytest.mark.quick
+
+
+def completion(**fields: Any) -> bodies.Ask:
+    return bodies.parse_completion(msgspec.json.encode({"prompt": "hello", **fields}))
+
+
+def chat(**fields: Any) -> bodies.Ask:
+    messages = [{"role": "user", "content": "hello"}]
+    return bodies.parse_chat(msgspec.json.encode({"messages": messages, **fields}))
+
+
+REFUSED_VALUES: dict[str, Any] = {
+    "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 0.5, "logprobs": True, "top_logprobs": 5,
+    "prompt_logprobs": 1, "echo": True, "suffix": "end", "return_token_ids": True,
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {"5": -100},
+    "presence_penalty": 0.1, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "min_p": 0.1,
+    "typical_p": 0.9, "min_tokens": 4, "stop_token_ids": [2], "bad_words": ["no"], "allowed_token_ids": [1],
+    "logits_processors": ["x"], "response_format": {"type": "json_object"},
+    "structured_outputs": {"json": {}}, "guided_json": {}, "guided_regex": "a*", "guided_choice": ["a"],
+    "guided_grammar": "g", "modalities": ["audio"], "audio": {"voice": "x"},
+    "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}],
+    "function_call": {"name": "f"}, "web_search_options": {}, "reasoning_effort": "high",
+    "add_generation_prompt": False, "continue_final_message": True, "chat_template": "x",
+    "chat_template_kwargs": {"a": 1}, "documents": [{}], "truncate_prompt_tokens": 10,
+    "prompt_embeds": "x", "mm_processor_kwargs": {"a": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_field_that_would_be_disobeyed_is_refused_by_name_and_taken_when_neutral(name: str) -> None:
+    for neutral in NEUTRAL[name]:
+        chat(**{name: neutral})
+        completion(**{name: neutral})
+    for parse in (chat, completion):
+        with pytest.raises(RequestError, match="not supported") as caught:
+            parse(**{name: REFUSED_VALUES[name]})
+        assert (caught.value.param, caught.value.status) == (name, 400)
+
+
+def test_true_is_not_the_number_one() -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(n=True)
+    assert caught.value.param == "n"
+
+
+def test_harmless_and_unknown_fields_are_ignored() -> None:
+    harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "foo": [1]}
+
+    assert completion(seed=1, **harmless) == completion(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": "one"}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": [1]}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": {}}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": 3}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"model": 5}, "model"),
+    ],
+)
+def test_a_wrong_value_names_its_field(fields: dict[str, Any], param: str) -> None:
+    for parse in (chat, completion):
+        with pytest.raises(RequestError) as caught:
+            parse(**fields)
+        assert (caught.value.param, caught.value.status) == (param, 400)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [], {}, [1.5], [True], ["a", "b"], [[1, 2], [3]], [1, "a"], [[]], [[["a"], ["b"]]]]
+)
+def test_a_prompt_is_one_text_or_one_list_of_ids(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_one_prompt_in_a_list_is_that_prompt() -> None:
+    assert completion(prompt=["hello"]).prompt == "hello"
+    assert completion(prompt=[[1, 2]]).prompt == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        ([5], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "image_url"}]}],
+         "messages[1].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ],
+)  # fmt: skip
+def test_a_wrong_message_names_its_place(messages: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(messages=messages)
+    assert caught.value.param == param
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        bodies.parse_chat(b"{}")
+    assert caught.value.param == "messages"
+    with pytest.raises(RequestError) as caught:
+        bodies.parse_completion(b"{}")
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"[]", b'"x"', b'{"a": NaN}', b"{}x"],
+)
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        bodies.parse_completion(raw)
+    assert caught.value.status == 400
+
+
+def test_messages_become_role_and_text() -> None:
+    ask = chat(
+        messages=[
+            {"role": "developer", "content": "be brief", "name": "boss"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None},
+        ]
+    )
+
+    assert ask.prompt == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_both_names_of_max_tokens_mean_the_same() -> None:
+    assert completion(max_completion_tokens=7).max_tokens == 7
+    assert completion(max_tokens=7, max_completion_tokens=7).max_tokens == 7
+    assert completion().max_tokens is None
+
+
+def test_the_defaults_are_those_of_openai() -> None:
+    ask = chat()
+
+    assert (ask.sampling.temperature, ask.sampling.top_p, ask.sampling.top_k) == (1.0, 1.0, 0)
+    assert (ask.stream, ask.stops, ask.ignore_eos, ask.cache_salt) == (False, (), False, "")
+    assert chat(top_k=-1).sampling.top_k == 0
+    assert chat(stop="x").stops == ("x",)
+    assert chat(seed=5).sampling.seed == 5

@@ -1,0 +1,184 @@
+"""The published OpenAI client, unchanged, against a real gateway process and a scripted cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from mooncake_lite import messages as m
+from tests.mooncake_lite.gateway.fake_cluster import SERVED_ID, FakeCluster, GatewayProcess, answer
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def test_a_chat_completion_has_the_template_around_it_and_tells_what_was_reused(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    reply = client.chat.completions.create(
+        model=SERVED_ID, messages=[{"role": "user", "content": "hello world"}], seed=7, temperature=0
+    )
+
+    assert reply.object == "chat.completion"
+    assert reply.model == SERVED_ID
+    assert reply.id.startswith("chatcmpl-")
+    assert reply.system_fingerprint
+    assert reply.choices[0].message.role == "assistant"
+    assert reply.choices[0].message.content == "user\nhello world\nassistant\n"
+    assert reply.choices[0].finish_reason == "stop"
+    submit = cluster.wait_for(m.Submit)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(submit.token_ids) == reply.usage.completion_tokens
+    assert reply.usage.total_tokens == 2 * len(submit.token_ids)
+    assert reply.usage.prompt_tokens_details is not None
+    assert reply.usage.prompt_tokens_details.cached_tokens == 20
+    assert submit.sampling == m.Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=7)
+    assert submit.stop_ids == [1]
+
+
+def test_a_completion_is_16_tokens_long_unless_asked_for_more(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    prompt = "the quick brown fox jumps over the lazy dog, 0123456789 0123456789"
+
+    short = client.completions.create(model=SERVED_ID, prompt=prompt)
+    whole = client.completions.create(model="default", prompt=prompt, max_tokens=100)
+
+    assert short.object == "text_completion"
+    assert short.usage is not None
+    assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 16)
+    assert prompt.startswith(short.choices[0].text)
+    assert (whole.choices[0].finish_reason, whole.choices[0].text) == ("stop", prompt)
+
+
+def test_a_prompt_may_be_token_ids(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    client.completions.create(model=SERVED_ID, prompt=[5, 6, 7])
+
+    assert cluster.wait_for(m.Submit).token_ids == [5, 6, 7]
+
+
+def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    stream = client.chat.completions.create(
+        model=SERVED_ID,
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}],
+            }
+        ],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].delta.content) == ("assistant", "")
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == "user\nhello world\nassistant\n"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(cluster.wait_for(m.Submit).token_ids)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_completion_stream_has_no_usage_unless_asked_for(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    chunks = list(
+        client.completions.create(model=SERVED_ID, prompt="hello world", max_tokens=64, stream=True)
+    )
+
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "hello world"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_16_concurrent_streams_each_get_their_own_text(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    prompts = [f"stream number {i}: " + f"{i} lazy dogs " * (i + 1) for i in range(16)]
+
+    def read(prompt: str) -> tuple[str, str]:
+        stream = client.completions.create(model=SERVED_ID, prompt=prompt, max_tokens=400, stream=True)
+        chunks = list(stream)
+        return chunks[0].id, "".join(chunk.choices[0].text for chunk in chunks)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(read, prompts))
+
+    assert [text for _, text in answers] == prompts
+    assert len({request_id for request_id, _ in answers}) == 16
+
+
+def test_a_refusal_is_429_with_the_time_to_come_back(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
+        m.Rejected(submit.request_id, "64 requests are waiting, which is the limit", 2.5)
+    )
+
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model=SERVED_ID, prompt="hello", stream=stream)
+        assert caught.value.response.headers["retry-after"] == "3"
+        assert "64 requests are waiting" in str(caught.value)
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_an_error_of_the_client(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    def fail(cluster: FakeCluster, submit: m.Submit) -> None:
+        cluster.tokens(1, m.Tokens(submit.request_id, 0, submit.token_ids[:1]))
+
+    cluster.behaviour = fail
+    stream = iter(client.completions.create(model=SERVED_ID, prompt="hello", stream=True))
+    next(stream)
+    request_id = cluster.wait_for(m.Submit).request_id
+    cluster.tell_gateway(m.Failed(request_id, "rank 2 (decode) was lost"))
+
+    with pytest.raises(openai.APIError, match=r"rank 2 \(decode\) was lost"):
+        list(stream)
+
+
+def test_a_failure_before_the_first_token_is_500(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
+        m.Failed(submit.request_id, "no page left")
+    )
+
+    with pytest.raises(openai.InternalServerError, match="no page left"):
+        client.chat.completions.create(model=SERVED_ID, messages=[{"role": "user", "content": "hello"}])
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    assert [model.id for model in client.models.list()] == [SERVED_ID]
+    assert client.models.retrieve(SERVED_ID).owned_by == "mooncake-lite"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-4")
+    assert caught.value.code == "model_not_found"
+
+
+def test_an_end_token_at_once_is_an_empty_answer(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [], "stop"))
+
+    reply = client.completions.create(model=SERVED_ID, prompt="hello")
+
+    assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("", "stop")
+
+
+def test_seeds_are_drawn_when_left_out_and_passed_on_when_given(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    cluster.behaviour = lambda cluster, submit: answer(cluster, submit, [5])
+    for _ in range(2):
+        client.completions.create(model=SERVED_ID, prompt="hello")
+    client.completions.create(model=SERVED_ID, prompt="hello", seed=-(2**63))
+
+    seeds = [message.sampling.seed for message in cluster.received if isinstance(message, m.Submit)]
+    assert len(set(seeds[:2])) == 2
+    assert all(0 <= seed < 2**63 for seed in seeds)

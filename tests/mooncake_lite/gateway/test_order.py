@@ -1,0 +1,89 @@
+"""Tokens come out in order and once, in whatever order and how often they come in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lite.gateway.order import InOrder
+from mooncake_lite.messages import Tokens
+
+pytestmark = pytest.mark.quick
+
+
+def passed(order: InOrder, messages: list[Tokens]) -> list[Tokens]:
+    turn = []
+    for message in messages:
+        turn += order.push(message)
+        order.check()
+    return turn
+
+
+def test_the_first_token_may_be_overtaken_by_the_decode_rank() -> None:
+    order = InOrder(8)
+    late = Tokens("r", 0, [10], None, {"dram": 64})
+
+    assert order.push(Tokens("r", 1, [11, 12])) == []
+    assert order.push(late) == [late, Tokens("r", 1, [11, 12])]
+
+
+def test_tokens_sent_again_after_a_death_are_dropped() -> None:
+    order = InOrder(8)
+
+    turn = passed(order, [Tokens("r", 0, [10, 11, 12]), Tokens("r", 1, [11, 12, 13]), Tokens("r", 0, [10])])
+
+    assert [message.token_ids for message in turn] == [[10, 11, 12], [13]]
+    assert order.next == 4
+
+
+def test_an_end_without_tokens_waits_for_its_turn() -> None:
+    order = InOrder(8)
+
+    assert order.push(Tokens("r", 1, [], "stop")) == []
+    turn = order.push(Tokens("r", 0, [10]))
+
+    assert [message.finish for message in turn] == [None, "stop"]
+    assert order.ended
+
+
+def test_nothing_comes_after_the_end() -> None:
+    order = InOrder(8)
+    order.push(Tokens("r", 0, [10], "stop"))
+
+    assert order.push(Tokens("r", 1, [11])) == []
+
+
+def test_what_reaches_beyond_max_tokens_is_dropped() -> None:
+    order = InOrder(2)
+
+    assert order.push(Tokens("r", 0, [1, 2, 3])) == []
+    assert order.push(Tokens("r", -1, [1])) == []
+    assert order.waiting == {}
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=10),
+    repeats=st.integers(0, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_any_order_with_any_repetitions_gives_the_answer_once(
+    sizes: list[int], repeats: int, seed: int
+) -> None:
+    total = sum(sizes)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    messages = [Tokens("r", start, list(range(start, start + size))) for start, size in zip(starts, sizes)]
+    messages.append(Tokens("r", total, [], "length"))
+    dice = random.Random(seed)
+    messages += dice.choices(messages, k=repeats)
+    dice.shuffle(messages)
+    order = InOrder(total)
+
+    turn = passed(order, messages)
+
+    assert [token for message in turn for token in message.token_ids] == list(range(total))
+    assert [message.finish for message in turn if message.finish] == ["length"]
+    assert order.ended

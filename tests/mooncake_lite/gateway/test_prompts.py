@@ -1,0 +1,125 @@
+"""From an Ask to a Submit: token ids, keys, and the room that the context leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.prompts import Prompts, salt_of
+from mooncake_lite.gateway.settings import Limits, Settings
+from mooncake_lite.messages import Submit
+from mooncake_lite.model import load_tokenizer
+from store.keys import block_digest, prefix_keys
+
+pytestmark = pytest.mark.quick
+
+FINGERPRINT = b"weights"
+
+
+def settings(model_folder: Path, **config: Any) -> Settings:
+    return Settings(
+        run_dir=model_folder, config=ServeConfig(block_size=16, **config), model_folder=model_folder,
+        served_id="tiny", max_model_len=64, fingerprint=FINGERPRINT, name="gateway-0", curve=None,
+        parent_pid=0, limits=Limits(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def prompts(model_folder: Path) -> Iterator[Prompts]:
+    prompts = Prompts(settings(model_folder), load_tokenizer(model_folder))
+    yield prompts
+    prompts.close()
+
+
+def submit(prompts: Prompts, **fields: Any) -> Submit:
+    ask = bodies.parse_completion(msgspec.json.encode(fields))
+    return asyncio.run(prompts.submit_for("r", ask))
+
+
+def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompts) -> None:
+    ids = list(range(40))
+
+    message = submit(prompts, prompt=ids)
+
+    assert message.token_ids == ids
+    assert message.salt == FINGERPRINT
+    assert message.keys == prefix_keys(ids, 16, FINGERPRINT)
+    assert len(message.keys) == 2
+    assert message.digests == [block_digest(ids[:16]), block_digest(ids[16:32])]
+
+
+def test_a_cache_salt_isolates(prompts: Prompts) -> None:
+    ids = list(range(32))
+
+    keys = [submit(prompts, prompt=ids, cache_salt=salt).keys for salt in ("", "alice", "bob")]
+
+    assert len({tuple(chain) for chain in keys}) == 3
+    assert len({key for chain in keys for key in chain}) == 6
+    assert submit(prompts, prompt=ids, cache_salt="alice").keys == keys[1]
+
+
+def test_no_cache_salt_can_pretend_to_be_other_weights() -> None:
+    assert salt_of(b"abc", "d") != salt_of(b"abcd", "")
+    assert len(salt_of(b"abc", "x" * 10_000)) == 3 + 16
+
+
+def test_no_keys_when_reuse_is_off(model_folder: Path) -> None:
+    prompts = Prompts(settings(model_folder, enable_prefix_caching=False), load_tokenizer(model_folder))
+
+    message = submit(prompts, prompt=list(range(32)))
+
+    assert (message.keys, message.digests) == ([], [])
+    prompts.close()
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(prompts: Prompts) -> None:
+    for length in (64, 100):
+        with pytest.raises(RequestError) as caught:
+            submit(prompts, prompt=[5] * length)
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.param == "prompt"
+        assert f"{length} tokens" in caught.value.message
+        assert "64" in caught.value.message
+
+
+def test_max_tokens_beyond_the_context_is_refused_with_what_is_left(prompts: Prompts) -> None:
+    assert submit(prompts, prompt=[5] * 60, max_tokens=4).max_tokens == 4
+    with pytest.raises(RequestError, match="at most 4") as caught:
+        submit(prompts, prompt=[5] * 60, max_tokens=5)
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+
+
+def test_the_default_length_is_16_for_completions_and_the_rest_of_the_context_for_chats(
+    prompts: Prompts,
+) -> None:
+    assert submit(prompts, prompt=[5] * 10).max_tokens == 16
+    assert submit(prompts, prompt=[5] * 60).max_tokens == 4
+    ask = bodies.parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]}))
+    message = asyncio.run(prompts.submit_for("r", ask))
+    assert message.max_tokens == 64 - len(message.token_ids)
+
+
+def test_an_id_outside_the_vocabulary_is_named(prompts: Prompts) -> None:
+    size = prompts.tokenizer.vocab_size
+    for bad in (-1, size, 2**70):
+        with pytest.raises(RequestError) as caught:
+            submit(prompts, prompt=[5, bad])
+        assert caught.value.param == "prompt[1]"
+
+
+def test_an_empty_text_is_refused(prompts: Prompts) -> None:
+    with pytest.raises(RequestError, match="no tokens"):
+        submit(prompts, prompt="")
+
+
+def test_ignore_eos_sends_no_end_tokens(prompts: Prompts) -> None:
+    assert submit(prompts, prompt="hello").stop_ids == [1]
+    assert submit(prompts, prompt="hello", ignore_eos=True).stop_ids == []

@@ -1,0 +1,161 @@
+"""Every wrong request is an OpenAI error object, and the service goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncake_lite import messages as m
+from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.fake_cluster import MAX_MODEL_LEN, SERVED_ID, FakeCluster, GatewayProcess
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as client:
+        yield client
+        # whatever was wrong before, the next request is served
+        assert client.post("/v1/completions", json={"prompt": "hello"}).status_code == 200
+
+
+def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "code"),
+    [
+        ("/v1/completions", {"prompt": "x", "model": "gpt-4"}, 404, "model", "model_not_found"),
+        ("/v1/chat/completions", {"messages": HELLO, "model": "gpt-4"}, 404, "model", "model_not_found"),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 2}, 400, "n", None),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", None),
+        ("/v1/chat/completions", {"messages": HELLO, "temperature": "x"}, 400, "temperature", None),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", None),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": MAX_MODEL_LEN}, 400, "max_tokens",
+         "context_length_exceeded"),
+        ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
+        ("/v1/completions", {"prompt": [5, 10**9]}, 400, "prompt[1]", None),
+        ("/v1/completions", {"prompt": ""}, 400, "prompt", None),
+        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "prompt", None),
+        ("/v1/completions", {}, 400, "prompt", None),
+        ("/tokenize", {}, 400, "prompt", None),
+        ("/tokenize", {"prompt": "x", "model": "gpt-4"}, 404, "model", "model_not_found"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "tokens[0]", None),
+        ("/detokenize", {"tokens": [10**9]}, 400, "tokens[0]", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_request_names_its_field(
+    http: httpx.Client,
+    cluster: FakeCluster,
+    path: str,
+    body: Any,
+    status: int,
+    param: str,
+    code: Any,
+    stream: bool,
+) -> None:
+    error = error_of(http.post(path, json={**body, "stream": stream}), status)
+
+    assert (error["param"], error["code"]) == (param, code)
+    assert not [message for message in cluster.received if isinstance(message, m.Submit)]
+
+
+def test_a_long_chat_is_told_how_long_it_is(http: httpx.Client, cluster: FakeCluster) -> None:
+    long = [{"role": "user", "content": "0123456789" * 100}]
+
+    error = error_of(http.post("/v1/chat/completions", json={"messages": long}), 400)
+
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert str(MAX_MODEL_LEN) in error["message"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b'{"prompt": "x"', b"[" * 50_000, b"\xff", b"[1]"])
+def test_what_is_no_json_object_is_400(http: httpx.Client, cluster: FakeCluster, raw: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        error = error_of(http.post(path, content=raw), 400)
+        assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_over_8_mib_is_413_with_and_without_a_length(http: httpx.Client, cluster: FakeCluster) -> None:
+    chunk = b" " * 2**20
+
+    assert error_of(http.post("/v1/completions", content=chunk * 9), 413)["code"] == "body_too_large"
+    error_of(http.post("/v1/completions", content=(chunk for _ in range(9))), 413)
+
+
+def test_a_path_that_is_not_there_is_404_and_a_wrong_method_405(
+    http: httpx.Client, cluster: FakeCluster
+) -> None:
+    assert error_of(http.get("/v2/nothing"), 404)["type"] == "not_found_error"
+    reply = http.get("/v1/chat/completions")
+    error_of(reply, 405)
+    assert reply.headers["allow"] == "POST"
+
+
+def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
+    gateway, _ = start(api_key="secret")
+    right = {"Authorization": "Bearer secret"}
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as http:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+                error = error_of(http.post(path, json={"prompt": "x"}, headers=headers), 401)
+                assert error["code"] == "invalid_api_key"
+            error_of(http.get("/v1/models", headers=headers), 401)
+        assert http.get("/v1/models", headers=right).json()["data"][0]["id"] == SERVED_ID
+        assert http.post("/v1/completions", json={"prompt": "x"}, headers=right).status_code == 200
+        for path in ("/health", "/metrics", "/version"):
+            assert http.get(path).status_code == 200
+    gateway.close()
+
+
+def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
+    gateway, cluster = start({"open_requests": 1})
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as http:
+        with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)  # kept: a stream whose iterator is gone is closed
+            refused = http.post("/v1/completions", json={"prompt": "x"})
+            assert error_of(refused, 429)["type"] == "rate_limit_error"
+            assert refused.headers["retry-after"] == "1"
+        cluster.wait_for(m.Cancel)
+        cluster.forget()
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+    gateway.close()
+
+
+def test_a_request_without_a_token_for_too_long_fails_and_is_cancelled(start: Start) -> None:
+    gateway, cluster = start({"token_timeout_s": 0.2})
+    cluster.behaviour = lambda cluster, submit: None
+
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, trust_env=False)
+
+    assert "no token came for 0.2 s" in error_of(reply, 500)["message"]
+    cluster.wait_for(m.Cancel)
+    gateway.close()
+
+
+def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) -> None:
+    gateway, _ = start({"header_timeout_s": 0.3, "body_timeout_s": 0.3})
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_header:
+        half_a_header.sendall(head)
+        assert half_a_header.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_body:
+        half_a_body.sendall(head + b"Content-Length: 10\r\n\r\n{")
+        assert half_a_body.recv(100).startswith(b"HTTP/1.1 408")
+    gateway.close()

@@ -1,0 +1,237 @@
+"""What happens to an answer between the ranks' tokens and the client's text, on a live gateway."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.model import Tokenizer, load_tokenizer
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, answer
+
+
+@pytest.fixture
+def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder: Any) -> Tokenizer:
+    return load_tokenizer(model_folder)
+
+
+def complete(http: httpx.Client, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    reply = http.post(
+        "/v1/completions", json={"prompt": "hello", "max_tokens": 100, **fields}, headers=headers
+    )
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def events(http: httpx.Client, headers: dict[str, str] | None = None, **fields: Any) -> list[dict[str, Any]]:
+    body = {"prompt": "hello", "max_tokens": 100, "stream": True, **fields}
+    reply = http.post("/v1/completions", json=body, headers=headers)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stop_string_across_tokens_ends_the_answer_and_cancels_the_work(
+    http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    ids = [token for char in "all good, END of it and more" for token in tokenizer.encode(char)]
+
+    def talk_on(cluster: FakeCluster, submit: m.Submit) -> None:
+        for index, token in enumerate(ids):
+            cluster.tokens(1, m.Tokens(submit.request_id, index, [token]))
+
+    cluster.behaviour = talk_on
+    reply = complete(http, stop=["END", "never"])
+    chunks = events(http, stop="END")
+
+    assert (reply["choices"][0]["text"], reply["choices"][0]["finish_reason"]) == ("all good, ", "stop")
+    assert reply["usage"]["completion_tokens"] == len("all good, END")
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "all good, "
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    for request_id in (reply["id"], chunks[0]["id"]):
+        cluster.wait_for(m.Cancel, lambda cancel, wanted=request_id: cancel.request_id == wanted)
+
+
+def test_an_answer_that_ended_by_itself_is_not_cancelled(http: httpx.Client, cluster: FakeCluster) -> None:
+    complete(http)
+    events(http)
+    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(m.Failed(submit.request_id, "broken"))
+    assert http.post("/v1/completions", json={"prompt": "hello"}).status_code == 500
+
+    http.get("/metrics")  # answered by the conductor: whatever was sent before has arrived
+    assert not [message for message in cluster.received if isinstance(message, m.Cancel)]
+
+
+def test_tokens_of_two_ranks_may_overtake_each_other_and_come_twice(
+    http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("the lazy dog jumps")
+
+    def shuffled(cluster: FakeCluster, submit: m.Submit) -> None:
+        last = len(ids) - 1
+        cluster.tokens(2, m.Tokens(submit.request_id, last + 1, [], "stop"))
+        for index in (last, *range(1, last), 1):
+            cluster.tokens(2, m.Tokens(submit.request_id, index, [ids[index]]))
+        cluster.tokens(1, m.Tokens(submit.request_id, 0, ids[:1], None, {"dram": 3}))
+        cluster.tokens(1, m.Tokens(submit.request_id, 0, ids[:2], None, {"dram": 99}))
+
+    cluster.behaviour = shuffled
+    reply = complete(http)
+
+    assert reply["choices"][0]["text"] == "the lazy dog jumps"
+    assert reply["usage"]["completion_tokens"] == len(ids)
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+def test_a_character_over_several_tokens_is_shown_whole(
+    http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    text = "naïve 猫 🦊!"
+    ids = tokenizer.encode(text)
+    assert len(ids) > len(text)
+    cluster.behaviour = lambda cluster, submit: answer(cluster, submit, ids)
+
+    texts = [chunk["choices"][0]["text"] for chunk in events(http)]
+
+    assert "".join(texts) == text
+    assert "�" not in "".join(texts)
+
+
+def test_half_a_character_at_the_end_is_a_replacement(
+    http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("a🦊")[:-1]
+    cluster.behaviour = lambda cluster, submit: answer(cluster, submit, ids, "length")
+
+    assert complete(http)["choices"][0]["text"] == tokenizer.decode(ids) == "a�"
+
+
+def test_the_trace_is_there_for_those_who_ask(http: httpx.Client, cluster: FakeCluster) -> None:
+    trace = {"x-mooncake-lite-trace": "1"}
+
+    reply = complete(http, trace)
+    with_usage = events(http, trace, stream_options={"include_usage": True})
+    without = events(http, trace)
+
+    prompt_tokens = reply["usage"]["prompt_tokens"]
+    expected = {
+        "cached_tokens": {"dram": 16, "ssd": 4},
+        "spans": [
+            {"stage": "prefill", "rank": 1, "seconds": 0.25, "nbytes": 0, "count": prompt_tokens},
+            {"stage": "decode", "rank": 2, "seconds": 0.5, "nbytes": 4096, "count": 3},
+        ],
+    }  # fmt: skip
+    assert (
+        reply["mooncake_lite"] == with_usage[-1]["mooncake_lite"] == without[-1]["mooncake_lite"] == expected
+    )
+    assert with_usage[-1]["choices"] == []
+    assert [chunk for chunk in with_usage[:-1] if "mooncake_lite" in chunk] == []
+    assert "mooncake_lite" not in complete(http)
+    assert "usage" not in without[-1]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_a_client_that_leaves_is_cancelled_within_a_second(
+    gateway: GatewayProcess, cluster: FakeCluster, stream: bool, tokens_first: bool
+) -> None:
+    def begin(cluster: FakeCluster, submit: m.Submit) -> None:
+        if tokens_first:
+            cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
+
+    cluster.behaviour = begin
+    body = json.dumps({"prompt": "hello", "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+        client.sendall(head + body)
+        submit = cluster.wait_for(m.Submit)
+        if stream and tokens_first:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+    left = time.monotonic()
+
+    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+    assert time.monotonic() - left < 1.0
+
+
+def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cluster: FakeCluster) -> None:
+    prompt = [5] * 130
+    for salt in (None, None, "alice"):
+        complete(http, prompt=prompt, cache_salt=salt)
+
+    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    assert [len(submit.keys) for submit in submits] == [2, 2, 2]
+    assert submits[0].keys == submits[1].keys
+    assert set(submits[0].keys).isdisjoint(submits[2].keys)
+    assert submits[0].digests == submits[2].digests
+
+
+def test_texts_go_to_tokens_and_back(http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer) -> None:
+    reply = http.post("/tokenize", json={"prompt": "hello 🦊"}).json()
+    assert reply["tokens"] == tokenizer.encode("hello 🦊")
+    assert (reply["count"], reply["max_model_len"]) == (len(reply["tokens"]), 512)
+    assert http.post("/detokenize", json={"tokens": reply["tokens"]}).json() == {"prompt": "hello 🦊"}
+
+    chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
+    http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+    assert cluster.wait_for(m.Submit).token_ids == chat["tokens"]
+
+
+def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: FakeCluster) -> None:
+    cluster.metrics = [
+        m.Metric("prefix_cache_hits_total", "counter", "Tokens reused", {"tier": "dram"}, 64.0),
+        m.Metric("prefix_cache_hits_total", "counter", "Tokens reused", {"tier": "ssd"}, 3.0),
+        m.Metric("num_requests_running", "gauge", "Running", {"rank": "2"}, 5.0),
+        m.Metric(
+            "schedule_decision_seconds", "histogram", "Decisions", {}, 3.0,
+            [(1e-4, 2), (float("inf"), 3)], 0.5,
+        ),
+        m.Metric("gateway_open_requests", "gauge", "Taken by the gateway", {}, 77.0),
+        m.Metric("no name!", "gauge", "Not for Prometheus", {}, 1.0),
+    ]  # fmt: skip
+    events(http)
+    complete(http)
+
+    text = http.get("/metrics").text
+
+    for line in (
+        'mooncake_lite_prefix_cache_hits_total{tier="dram"} 64.0',
+        'mooncake_lite_prefix_cache_hits_total{tier="ssd"} 3.0',
+        'mooncake_lite_num_requests_running{rank="2"} 5.0',
+        'mooncake_lite_schedule_decision_seconds_bucket{le="0.0001"} 2.0',
+        'mooncake_lite_schedule_decision_seconds_bucket{le="+Inf"} 3.0',
+        "mooncake_lite_schedule_decision_seconds_count 3.0",
+        "mooncake_lite_gateway_open_requests 0.0",
+    ):
+        assert line in text.splitlines()
+    values = {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"
+    }
+    assert values["mooncake_lite_time_to_first_token_seconds_count"] >= 2
+    assert values["mooncake_lite_inter_token_latency_seconds_count"] >= 2
+    assert values["mooncake_lite_e2e_request_latency_seconds_count"] >= 2
+    assert values['mooncake_lite_request_success_total{finished_reason="stop"}'] >= 2
+    assert values['mooncake_lite_http_requests_total{path="/v1/completions",status="200"}'] >= 2
+    assert values["mooncake_lite_generation_tokens_total"] >= 2
+    for channel in ("control", "tokens"):
+        assert values[f'mooncake_lite_gateway_zmq_bytes_total{{channel="{channel}",direction="in"}}'] > 0
+    assert values['mooncake_lite_gateway_zmq_bytes_total{channel="control",direction="out"}'] > 0
+    assert values["mooncake_lite_gateway_zmq_dropped_total"] == 0
+    assert text.count("# TYPE mooncake_lite_gateway_open_requests ") == 1
+    assert "no name!" not in text
+
+
+def test_the_version_is_told(http: httpx.Client, cluster: FakeCluster) -> None:
+    assert http.get("/version").json()["version"]
