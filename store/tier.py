@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
-from store.segment_file import SegmentWriter, file_nbytes, open_sealed
+from store.segment_file import MAX_FINGERPRINT_NBYTES, SegmentWriter, file_nbytes, open_sealed
 from store.tier_folder import TierFolder, segment_name
 
 SEGMENT_NBYTES = 64 << 20
@@ -37,6 +38,16 @@ COUNTERS = (
     "files_bad",
     "files_unsealed",
 )
+
+
+def _fingerprint_bytes(text: str) -> bytes:
+    try:
+        fingerprint = bytes.fromhex(text)
+    except ValueError:
+        raise TierError(f"the fingerprint {text!r} is not hexadecimal") from None
+    if len(fingerprint) > MAX_FINGERPRINT_NBYTES:
+        raise TierError(f"a fingerprint of {len(fingerprint)} B; at most {MAX_FINGERPRINT_NBYTES} fit")
+    return fingerprint
 
 
 class HDF5Tier:
@@ -68,7 +79,7 @@ class HDF5Tier:
         self.layout, self.capacity_bytes, self.seal_after_s = layout, capacity_bytes, seal_after_s
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.notes: list[str] = []
-        self._fingerprint = bytes.fromhex(fingerprint_hex)
+        self._fingerprint = _fingerprint_bytes(fingerprint_hex)
         # A small tier has small files, so that evicting one of them does not empty it.
         self._segment_bytes = max(min(segment_bytes, capacity_bytes // 4), layout.nbytes)
         self._sealed = SealedSet()
@@ -282,7 +293,8 @@ class HDF5Tier:
                 reason = error.reason if isinstance(error, SegmentFileError) else error.strerror
                 self.counters["files_bad"] += 1
                 self.notes.append(f"tier file {path} set aside as .bad: {reason}")
-                folder.set_aside(path)
+                with suppress(OSError):  # then it stays, and is passed over at each start
+                    folder.set_aside(path)
                 continue
             other_kind += not file.same_kind
             self._sealed.serve(file)
