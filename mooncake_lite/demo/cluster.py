@@ -1,7 +1,8 @@
 """A whole cluster as one child process: start `mooncake-lite serve`, wait until it is ready, stop it.
 
 Called by `demo.story` and by tests that need a cluster. It knows the command line and `/health`, nothing
-else. The child runs in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it.
+else. The child runs in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it;
+if the demo itself is killed, the kernel tells the child to stop.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import TracebackType
 import httpx
 
 from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.child import start_child
 
 STOP_LIMIT_S = 8.0
 """`serve` promises to end within 5 s of SIGTERM; past this it is killed, and its ranks end with it."""
@@ -55,12 +57,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._process = start_child(
+                self._argv, new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         return self
 
@@ -100,7 +98,8 @@ class Cluster:
     def last_words(self) -> str:
         """The last line that the child has printed."""
         lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return last.removeprefix("mooncake-lite: error: ")
 
     def stop(self) -> float:
         """Stop the child and wait for its end; return the seconds it took. May be called twice."""
