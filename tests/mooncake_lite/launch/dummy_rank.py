@@ -1,0 +1,122 @@
+"""A rank without a model: everything that a rank does as a process, and nothing else.
+
+Started by mpirun in place of `mooncake-lite serve`:  dummy_rank.py PORT BEHAVIOUR [RANK]
+
+    serve          come up, stop when told to
+    mpi            the same, inside MPI
+    stubborn       RANK hears no Stop and no signal
+    silent         nobody becomes ready
+    refuse         RANK fails while it starts
+    vanish         RANK is gone while it starts, without a word
+    chatter        RANK prints on both streams, then serves
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import sys
+import threading
+import time
+
+from mooncake_lite.launch import processes
+from mooncake_lite.launch.rank_process import (
+    RankFile,
+    block_stop_signals,
+    die_with_parent,
+    exit_within,
+    forget_shared_memory,
+    hard_exit,
+    leave_together,
+    shield_output,
+    watch_signals,
+    world_from_environment,
+)
+from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
+
+ROLES = ("conductor", "prefill", "decode", "store")
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def main() -> int:
+    port, behaviour = int(sys.argv[1]), sys.argv[2]
+    chosen = int(sys.argv[3]) if len(sys.argv) > 3 else -1
+    place = world_from_environment()
+    assert place is not None
+    block_stop_signals()
+    die_with_parent()
+    shield_output()
+    run_dir = RunDir.join(os.environ[ENVIRONMENT])
+    file = RankFile(run_dir, place.rank, ROLES[place.rank])
+    special = place.rank == chosen
+
+    def on_signal(name: str) -> None:
+        if special and behaviour == "stubborn":
+            return
+        file.write("stopped", name)
+        leave_together(run_dir)
+        hard_exit(0)
+
+    watch_signals(on_signal)
+    file.write("starting", "waking up")
+    if behaviour == "mpi":
+        from mpi4py import MPI
+
+        file.write("starting", "joined MPI")
+        MPI.COMM_WORLD.Barrier()
+        forget_shared_memory()
+    if special and behaviour == "vanish":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if special and behaviour == "refuse":
+        file.write("failed", "it does not like it here")
+        return 1
+    if special and behaviour == "chatter":
+        print("words on stdout", flush=True)
+        print("words on stderr", file=sys.stderr, flush=True)
+    if behaviour != "silent":
+        file.write("ready")
+    if place.rank == 0:
+        conduct(port, run_dir, file)
+    else:
+        deaf = special and behaviour == "stubborn"
+        while deaf or not (run_dir.path / "stop").exists():
+            time.sleep(0.02)
+    exit_within(1.0, 0)
+    file.write("stopped", "asked to")
+    if behaviour == "mpi":
+        MPI.Finalize()
+    run_dir.leave()
+    return 0
+
+
+def conduct(port: int, run_dir: RunDir, file: RankFile) -> None:
+    """Answer /health, pass Stop on, and notice when another rank is gone."""
+    from mooncake_lite.messages import TO_CONDUCTOR, Stop
+    from transport.channel import Hub
+    from transport.wire import Decoder
+
+    server = http.server.HTTPServer(("127.0.0.1", port), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with Hub([run_dir.control], Decoder(TO_CONDUCTOR)) as hub:
+        while True:
+            for peer, message in hub.receive(0.1):
+                if isinstance(message, Stop) and peer == "launcher":
+                    (run_dir.path / "stop").touch()
+                    return
+            for state in run_dir.states().values():
+                if not state.ended and not processes.alive(state.pid, state.start_time):
+                    file.write("failed", f"{state.name} died: its process has ended")
+                    hard_exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The launcher with dummy ranks, as a process of its own:  run_launcher.py PORT BEHAVIOUR [RANK]"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.launcher import Launcher
+
+if __name__ == "__main__":
+    program = str(Path(__file__).with_name("dummy_rank.py"))
+    limit = 5.0 if sys.argv[2] == "silent" else 60.0
+    config = ServeConfig(port=int(sys.argv[1]), start_timeout_s=limit)
+    try:
+        sys.exit(Launcher(config, command=[sys.executable, program, *sys.argv[1:]]).run())
+    except ClusterError as error:
+        print(f"mooncake-lite: error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,138 @@
+"""Whatever ends a cluster: all of it ends, within five seconds, and nothing stays behind.
+
+The ranks are dummies (dummy_rank.py) under a real mpirun; real ones are ended in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.mooncake_lite.launch.conftest import STOP_LIMIT_S, Cluster, wait_for
+
+Start = Callable[..., Cluster]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_command_ends_everything_with_exit_code_0(start: Start, number: int) -> None:
+    cluster = start("serve")
+    cluster.wait_until_serving()
+    code, seconds = cluster.end(number)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
+    assert seconds < STOP_LIMIT_S
+    assert "killed" not in cluster.output.read_text()
+
+
+def test_ranks_inside_mpi_finalise_and_leave_no_shared_memory(start: Start) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    code, seconds = cluster.end(signal.SIGTERM)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
+    assert seconds < STOP_LIMIT_S
+
+
+@pytest.mark.parametrize("deaf", [0, 2])
+def test_a_rank_that_hears_nothing_is_killed_before_five_seconds_are_over(start: Start, deaf: int) -> None:
+    cluster = start("stubborn", deaf)
+    cluster.wait_until_serving()
+    if deaf == 0:
+        os.kill(cluster.pid_of(0), signal.SIGSTOP)  # not even its threads run
+    code, seconds = cluster.end(signal.SIGTERM)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
+    assert seconds < STOP_LIMIT_S
+
+
+def test_a_second_signal_kills_at_once(start: Start) -> None:
+    cluster = start("stubborn", 2)
+    cluster.wait_until_serving()
+    cluster.process.send_signal(signal.SIGINT)
+    assert wait_for(lambda: cluster.said("stopping"))
+    code, seconds = cluster.end(signal.SIGINT)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (130, True, [])
+    assert seconds < 2.0
+
+
+def test_a_stop_while_ranks_are_starting_is_a_stop_as_well(start: Start) -> None:
+    cluster = start("silent")
+    assert wait_for(lambda: cluster.said("rank 3 (store): waking up"))
+    cluster.remember()
+    code, seconds = cluster.end(signal.SIGTERM)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
+    assert seconds < STOP_LIMIT_S
+
+
+def test_sigkill_of_the_command_ends_all_ranks_and_the_last_one_removes_the_folder(start: Start) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    cluster.process.kill()
+    assert cluster.nobody_left(STOP_LIMIT_S)
+    assert wait_for(lambda: not cluster.files_left(), 1.0), cluster.files_left()
+
+
+def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    os.kill(cluster.mpirun_pid(), signal.SIGKILL)
+    assert cluster.nobody_left(STOP_LIMIT_S)
+    assert cluster.process.wait(STOP_LIMIT_S) == 1
+    assert cluster.said("error: mpirun was killed by signal 9 (SIGKILL)")
+    assert cluster.files_left() == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "reason"),
+    [(0, "rank 0 (conductor) died: "), (2, "rank 2 (decode) died: its process has ended")],
+)
+def test_a_killed_rank_is_named_and_the_others_end(start: Start, victim: int, reason: str) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    os.kill(cluster.pid_of(victim), signal.SIGKILL)
+    assert cluster.process.wait(15) == 1
+    assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
+    assert cluster.said(f"mooncake-lite: error: {reason}"), cluster.output.read_text()
+
+
+def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:
+    first, second = start("mpi"), start("mpi")
+    first.wait_until_serving()
+    second.wait_until_serving()
+    code, _ = first.end(signal.SIGTERM)
+    assert (code, first.nobody_left()) == (0, True)
+    assert second.process.poll() is None
+    assert not second.nobody_left()
+    code, _ = second.end(signal.SIGTERM)
+    assert (code, second.nobody_left(), second.files_left()) == (0, True, [])
+
+
+def test_a_rank_that_fails_while_starting_ends_the_start_with_its_reason(start: Start) -> None:
+    cluster = start("refuse", 2)
+    assert cluster.process.wait(STOP_LIMIT_S * 2) == 1
+    assert cluster.said("mooncake-lite: error: rank 2 (decode) failed: it does not like it here")
+    assert cluster.files_left() == []
+
+
+def test_a_rank_that_vanishes_while_starting_is_named(start: Start) -> None:
+    cluster = start("vanish", 3)
+    assert cluster.process.wait(STOP_LIMIT_S * 2) == 1
+    assert cluster.said("mooncake-lite: error: rank 3 (store) died: "), cluster.output.read_text()
+    assert cluster.files_left() == []
+
+
+def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(start: Start) -> None:
+    cluster = start("silent")
+    assert cluster.process.wait(20) == 1
+    assert cluster.said("not ready after 5 s (rank 0 (conductor): waking up, rank 1 (prefill): waking up")
+    assert cluster.files_left() == []
+
+
+def test_what_ranks_print_is_shown_with_the_role_and_the_noise_of_mpirun_is_not(start: Start) -> None:
+    cluster = start("chatter", 1)
+    cluster.wait_until_serving()
+    assert wait_for(
+        lambda: cluster.said("prefill-1: words on stdout") and cluster.said("prefill-1: words on stderr")
+    )
+    cluster.end(signal.SIGTERM)
+    assert not cluster.said("prterun")
