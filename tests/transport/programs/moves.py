@@ -1,10 +1,11 @@
 """Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED"""
 
-import os
 import sys
 
 import numpy as np
+import pytest
 
+from tests.transport.programs.harness import run
 from transport.engine import Transfer, TransferEngine
 from transport.errors import BadTransfer
 from transport.world import World
@@ -72,12 +73,8 @@ def refuses_what_is_outside(world: World, engine: TransferEngine) -> None:
     size = engine.sizes[other]
     buffer = np.zeros(100, np.uint8)
     for offset, nbytes in ((size - 99, 100), (-1, 10), (size + 1, 0), (0, -1)):
-        try:
+        with pytest.raises(BadTransfer, match=f"{size} bytes of rank {other}"):
             engine.submit([Transfer("read", buffer, other, 0, offset, nbytes)])
-        except BadTransfer as error:
-            assert f"{size} bytes of rank {other}" in str(error)
-        else:
-            raise AssertionError((offset, nbytes))
 
 
 def main() -> None:
@@ -106,11 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException as error:
-        print(f"FAILED: {type(error).__name__}: {error}", flush=True)
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
+    run(main)
