@@ -29,8 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("mooncake_lite.chat:chat", "Talk to a running server in the terminal."),
     "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
     "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
-    "model": ("mooncake_lite.model.commands:model", "Get and look at models."),
-    "cache": ("mooncake_lite.model.commands:cache", "Where the cache is, and how to empty it."),
+    "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
+    "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

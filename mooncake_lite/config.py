@@ -91,7 +91,7 @@ class ServeConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
             raise ConfigError(
-                f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}, the page"
+                f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
             )
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")

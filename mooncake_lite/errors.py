@@ -1,12 +1,12 @@
 """The tree of errors that a user can meet. Each message is one line: what was wrong, and the fix.
 
-    UserError                exit code 2 on the command line
-      ConfigError            a flag, a TOML key, a combination of them
-      ModelError             a model folder or file that cannot be used
-      CacheError             the cache folder cannot be used
-      LaunchError            the cluster cannot be started on this machine
-    ClusterError             exit code 1: the cluster ended because of something that happened in it
-    RequestError             HTTP 4xx: an OpenAI error object
+UserError                exit code 2 on the command line
+  ConfigError            a flag, a TOML key, a combination of them
+  ModelError             a model folder or file that cannot be used
+  CacheError             the cache folder cannot be used
+  LaunchError            the cluster cannot be started on this machine
+ClusterError             exit code 1: the cluster ended because of something that happened in it
+RequestError             HTTP 4xx: an OpenAI error object
 """
 
 from __future__ import annotations

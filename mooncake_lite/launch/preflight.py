@@ -1,7 +1,7 @@
 """Everything that can be refused before a process is started, each with its fix.
 
 Called by the launcher, and by rank 0 under a user's own mpirun. It reads the model's sizes, the
-machine's figures and the files' state, and changes nothing. Explained in docs/how-to/launch.md.
+machine's figures and the files' state, and leaves them as they are. Explained in docs/how-to/launch.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,10 @@ def find_model(name: str) -> FoundModel:
 
     Raises ModelError or CacheError.
     """
-    folder = resolve_model(name)
+    from mooncake_lite.model.progress import console_progress
+
+    with console_progress() as progress:
+        folder = resolve_model(name, progress=progress)
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return FoundModel(config=load_config(folder), weights_bytes=weights_bytes)
 
@@ -149,10 +153,13 @@ def check_tier_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise LaunchError(f"ssd_dir={str(folder)!r}: {nearest} is no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK) or os.statvfs(nearest).f_flag & os.ST_RDONLY:
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=nearest))  # asking is not enough for root
+    except OSError as error:
         raise LaunchError(
-            f"ssd_dir={str(folder)!r}: {nearest} is not writable; choose another with --ssd-dir"
-        )
+            f"ssd_dir={str(folder)!r}: {nearest} is not writable ({error.strerror}); "
+            "choose another with --ssd-dir"
+        ) from None
     for lock in sorted(folder.glob("store-*/lock")):
         if _locked_by_another(lock):
             raise LaunchError(

@@ -198,7 +198,7 @@ def _family(raw: dict[str, Any], path: Path) -> str:
     named = raw.get("architectures") or [FAMILIES[family]]
     if FAMILIES[family] not in named:
         raise ModelError(
-            f"{path}: architecture {named!r} is not supported; of {family} it is {FAMILIES[family]}"
+            f"{path}: architectures {named} are not supported; of {family}, {FAMILIES[family]} is"
         )
     return family
 
@@ -227,14 +227,17 @@ def _rope(raw: dict[str, Any], fields: _Fields, path: Path) -> tuple[float, Llam
 
     4: rope_theta, rope_scaling {type or rope_type, ...}.   5: rope_parameters {rope_type, rope_theta, ...}.
     """
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        part = raw.get(name) or {}
+        if not isinstance(part, dict):
+            raise ModelError(f"{path}: {name} must be an object, not {part!r}")
+        rope |= part
     rope_fields = _Fields(rope, path)
     theta = rope_fields.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
-        raise ModelError(
-            f"{path}: rotary scaling {kind!r} is not supported; supported are default and llama3"
-        )
+        raise ModelError(f"{path}: rope_type {kind!r} is not supported; supported are default and llama3")
     if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError(f"{path}: a partial_rotary_factor is not supported; supported is 1.0")
     if kind == "default":

@@ -22,7 +22,7 @@ from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
 from mooncake_lite.roles.rank import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
-from transport.address import my_address
+from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
 from transport.engine import TransferEngine
@@ -60,7 +60,10 @@ def play(process: RankProcess) -> int:
 
 def _address(config: ServeConfig, world: World) -> str:
     """Where the other hosts reach this one; "" when there are none."""
-    return "" if world.one_node else config.control_host or my_address()
+    if world.one_node:
+        return ""
+    others = [name for name, node in zip(world.hostnames, world.node_of) if node != world.node_of[world.rank]]
+    return reachable_address(others, config.control_host)
 
 
 # ----------------------------------------------------------------------------------- rank 0
@@ -80,7 +83,7 @@ def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> i
 
     world = World.start(config.profile)
     host = _address(config, world)
-    tcp = [f"tcp://{host}:*"] if host else []
+    tcp = [tcp_endpoint(host, "*")] if host else []
     hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
     names = {f"rank-{rank}": rank for rank in range(1, config.ranks)}
     monitor = Monitor(

@@ -140,16 +140,16 @@ class ComputeRank:
         self.tell(rank_stats(self.number, self.role, values, self.transfers))
 
 
-def rank_stats(
-    number: int, role: str, values: dict[str, float], transfers: TransferEngine | None
-) -> RankStats:
+def rank_stats(number: int, role: str, values: dict[str, float], transfers: TransferEngine) -> RankStats:
     """This rank's metrics: `values` by name (counters end in _total), and what its transfers moved."""
     labels = {"rank": str(number), "role": role}
 
-    def metric(name: str, value: float) -> Metric:
+    def metric(name: str, value: float, **more: str) -> Metric:
         kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-        return Metric(name, kind, name.removesuffix("_total").replace("_", " "), labels, float(value))
+        words = name.removesuffix("_total").replace("_", " ")
+        return Metric(name, kind, words, {**labels, **more}, float(value))
 
-    moved = transfers.counters if transfers is not None else {}
-    numbers = {f"mpi_{name}_total": value for name, value in moved.items() if isinstance(value, int | float)}
-    return RankStats(number, [metric(name, value) for name, value in {**values, **numbers}.items()])
+    metrics = [metric(name, value) for name, value in values.items()]
+    for path, moved in transfers.counters.items():
+        metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
+    return RankStats(number, metrics)

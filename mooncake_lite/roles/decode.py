@@ -110,7 +110,9 @@ class DecodeRole:
             job = request.job
             refs = job.blocks if job.tail is None else [*job.blocks, job.tail]
             rank = self.rank
-            request.load = LoadJob(rank.engine, rank.transfers, rank.staging, request.sequence, refs)
+            request.load = LoadJob(
+                rank.engine, rank.transfers, rank.staging, request.sequence, refs, rank.number
+            )
         if self.loading is not None and self.loading.load is not None and self.loading.load.advance():
             request, self.loading = self.loading, None
             assert request.load is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from typing import Literal
 
 import numpy as np
 
@@ -41,7 +42,9 @@ class Staging:
         return self.blocks[(number % 2) * self.half_blocks : (number % 2 + 1) * self.half_blocks]
 
 
-def moves(op: str, refs: Seq[BlockRef], blocks: Seq[np.ndarray] | np.ndarray) -> list[Transfer]:
+def moves(
+    op: Literal["read", "write"], refs: Seq[BlockRef], blocks: Seq[np.ndarray] | np.ndarray
+) -> list[Transfer]:
     """One transfer per block between `blocks` (local, in order) and the places `refs` name."""
     return [
         Transfer(op=op, local=block.reshape(-1).view(np.uint8), rank=ref.rank, segment=0, offset=ref.offset,
@@ -60,8 +63,10 @@ class LoadJob:
         staging: Staging,
         sequence: Sequence,
         refs: list[BlockRef],
+        rank: int,
     ) -> None:
         self.sequence = sequence
+        self._rank = rank
         self._engine, self._transfers, self._staging = engine, transfers, staging
         size = staging.half_blocks
         self._groups = [refs[start : start + size] for start in range(0, len(refs), size)]
@@ -88,7 +93,7 @@ class LoadJob:
     def span(self) -> Span:
         """How long the load took until now, and what it moved."""
         seconds = time.perf_counter() - self._began
-        return Span("load", self._transfers.rank, seconds, self._nbytes, self._count)
+        return Span("load", self._rank, seconds, self._nbytes, self._count)
 
     def _land(self) -> None:
         """The flying group has arrived: send for the next one, put this one into pages."""

@@ -61,7 +61,7 @@ class PrefillRole:
         began = time.perf_counter()
         prompt_tokens = len(job.token_ids)
         engine.reserve(sequence, prompt_tokens)
-        load = LoadJob(engine, rank.transfers, rank.staging, sequence, job.load).finish()
+        load = LoadJob(engine, rank.transfers, rank.staging, sequence, job.load, rank.number).finish()
         # On a full hit the last token is computed all the same: its logits choose the first answer token.
         sequence.num_computed = min(len(job.load) * engine.block_tokens, prompt_tokens - 1)
         computed = prompt_tokens - sequence.num_computed

@@ -17,8 +17,8 @@ import xxhash
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError, UserError
+from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.rank_process import (
-    Place,
     RankFile,
     block_stop_signals,
     die_with_parent,
@@ -26,7 +26,6 @@ from mooncake_lite.launch.rank_process import (
     hard_exit,
     shield_output,
     watch_signals,
-    world_from_environment,
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir, bases
 from mooncake_lite.messages import Stop

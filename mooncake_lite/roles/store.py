@@ -24,7 +24,7 @@ from mooncake_lite.messages import (
     TierIndex,
 )
 from mooncake_lite.roles.compute_rank import REPORT_EVERY_S, rank_stats
-from store.errors import BadBlock
+from store.errors import BadBlock, BlockMissing
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
@@ -33,6 +33,9 @@ from transport.engine import TransferEngine
 IDLE_WAIT_S = 0.2
 INDEX_CHUNK = 4096
 """Keys in one TierIndex message: 100 kB, well under the limit of a message."""
+
+SEAL_LIMIT_S = 0.15
+"""A user's own mpirun kills a quarter of a second after its signal."""
 
 
 class StoreRole:
@@ -81,11 +84,12 @@ class StoreRole:
         """Tell the conductor what the tier holds, after RankHello."""
         if self._tier is None:
             return
-        entries = self._tier.entries()
-        for start in range(0, max(1, len(entries)), INDEX_CHUNK):
-            chunk = entries[start : start + INDEX_CHUNK]
-            keys, digests = [key for key, _ in chunk], [digest for _, digest in chunk]
-            self._conductor.send(TierIndex(self.number, keys, digests, start + INDEX_CHUNK >= len(entries)))
+        keys, digests = self._tier.blocks()
+        for start in range(0, max(1, len(keys)), INDEX_CHUNK):
+            end = start + INDEX_CHUNK
+            self._conductor.send(
+                TierIndex(self.number, keys[start:end], digests[start:end], end >= len(keys))
+            )
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -109,7 +113,7 @@ class StoreRole:
     def seal_now(self) -> None:
         """Seal the open file at once; safe to call from a signal's thread."""
         if self._writer is not None:
-            self._writer.seal_now()
+            self._writer.seal_now(SEAL_LIMIT_S)
 
     # ------------------------------------------------------------------------------ work
 
@@ -128,9 +132,9 @@ class StoreRole:
         for key, digest, ref in zip(message.keys, message.digests, message.refs):
             try:
                 assert self._tier is not None
-                sums.append(self._tier.load(key, digest, self._bytes(ref.offset, ref.nbytes)))
+                sums.append(self._tier.load(key, self._bytes(ref.offset, ref.nbytes), digest))
                 ok.append(True)
-            except BadBlock:
+            except (BadBlock, BlockMissing):
                 sums.append([])
                 ok.append(False)
         seconds = time.perf_counter() - began

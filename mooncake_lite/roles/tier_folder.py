@@ -8,7 +8,8 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import LaunchError
 from store.errors import StoreError
 from store.layout import BlockLayout
-from store.tier import HDF5Tier, adoptable_folders
+from store.tier import HDF5Tier
+from store.tier_folder import adoptable_folders
 
 
 def open_tier(config: ServeConfig, index: int, layout: BlockLayout, fingerprint: bytes) -> HDF5Tier | None:
@@ -22,7 +23,7 @@ def open_tier(config: ServeConfig, index: int, layout: BlockLayout, fingerprint:
     own = root / f"store-{index}"
     try:
         others = [folder for folder in adoptable_folders(root, index, config.store) if folder != own]
-        tier = HDF5Tier(own, config.ssd_bytes, layout, fingerprint.hex(), adopt=others)
+        tier = HDF5Tier(own, config.ssd_bytes, layout, fingerprint.hex(), adopted=others)
     except StoreError as error:
         raise LaunchError(str(error)) from None
     for line in tier.notes:

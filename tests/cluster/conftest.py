@@ -1,0 +1,54 @@
+"""Whole clusters for tests: real ranks under mpirun, the default model, a free port."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.demo.cluster import free_port as find_free_port
+from mooncake_lite.model import load_config, resolve_model
+from tests.cluster import machine
+
+START_LIMIT_S = 120.0
+
+SMALL = ["--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB", "--max-model-len", "4096"]
+"""A cluster that fits beside others: 86 blocks in the pool, 5,461 tokens of pages in each engine."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_folder() -> Path:
+    """The default model, pulled when it is not there."""
+    folder = resolve_model("default")
+    assert load_config(folder).layers == 30
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _leaves_nothing() -> Iterator[None]:
+    """What all tests of this folder leave behind together: nothing."""
+    before = machine.leftovers()
+    yield
+    machine.wait_until(lambda: machine.leftovers() <= before, 5.0)
+    assert machine.leftovers() <= before
+
+
+@pytest.fixture(scope="package")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests that only talk to it; with an SSD tier, a short queue and 16 slots."""
+    folder = tmp_path_factory.mktemp("serving")
+    flags = [*SMALL, "--ssd-dir", str(folder / "tier"), "--max-queue", "24"]
+    with Cluster(flags, folder / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        yield cluster
+    if os.environ.get("CI"):
+        print((folder / "log").read_text())
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses at this moment."""
+    return find_free_port()

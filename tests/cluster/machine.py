@@ -1,0 +1,112 @@
+"""What a cluster consists of on this machine, seen from outside: processes, files, sockets."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+from mooncake_lite.launch.mpirun import AS_ROOT, COMMON, PROFILES
+from mooncake_lite.launch.run_dir import bases
+
+
+def leftovers() -> set[str]:
+    """Everything of ours that exists now: run folders, shared-memory files, processes."""
+    files = {str(path) for base in bases() for path in base.glob("*mooncake-lite.*")}
+    files |= {str(path) for path in Path("/dev/shm").glob("sm_segment.*")}
+    files |= {
+        str(path) for base in bases() for pattern in ("ompi.*", "prte.*") for path in base.glob(pattern)
+    }
+    return files | {f"process {process.pid} {name}" for process, name in our_processes()}
+
+
+def our_processes() -> list[tuple[psutil.Process, str]]:
+    """Running processes of clusters, with a word on what each is."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        if any(word.endswith(("mpirun", "prterun", "prted")) for word in words[:2]):
+            found.append((process, "mpirun"))
+        elif "mooncake_lite" in words and "serve" in words:
+            found.append((process, "serve"))
+        elif "mooncake_lite.gateway" in words:
+            found.append((process, "gateway"))
+    return found
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything it has started."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    """Those that have not ended."""
+    running = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(f"{process.pid} {' '.join(process.cmdline()[-6:])}")
+        except psutil.NoSuchProcess:
+            continue
+    return running
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
+    """Seconds until condition() held, or limit_s when it did not."""
+    began = time.monotonic()
+    while time.monotonic() - began < limit_s:
+        if condition():
+            return time.monotonic() - began
+        time.sleep(0.05)
+    return limit_s
+
+
+def resident_bytes(processes: list[psutil.Process]) -> int:
+    """Proportional set size of all: memory they share is counted once."""
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+SERVE = [sys.executable, "-m", "mooncake_lite", "serve"]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """A user's own mpirun line, as the README gives it."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return [str(beside), "-n", str(ranks), *COMMON, *PROFILES["ft"]]
+
+
+def environment() -> dict[str, str]:
+    """As a user has it; root has to say that it means it."""
+    return {**os.environ, **(AS_ROOT if os.geteuid() == 0 else {})}
+
+
+def healthy(url: str) -> bool:
+    """Whether a server answers /health with 200."""
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def rank_of(process: psutil.Process) -> int:
+    """The MPI rank of a process, -1 when it has none."""
+    try:
+        if "serve" not in process.cmdline():
+            return -1
+        return int(process.environ().get("OMPI_COMM_WORLD_RANK", -1))
+    except psutil.Error:
+        return -1

@@ -1,0 +1,218 @@
+"""A running cluster as its clients see it: the openai package unchanged, right text, right counts."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from mooncake_lite.demo.cluster import Cluster
+from tests.cluster import machine, reference
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def client(serving: Cluster) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{serving.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def metrics(cluster: Cluster) -> dict[str, float]:
+    """Every sample of /metrics, by name and labels as written."""
+    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10).text
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+    return found
+
+
+def total(values: dict[str, float], pattern: str) -> float:
+    """Sum over all samples whose name and labels match."""
+    return sum(value for name, value in values.items() if re.search(pattern, name))
+
+
+def test_the_capital_of_france(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="default",
+        temperature=0,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_greedy_answers_equal_those_of_one_process_cold_and_from_dram(
+    client: openai.OpenAI, model_folder: Path
+) -> None:
+    """20 prompts x 32 tokens; the second round reuses every full block."""
+    for turn in ("cold", "from DRAM"):
+        for prompt in reference.prompts(model_folder):
+            answer = client.completions.create(model="default", prompt=prompt, max_tokens=32, temperature=0)
+            expected = reference.greedy_text(model_folder, prompt, 32)
+            assert answer.choices[0].text == expected, f"{turn}: {len(prompt)} tokens"
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            if turn == "from DRAM":
+                assert cached == min(len(prompt) // 64 * 64, len(prompt) - 1)
+
+
+def test_sixteen_streams_at_once_each_get_their_own_text(client: openai.OpenAI, model_folder: Path) -> None:
+    prompts = reference.prompts(model_folder, 16)
+
+    def stream(prompt: list[int]) -> str:
+        chunks = client.completions.create(
+            model="default", prompt=prompt, max_tokens=24, temperature=0, stream=True
+        )
+        return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(stream, prompts))
+    assert answers == [reference.greedy_text(model_folder, prompt, 24) for prompt in prompts]
+
+
+def test_streamed_chat_with_usage(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="SmolLM2-135M-Instruct",
+            temperature=0,
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+            messages=[{"role": "user", "content": "Count from one to ten."}],
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_seed_another(client: openai.OpenAI) -> None:
+    def sample(seed: int) -> str:
+        answer = client.completions.create(
+            model="default", prompt="Once upon a time", max_tokens=24, temperature=1.0, top_p=0.95, seed=seed
+        )
+        return answer.choices[0].text
+
+    assert sample(5) == sample(5)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_a_follow_up_turn_reuses_the_answers_own_blocks(client: openai.OpenAI, model_folder: Path) -> None:
+    """Decode gives its full blocks back: prompt 100 + answer 96 hold three full blocks."""
+    prompt = reference.prompts(model_folder)[3][:100]
+    body = {"model": "default", "temperature": 0, "max_tokens": 96}
+    first = client.completions.create(prompt=prompt, extra_body={"ignore_eos": True}, **body)  # type: ignore[call-overload]
+    answer_ids = reference.tokenizer(model_folder).encode(first.choices[0].text)
+    turn = [*prompt, *answer_ids, *prompt[:10]]
+    second = client.completions.create(prompt=turn, **body)  # type: ignore[call-overload]
+    assert second.usage.prompt_tokens_details.cached_tokens >= 192
+
+
+def test_a_cache_salt_isolates(client: openai.OpenAI, model_folder: Path) -> None:
+    prompt = reference.prompts(model_folder)[9]
+
+    def cached(salt: str) -> int:
+        answer = client.completions.create(
+            model="default", prompt=prompt, max_tokens=1, temperature=0, extra_body={"cache_salt": salt}
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached("tenant one") == 0
+    assert cached("tenant two") == 0
+    assert cached("tenant one") == len(prompt) // 64 * 64
+
+
+def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI, model_folder: Path) -> None:
+    """A cold prompt moves its KV twice over MPI; all ZeroMQ channels together carry under 2 % of it."""
+
+    def counts() -> tuple[float, float]:
+        values = metrics(serving)
+        zeromq = total(values, r"^mooncake_lite_(control|gateway)_.*bytes")
+        return zeromq, total(values, r"^mooncake_lite_mpi_bytes_")
+
+    zeromq_before, mpi_before = counts()
+    prompt = reference.prompts(model_folder)[19]
+    client.completions.create(
+        model="default", prompt=prompt, max_tokens=8, extra_body={"cache_salt": "only this test"}
+    )
+    machine.wait_until(lambda: counts()[1] > mpi_before, 3.0)
+    zeromq, mpi = (after - before for after, before in zip(counts(), (zeromq_before, mpi_before)))
+    kv_bytes = 46_080 * len(prompt)
+    assert mpi >= 2 * kv_bytes
+    assert 0 < zeromq < 0.02 * kv_bytes
+
+
+def test_a_client_that_leaves_frees_its_pages_within_a_second(serving: Cluster) -> None:
+    def pages() -> float:
+        return total(metrics(serving), r"kv_cache_pages_used")
+
+    body = {"prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{serving.base_url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        for _ in range(20):
+            next(lines)
+        assert machine.wait_until(lambda: pages() > 0, 3.0) < 3.0
+    assert machine.wait_until(lambda: pages() == 0, 3.0) < 1.0
+
+
+def test_one_request_too_many_is_refused_with_a_time_to_come_back(serving: Cluster) -> None:
+    """16 slots and 24 places in the queue: of 60 at once some must be refused, and the others served."""
+
+    def ask(number: int) -> httpx.Response:
+        body = {"prompt": f"Story number {number}:", "max_tokens": 8, "temperature": 0}
+        return httpx.post(f"{serving.base_url}/v1/completions", json=body, timeout=120)
+
+    with ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(ask, range(60)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) + sum(answer.status_code == 200 for answer in answers) == 60
+    assert len(refused) < 45
+    for answer in refused:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "x", "model": "no-such-model"}, 404, "model"),
+        ({"prompt": [1] * 5000}, 400, "prompt"),
+        ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
+        ({"prompt": 7}, 400, "prompt"),
+        ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+        ({"prompt": "x", "best_of": 3}, 400, "best_of"),
+    ],
+)
+def test_a_bad_request_is_an_openai_error_and_the_service_goes_on(
+    serving: Cluster, body: dict[str, object], status: int, param: str
+) -> None:
+    answer = httpx.post(f"{serving.base_url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+    assert httpx.get(f"{serving.base_url}/health", timeout=5).status_code == 200
+
+
+def test_malformed_json_is_an_openai_error(serving: Cluster) -> None:
+    answer = httpx.post(f"{serving.base_url}/v1/completions", content=b"{nope", timeout=30)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_the_ranks_fit_in_four_gib(serving: Cluster) -> None:
+    assert machine.resident_bytes(machine.family(serving.pid)) < 4 * 2**30
+
+
+def test_the_decision_time_is_a_histogram(serving: Cluster) -> None:
+    values = metrics(serving)
+    assert total(values, r"^mooncake_lite_schedule_decision_seconds_count") > 0
