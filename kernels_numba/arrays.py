@@ -113,6 +113,6 @@ def empty_like(array: Any) -> Any:
         return torch.empty_like(array)
     if isinstance(array, np.ndarray):
         return np.empty_like(array)
-    from kernels_numba.cuda_backend import cuda
+    from kernels_numba.backend_cuda import cuda
 
     return cuda.device_array(array.shape, array.dtype)

@@ -18,6 +18,10 @@ Index mapping, the same in every rung:
              `- t %  page_size -> row s --------------------------------------+
 """
 
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
+
 from __future__ import annotations
 
 from typing import Any
@@ -30,7 +34,7 @@ from kernels_numba.numerics import LOG2_E, LOWEST, exp2_of_negative, store, wide
 from kernels_numba.runtime import FAST, PARALLEL_CALL, get_num_threads, njit, prange
 
 TILE_TOKENS = 128
-"""Keys between two updates of the running maximum: the scores of a group then stay in the first-level cache."""
+"""Keys between two updates of the running maximum; the scores of a group then stay in the nearest cache."""
 MIN_SPLIT_TOKENS = 256
 """A shorter piece of a context costs more to merge than it wins."""
 
@@ -70,7 +74,7 @@ def paged_attention_decode(
     if query.shape[0] == 0:
         return out
     if device == arrays.CUDA:
-        from kernels_numba.cuda_attention import launch_decode
+        from kernels_numba.attention_cuda import launch_decode
 
         launch_decode(query, key_cache, value_cache, block_tables, context_lens, scale, out)
         return out
@@ -107,7 +111,7 @@ def decode_v0(
 
 
 @njit(cache=True, nogil=True)
-def decode_v1(query, key_cache, value_cache, block_tables, context_lens, out, scale):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def decode_v1(query, key_cache, value_cache, block_tables, context_lens, out, scale):
     """Plain: one (sequence, head) after the other, in two passes over the scores."""
     batch, heads, head_dim = query.shape
     page_size = key_cache.shape[2]
@@ -137,7 +141,7 @@ def decode_v1(query, key_cache, value_cache, block_tables, context_lens, out, sc
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _score_rows(queries, group, key_cache, page, kv_head, rows, scores, column):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _score_rows(queries, group, key_cache, page, kv_head, rows, scores, column):
     """scores[g, column + s] = queries[g] . key row s, for all g: a key row is read once per four heads."""
     head_dim = key_cache.shape[3]
     for s in range(rows):
@@ -173,8 +177,8 @@ def _score_rows(queries, group, key_cache, page, kv_head, rows, scores, column):
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _add_values(weights, group, value_cache, page, kv_head, rows, column, sums):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """sums[g] += weights[g, column + s] * value row s; four rows at a time, so a sum is loaded a quarter as often."""
+def _add_values(weights, group, value_cache, page, kv_head, rows, column, sums):
+    """sums[g] += weights[g, column + s] * value row s; four rows at a time save three loads of the sums."""
     head_dim = value_cache.shape[3]
     for g in range(group):
         s = 0
@@ -197,8 +201,8 @@ def _add_values(weights, group, value_cache, page, kv_head, rows, column, sums):
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _soften(scores, group, count, highest, totals, sums):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """Online softmax of one tile: scores become weights, and what was summed before shrinks to the new maximum."""
+def _soften(scores, group, count, highest, totals, sums):
+    """Online softmax of one tile: scores become weights, older sums shrink to the new maximum."""
     for g in range(group):
         top = highest[g]
         for t in range(count):
@@ -215,8 +219,8 @@ def _soften(scores, group, count, highest, totals, sums):  # type: ignore[no-unt
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first, last, scores, part):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """Attention of a group over tokens [first, last), first on a page border; part = (highest, totals, sums)."""
+def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first, last, scores, part):
+    """A group over tokens [first, last), first on a page border; part = (highest, totals, sums)."""
     page_size = key_cache.shape[2]
     highest, totals, sums = part
     highest[:], totals[:], sums[:] = LOWEST, _ZERO, _ZERO
@@ -235,7 +239,7 @@ def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first,
 
 
 @njit(cache=True, nogil=True)
-def _plan_pieces(context_lens, kv_heads, page_size, workers):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _plan_pieces(context_lens, kv_heads, page_size, workers):
     """Pieces of equal length, a few per worker: (pieces, 3) rows of sequence, first token, last token."""
     tokens = 0
     for length in context_lens:
@@ -255,7 +259,7 @@ def _plan_pieces(context_lens, kv_heads, page_size, workers):  # type: ignore[no
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _merge_pieces(pieces, highest, totals, sums, group, out):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _merge_pieces(pieces, highest, totals, sums, group, out):
     """out = the pieces of each sequence, weighed by what their maxima say; zeros where there is no piece."""
     heads, head_dim = out.shape[1:]
     merged = np.empty(head_dim, np.float32)
@@ -281,7 +285,7 @@ def _merge_pieces(pieces, highest, totals, sums, group, out):  # type: ignore[no
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _decode_v2(query, key_cache, value_cache, block_tables, context_lens, out, scale, workers):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _decode_v2(query, key_cache, value_cache, block_tables, context_lens, out, scale, workers):
     """Deals (piece of a context, kv head) to the workers like cards, then merges the pieces."""
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]

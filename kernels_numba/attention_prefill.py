@@ -21,8 +21,12 @@ Index mapping:
              `- t %  page_size -> row s -----------------------------------+
 
     scores (tokens, columns) = keys (tokens, head_dim)    @ queries (head_dim, columns)
-    sums (head_dim, columns) += values^T (head_dim, tokens) @ weights (tokens, columns)     the same loop twice
+    sums (head_dim, columns) += values^T (head_dim, tokens) @ weights (tokens, columns)   the same loop twice
 """
+
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
 
@@ -37,11 +41,12 @@ from kernels_numba.numerics import LOG2_E, LOWEST, exp2_of_negative, store, wide
 from kernels_numba.runtime import FAST, PARALLEL_CALL, get_num_threads, njit, prange
 
 LANES = 128
-"""Columns of a tile. A constant of the compilation, so that rows of the scratch lie at known distances and the
-loops vectorise without checks for overlap; 128 x 64 x 4 B for each of queries, scores and sums fits the L2."""
+"""Columns of a tile. A constant of the compilation, so that rows of the scratch lie at known distances and
+the loops vectorise without checks for overlap; queries, scores and sums (32 KiB each) fit the L2."""
 TILE_TOKENS = 64
 """Keys of a tile, in whole pages (one page where it is longer)."""
 
+_ROW, _ROW_2, _ROW_3 = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
@@ -79,7 +84,7 @@ def paged_attention_prefill(
     if query.shape[0] == 0:
         return out
     if device == arrays.CUDA:
-        from kernels_numba.cuda_attention import launch_prefill
+        from kernels_numba.attention_cuda import launch_prefill
 
         launch_prefill(query, key_cache, value_cache, block_tables, query_lens, context_lens, scale, out)
         return out
@@ -124,7 +129,7 @@ def prefill_v0(
 
 
 @njit(cache=True, nogil=True)
-def prefill_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def prefill_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):
     """Plain: one (token, head) after the other, the softmax over all scores of the token."""
     heads, head_dim = query.shape[1:]
     page_size = key_cache.shape[2]
@@ -155,17 +160,20 @@ def prefill_v1(query, key_cache, value_cache, block_tables, query_lens, context_
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _add_product(c, c_row, rows, a, a_start, a_row, a_step, inner, b, b_row, lanes):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _add_product(c, c_row, rows, a, a_start, a_row, a_step, inner, b, b_row, lanes):
     """c[c_row + i, :] += a[i, k] * b[b_row + k, :] for i < rows, k < inner; 4 x 4 numbers of `a` at a time.
 
     b and c are scratch, flat, LANES columns a row; a[i, k] = a[a_start + i * a_row + k * a_step] is a page.
+    Indices of scratch are unsigned: Numba asks of a signed one whether it counts from the end, and the loop
+    would not vectorise.
     """
+    columns = np.uint64(lanes)
     i = 0
     while i + 4 <= rows:
         k = 0
-        c0 = (c_row + i) * LANES
+        c0 = np.uint64((c_row + i) * LANES)
         while k + 4 <= inner:
-            at, b0 = a_start + i * a_row + k * a_step, (b_row + k) * LANES
+            at, b0 = a_start + i * a_row + k * a_step, np.uint64((b_row + k) * LANES)
             a00, a01 = widen(a[at]), widen(a[at + a_step])
             a02, a03 = widen(a[at + 2 * a_step]), widen(a[at + 3 * a_step])
             at += a_row
@@ -177,64 +185,68 @@ def _add_product(c, c_row, rows, a, a_start, a_row, a_step, inner, b, b_row, lan
             at += a_row
             a30, a31 = widen(a[at]), widen(a[at + a_step])
             a32, a33 = widen(a[at + 2 * a_step]), widen(a[at + 3 * a_step])
-            for x in range(lanes):
-                v0, v1 = b[b0 + x], b[b0 + LANES + x]
-                v2, v3 = b[b0 + 2 * LANES + x], b[b0 + 3 * LANES + x]
+            for x in range(columns):
+                v0, v1 = b[b0 + x], b[b0 + _ROW + x]
+                v2, v3 = b[b0 + _ROW_2 + x], b[b0 + _ROW_3 + x]
                 c[c0 + x] += a00 * v0 + a01 * v1 + a02 * v2 + a03 * v3
-                c[c0 + LANES + x] += a10 * v0 + a11 * v1 + a12 * v2 + a13 * v3
-                c[c0 + 2 * LANES + x] += a20 * v0 + a21 * v1 + a22 * v2 + a23 * v3
-                c[c0 + 3 * LANES + x] += a30 * v0 + a31 * v1 + a32 * v2 + a33 * v3
+                c[c0 + _ROW + x] += a10 * v0 + a11 * v1 + a12 * v2 + a13 * v3
+                c[c0 + _ROW_2 + x] += a20 * v0 + a21 * v1 + a22 * v2 + a23 * v3
+                c[c0 + _ROW_3 + x] += a30 * v0 + a31 * v1 + a32 * v2 + a33 * v3
             k += 4
         while k < inner:
-            at, b0 = a_start + i * a_row + k * a_step, (b_row + k) * LANES
+            at, b0 = a_start + i * a_row + k * a_step, np.uint64((b_row + k) * LANES)
             a00, a10 = widen(a[at]), widen(a[at + a_row])
             a20, a30 = widen(a[at + 2 * a_row]), widen(a[at + 3 * a_row])
-            for x in range(lanes):
+            for x in range(columns):
                 v0 = b[b0 + x]
                 c[c0 + x] += a00 * v0
-                c[c0 + LANES + x] += a10 * v0
-                c[c0 + 2 * LANES + x] += a20 * v0
-                c[c0 + 3 * LANES + x] += a30 * v0
+                c[c0 + _ROW + x] += a10 * v0
+                c[c0 + _ROW_2 + x] += a20 * v0
+                c[c0 + _ROW_3 + x] += a30 * v0
             k += 1
         i += 4
     while i < rows:
-        c0 = (c_row + i) * LANES
+        c0 = np.uint64((c_row + i) * LANES)
         for k in range(inner):
-            a00, b0 = widen(a[a_start + i * a_row + k * a_step]), (b_row + k) * LANES
-            for x in range(lanes):
+            a00, b0 = widen(a[a_start + i * a_row + k * a_step]), np.uint64((b_row + k) * LANES)
+            for x in range(columns):
                 c[c0 + x] += a00 * b[b0 + x]
         i += 1
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _soften(scores, count, lanes, state, sums, head_dim):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """Online softmax of one tile, column by column: scores become weights, older sums shrink to the new maximum.
+def _soften(scores, count, lanes, state, sums, head_dim):
+    """Online softmax of one tile, by columns: scores become weights, older sums shrink to the new maximum.
 
     state is flat scratch of three rows: highest score, total weight, and the factor by which to shrink.
     """
-    for x in range(lanes):
+    columns = np.uint64(lanes)
+    for x in range(columns):
         top = state[x]
-        state[2 * LANES + x] = top
+        state[_ROW_2 + x] = top
     for t in range(count):
-        for x in range(lanes):
-            state[x] = max(state[x], scores[t * LANES + x])
-    for x in range(lanes):
-        shrink = exp2_of_negative(state[2 * LANES + x] - state[x])
-        state[2 * LANES + x] = shrink
-        state[LANES + x] *= shrink
+        row = np.uint64(t * LANES)
+        for x in range(columns):
+            state[x] = max(state[x], scores[row + x])
+    for x in range(columns):
+        shrink = exp2_of_negative(state[_ROW_2 + x] - state[x])
+        state[_ROW_2 + x] = shrink
+        state[_ROW + x] *= shrink
     for t in range(count):
-        for x in range(lanes):
-            weight = exp2_of_negative(scores[t * LANES + x] - state[x])
-            scores[t * LANES + x] = weight
-            state[LANES + x] += weight
+        row = np.uint64(t * LANES)
+        for x in range(columns):
+            weight = exp2_of_negative(scores[row + x] - state[x])
+            scores[row + x] = weight
+            state[_ROW + x] += weight
     for d in range(head_dim):
-        for x in range(lanes):
-            sums[d * LANES + x] *= state[2 * LANES + x]
+        row = np.uint64(d * LANES)
+        for x in range(columns):
+            sums[row + x] *= state[_ROW_2 + x]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _attend_tile(queries, keys, values, table, shape, h, position, tokens, group, lanes, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """All keys that `tokens` new tokens from `position` on may see, tile by tile, into scratch = (scores, sums, state)."""
+def _attend_tile(queries, keys, values, table, shape, h, position, tokens, group, lanes, scratch):
+    """All keys that new tokens from `position` on may see, by tiles, into scratch = (scores, sums, state)."""
     kv_heads, page_size, head_dim = shape
     scores, sums, state = scratch
     sums[:] = _ZERO
@@ -260,8 +272,8 @@ def _attend_tile(queries, keys, values, table, shape, h, position, tokens, group
 
 
 @njit(cache=True, nogil=True)
-def _plan_tiles(query_lens, group, kv_heads, workers):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """(tiles, 4) rows of sequence, first new token in it, tokens, row of query; the longest contexts first."""
+def _plan_tiles(query_lens, group, kv_heads, workers):
+    """(tiles, 4) rows of sequence, first new token in it, tokens, row of query; long contexts first."""
     tokens = 0
     for new in query_lens:
         tokens += new
@@ -284,7 +296,7 @@ def _plan_tiles(query_lens, group, kv_heads, workers):  # type: ignore[no-untype
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _prefill_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, workers):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _prefill_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, workers):
     """Deals (tile of new tokens, kv head) to the workers like cards."""
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
@@ -311,7 +323,7 @@ def _prefill_v2(query, key_cache, value_cache, block_tables, query_lens, context
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _load_queries(query, row, tokens, h, group, factor, queries):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _load_queries(query, row, tokens, h, group, factor, queries):
     """queries[d, column] of one tile, scaled."""
     for i in range(tokens):
         for g in range(group):
@@ -320,7 +332,7 @@ def _load_queries(query, row, tokens, h, group, factor, queries):  # type: ignor
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _store_sums(sums, state, row, tokens, h, group, out):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _store_sums(sums, state, row, tokens, h, group, out):
     """out[row + token, head] = sums / total of each column."""
     for i in range(tokens):
         for g in range(group):

@@ -7,8 +7,8 @@ bytes and shapes only: one compiled mover serves every dtype. The ladder of each
 
 Not parallel kernels, so any number of Python threads may be inside at once. Index mapping:
 
-    caches  (layers, 2, pages, kv_heads, page_size, head_dim)         one array; [:, 0] keys, [:, 1] values
-    blocks  (blocks, layers, 2, kv_heads, block_tokens, head_dim)     block_tokens = pages_per_block * page_size
+    caches  (layers, 2, pages, kv_heads, page_size, head_dim)       one array; [:, 0] keys, [:, 1] values
+    blocks  (blocks, layers, 2, kv_heads, block_tokens, head_dim)   block_tokens = pages_per_block * page_size
 
     blocks[b, l, kv, h, i * page_size + s, :] <-> caches[l, kv, page_ids[b, i], h, s, :]
                         `- one run of page_size * head_dim elements on both sides
@@ -16,9 +16,13 @@ Not parallel kernels, so any number of Python threads may be inside at once. Ind
     slot = page * page_size + s                key[token, h, :] -> key_cache[page, h, s, :], a run of head_dim
 """
 
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN202
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,14 +31,14 @@ from kernels_numba.errors import LayoutError, RangeError
 from kernels_numba.numerics import copy_bytes
 from kernels_numba.runtime import njit
 
-Heads = Layers = slice | range | None
+Part: TypeAlias = slice | range | None
 
 
 def scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
     """Write new tokens' keys and values into their slots.
 
-        key, value              (tokens, kv_heads, head_dim) float32 or bfloat16; a token's part contiguous, so
-                                a slice of a fused projection will do
+        key, value              (tokens, kv_heads, head_dim) float32 or bfloat16; each token contiguous,
+                                so a slice of a fused projection will do
         key_cache, value_cache  (pages, kv_heads, page_size, head_dim), contiguous, the same dtype; written
         slot_mapping            (tokens,) int64, slot = page * page_size + row; -1 skips the token
 
@@ -61,7 +65,7 @@ def scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapp
             found = f"array of strides {arrays.strides_of(named[name])}"
             raise LayoutError(name, found, f"strides (any, {key.shape[2]}, 1): each token contiguous")
     if device == arrays.CUDA:
-        from kernels_numba.cuda_blocks import launch_scatter_kv
+        from kernels_numba.blocks_cuda import launch_scatter_kv
 
         launch_scatter_kv(key, value, key_cache, value_cache, slot_mapping)
         return
@@ -73,15 +77,13 @@ def scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapp
         _move_tokens(_address(target), _address(source), source.strides[0], slots, *shape)
 
 
-def gather_blocks(
-    caches: Any, page_ids: Any, out: Any, *, layers: Layers = None, heads: Heads = None
-) -> None:
+def gather_blocks(caches: Any, page_ids: Any, out: Any, *, layers: Part = None, heads: Part = None) -> None:
     """Copy pages of all layers into contiguous blocks, in one call.
 
         caches    (layers, 2, pages, kv_heads, page_size, head_dim), contiguous, one array
         page_ids  (blocks, pages_per_block) int32; -1 leaves that part of the block as it is
-        out       (blocks, len(layers), 2, len(heads), pages_per_block * page_size, head_dim), the caches' dtype;
-                  each block contiguous, blocks at any distance; written
+        out       (blocks, len(layers), 2, len(heads), pages_per_block * page_size, head_dim),
+                  the caches' dtype; each block contiguous, blocks at any distance; written
         layers    slice or range (step 1) of the caches' layers that `out` holds; None: all
         heads     the same for kv heads
 
@@ -90,12 +92,10 @@ def gather_blocks(
     _move_blocks("out", out, caches, page_ids, layers, heads, to_pages=False)
 
 
-def scatter_blocks(
-    src: Any, caches: Any, page_ids: Any, *, layers: Layers = None, heads: Heads = None
-) -> None:
+def scatter_blocks(src: Any, caches: Any, page_ids: Any, *, layers: Part = None, heads: Part = None) -> None:
     """Copy contiguous blocks into pages of all layers: the reverse of gather_blocks, the same arguments.
 
-    A page that two blocks name gets the bytes of the later one.
+    No page may be named twice: which block it would get is left open.
     """
     _move_blocks("src", src, caches, page_ids, layers, heads, to_pages=True)
 
@@ -119,7 +119,7 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     if source_ids.shape[0] == 0:
         return
     if device == arrays.CUDA:
-        from kernels_numba.cuda_blocks import launch_copy_pages
+        from kernels_numba.blocks_cuda import launch_copy_pages
 
         launch_copy_pages(caches, source_ids, target_ids)
         return
@@ -157,7 +157,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _move_blocks(
-    name: str, blocks: Any, caches: Any, page_ids: Any, layers: Layers, heads: Heads, to_pages: bool
+    name: str, blocks: Any, caches: Any, page_ids: Any, layers: Part, heads: Part, to_pages: bool
 ) -> None:
     """Checks of gather_blocks and scatter_blocks, then the copy in the one or the other direction."""
     device = arrays.common_device({"caches": caches, "page_ids": page_ids, name: blocks})
@@ -178,7 +178,7 @@ def _move_blocks(
     arrays.check_contiguous(f"{name}[0]", blocks[0])
     part = (first_layer, layer_count, first_head, head_count)
     if device == arrays.CUDA:
-        from kernels_numba.cuda_blocks import launch_move_blocks
+        from kernels_numba.blocks_cuda import launch_move_blocks
 
         launch_move_blocks(caches, page_ids, blocks, part, to_pages)
         return
@@ -198,10 +198,10 @@ def gather_blocks_v0(caches: np.ndarray, page_ids: np.ndarray, layers: slice, he
 
 
 @njit(cache=True, nogil=True)
-def _move_block_runs(caches, blocks, page_ids, strides, part, to_pages):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """v1 of gather and scatter: walks the block in its own order, so that one side is read or written straight on.
+def _move_block_runs(caches, blocks, page_ids, strides, part, to_pages):
+    """v1 of gather and scatter: walks the block in its own order: that side is read or written straight on.
 
-    caches and blocks are addresses, strides bytes: (layer, key or value, page, head of caches, block of blocks).
+    caches and blocks are addresses, strides bytes: (layer, kv, page, head of caches; block of blocks).
     """
     layer_step, kv_step, page_step, head_step, block_step = strides
     first_layer, layer_count, first_head, head_count = part
@@ -222,7 +222,7 @@ def _move_block_runs(caches, blocks, page_ids, strides, part, to_pages):  # type
 
 
 @njit(cache=True, nogil=True)
-def _move_tokens(cache, tokens, token_step, slots, heads, page_size, row_bytes):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _move_tokens(cache, tokens, token_step, slots, heads, page_size, row_bytes):
     """v1 of scatter_kv for keys or values: addresses and bytes."""
     for token in range(slots.shape[0]):
         if slots[token] >= 0:
@@ -233,7 +233,7 @@ def _move_tokens(cache, tokens, token_step, slots, heads, page_size, row_bytes):
 
 
 @njit(cache=True, nogil=True)
-def _move_pages(cache, sources, targets, planes, pages, page_bytes):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _move_pages(cache, sources, targets, planes, pages, page_bytes):
     """v1 of copy_pages: addresses and bytes; planes = layers * 2."""
     for plane in range(planes):
         start = cache + plane * pages * page_bytes

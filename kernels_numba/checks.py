@@ -4,6 +4,10 @@ Called at the head of the public functions, before anything is read. An index ou
 sequence's memory or end the process, so the CPU forms always look: it costs a microsecond.
 """
 
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201
+
 from __future__ import annotations
 
 from typing import Any
@@ -50,7 +54,7 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
 
 
 @njit(cache=True, nogil=True)
-def check_tables(block_tables, context_lens, pages, page_size):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def check_tables(block_tables, context_lens, pages, page_size):
     """(-1, 0), or the first sequence and logical page that cannot be; logical page -1: the length itself."""
     for b in range(context_lens.shape[0]):
         used = (context_lens[b] + page_size - 1) // page_size

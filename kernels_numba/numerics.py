@@ -1,8 +1,12 @@
 """Scalars inside CPU kernels: bfloat16 as bits, a vectorising exp2, and a copy of bytes by address.
 
-Called inside @njit kernels only. NumPy has no bfloat16, and Numba none on the CPU, so here a uint16 array *is*
-a bfloat16 array: the upper half of a float32. Explained in docs/explain/paged-attention.md.
+Called inside @njit kernels only. NumPy has no bfloat16, and Numba none on the CPU, so here a uint16 array
+*is* a bfloat16 array: the upper half of a float32. Explained in docs/explain/paged-attention.md.
 """
+
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
 
@@ -19,30 +23,30 @@ from numba.extending import intrinsic, overload  # isort: skip
 
 
 @intrinsic
-def bits_to_float(typing_context, bits):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def bits_to_float(typing_context, bits):
     """The float32 whose bits are the uint32 `bits`."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
 
 
 @intrinsic
-def float_to_bits(typing_context, value):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def float_to_bits(typing_context, value):
     """The bits of a float32, as uint32."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
 
 
 @intrinsic
-def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def copy_bytes(typing_context, target, source, count):
     """memcpy: `count` bytes from address `source` to address `target`; they must not overlap."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def generate(context, builder, signature, arguments):
         byte_pointer = ir.IntType(8).as_pointer()
         to = builder.inttoptr(arguments[0], byte_pointer)
         of = builder.inttoptr(arguments[1], byte_pointer)
@@ -58,7 +62,7 @@ def widen(value: Any) -> Any:
 
 
 @overload(widen, inline="always")
-def _widen(value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _widen(value):
     if value == types.uint16:
         return lambda value: bits_to_float(np.uint32(value) << np.uint32(16))
     return lambda value: value
@@ -70,10 +74,10 @@ def store(array: Any, index: Any, value: Any) -> Any:
 
 
 @overload(store)
-def _store(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _store(array, index, value):
     if array.dtype == types.uint16:
 
-        def store_bfloat16(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        def store_bfloat16(array, index, value):
             bits = float_to_bits(value)
             odd = (bits >> np.uint32(16)) & np.uint32(1)
             if value == value:
@@ -83,7 +87,7 @@ def _store(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
 
         return store_bfloat16
 
-    def store_float32(array, index, value):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def store_float32(array, index, value):
         array[index] = value
 
     return store_float32

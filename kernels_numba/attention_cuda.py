@@ -1,0 +1,205 @@
+"""Paged attention on CUDA: the CUDA forms of attention_decode and attention_prefill.
+
+Launched by those two modules, which hold the interface, the checks and the index mapping. The ladder:
+    v1  one thread a number of the output: each computes all scores for itself, head_dim times too often
+    v2  one block for a few (token, head) rows of one kv head: threads take a key each for the scores, then a
+        channel each for the sums; keys and values are read once for all rows; online softmax over tiles
+
+Decode is prefill with one new token a sequence, so each rung is one kernel. No warp operations, no PTX: all
+of it runs in the simulator.
+
+    block x  -> tile of TILE_ROWS // heads_here new tokens of one sequence (blocks too many return at once)
+    block y  -> kv head h          block z -> which query heads of its group
+    thread i -> key i of the tile while scoring; channels i, i + THREADS, ... of head_dim while summing
+    row r    -> new token r // heads_here, query head r % heads_here of this block
+"""
+
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.backend_cuda import cuda, narrow, on_device, widen
+
+THREADS = 64
+"""Threads of a block, and keys of a tile. Two warps: small blocks hide each other's waits, and the simulator
+pays for every thread."""
+TILE_ROWS = 16
+"""Rows of a block: the sums of 16 rows x 256 channels are 64 numbers a thread."""
+MAX_HEAD_DIM = 256
+MAX_CHANNELS = MAX_HEAD_DIM // THREADS
+
+LOWEST = np.float32(-1e30)
+ZERO = np.float32(0.0)
+ONE = np.float32(1.0)
+
+
+def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):
+    """One thread for out[row, head, channel]: highest score, then weights and sum."""
+    at = cuda.grid(1)
+    heads, head_dim = query.shape[1], query.shape[2]
+    if at >= query.shape[0] * heads * head_dim:
+        return
+    row, head, channel = at // (heads * head_dim), at // head_dim % heads, at % head_dim
+    page_size = key_cache.shape[2]
+    h = head // (heads // key_cache.shape[1])
+    b, first = 0, 0
+    while row >= first + query_lens[b]:
+        first += query_lens[b]
+        b += 1
+    visible = context_lens[b] - query_lens[b] + (row - first) + 1
+    highest, total, value = LOWEST, ZERO, ZERO
+    for sweep in range(2):
+        for t in range(visible if context_lens[b] > 0 else 0):
+            page, s = block_tables[b, t // page_size], t % page_size
+            score = ZERO
+            for d in range(head_dim):
+                score += widen(query[row, head, d]) * widen(key_cache[page, h, s, d])
+            if sweep == 0:
+                highest = max(highest, score * scale)
+            else:
+                weight = math.exp(score * scale - highest)
+                total += weight
+                value += weight * widen(value_cache[page, h, s, channel])
+    out[row, head, channel] = narrow(value / total if total > ZERO else ZERO, out)
+
+
+def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):
+    """One block for a few rows of one sequence and kv head; see the head of the file."""
+    thread = cuda.threadIdx.x
+    head_dim, page_size = query.shape[2], key_cache.shape[2]
+    group = query.shape[1] // key_cache.shape[1]
+    heads_here = min(group, TILE_ROWS)
+    first_head = cuda.blockIdx.y * group + cuda.blockIdx.z * heads_here
+    heads_left = min(heads_here, group - cuda.blockIdx.z * heads_here)
+    step = TILE_ROWS // heads_here
+
+    # which sequence, and which of its new tokens
+    b, tile, first_row = 0, cuda.blockIdx.x, 0
+    while b < query_lens.shape[0] and tile >= (query_lens[b] + step - 1) // step:
+        tile -= (query_lens[b] + step - 1) // step
+        first_row += query_lens[b]
+        b += 1
+    if b == query_lens.shape[0]:
+        return
+    first_token = tile * step
+    rows = min(step, query_lens[b] - first_token) * heads_here
+    position = context_lens[b] - query_lens[b] + first_token
+    end = min(context_lens[b], position + step)
+
+    queries = cuda.shared.array((TILE_ROWS, MAX_HEAD_DIM), np.float32)
+    scores = cuda.shared.array((TILE_ROWS, THREADS), np.float32)
+    sums = cuda.local.array((TILE_ROWS, MAX_CHANNELS), np.float32)
+    highest = cuda.local.array(TILE_ROWS, np.float32)
+    totals = cuda.local.array(TILE_ROWS, np.float32)
+    for r in range(rows):
+        highest[r], totals[r] = LOWEST, ZERO
+        for c in range(MAX_CHANNELS):
+            sums[r, c] = ZERO
+        token, head = first_row + first_token + r // heads_here, r % heads_here
+        for d in range(thread, head_dim, THREADS):
+            if head < heads_left:
+                queries[r, d] = widen(query[token, first_head + head, d]) * scale
+            else:
+                queries[r, d] = ZERO
+    cuda.syncthreads()
+
+    for start in range(0, end, THREADS):
+        count = min(THREADS, end - start)
+        t = start + thread
+        if thread < count:  # my key, against every row
+            page, s = block_tables[b, t // page_size], t % page_size
+            for r in range(rows):
+                score = ZERO
+                for d in range(head_dim):
+                    score += queries[r, d] * widen(key_cache[page, cuda.blockIdx.y, s, d])
+                scores[r, thread] = score if t <= position + r // heads_here else LOWEST
+        cuda.syncthreads()
+        for r in range(rows):  # every thread finds the same maxima: no exchange is needed
+            top = highest[r]
+            for k in range(count):
+                top = max(top, scores[r, k])
+            shrink = math.exp(highest[r] - top)
+            highest[r] = top
+            totals[r] *= shrink
+            for c in range(MAX_CHANNELS):
+                sums[r, c] *= shrink
+        cuda.syncthreads()
+        if thread < count:
+            for r in range(rows):
+                hidden = scores[r, thread] == LOWEST
+                scores[r, thread] = ZERO if hidden else math.exp(scores[r, thread] - highest[r])
+        cuda.syncthreads()
+        for k in range(count):
+            page, s = block_tables[b, (start + k) // page_size], (start + k) % page_size
+            for r in range(rows):
+                totals[r] += scores[r, k]
+            for c in range((head_dim - thread + THREADS - 1) // THREADS):
+                value = widen(value_cache[page, cuda.blockIdx.y, s, c * THREADS + thread])
+                for r in range(rows):
+                    sums[r, c] += scores[r, k] * value
+        cuda.syncthreads()
+
+    for r in range(rows):
+        token, head = first_row + first_token + r // heads_here, r % heads_here
+        if head < heads_left:
+            share = ONE / totals[r] if totals[r] > ZERO else ZERO
+            for c in range((head_dim - thread + THREADS - 1) // THREADS):
+                channel = c * THREADS + thread
+                out[token, first_head + head, channel] = narrow(sums[r, c] * share, out)
+
+
+@functools.cache
+def _compiled(kernel: Any) -> Any:
+    """A rung as it is launched; compiled for each element type on its first launch."""
+    return cuda.jit(kernel)
+
+
+def launch_prefill(
+    query: Any, key_cache: Any, value_cache: Any, tables: Any, new: Any, lens: Any, scale: float, out: Any
+) -> None:
+    """v2 on device arrays that paged_attention_prefill has checked. Reads no length on the host, so it
+    neither waits for the device nor breaks the capture of a graph: the grid covers the worst case."""
+    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
+    group = query.shape[1] // key_cache.shape[1]
+    heads_here = min(group, TILE_ROWS)
+    step = TILE_ROWS // heads_here
+    tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
+    grid = (tiles, key_cache.shape[1], -(-group // heads_here))
+    _compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale))
+
+
+def launch_plain(
+    query: Any, key_cache: Any, value_cache: Any, tables: Any, new: Any, lens: Any, scale: float, out: Any
+) -> None:
+    """v1, for tests and for comparison."""
+    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
+    grid = -(-math.prod(query.shape) // THREADS)
+    _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale))
+
+
+def launch_decode(
+    query: Any, key_cache: Any, value_cache: Any, tables: Any, lens: Any, scale: float, out: Any
+) -> None:
+    """v2 on device arrays that paged_attention_decode has checked: prefill of one new token each."""
+    launch_prefill(query, key_cache, value_cache, tables, _ones(lens), lens, scale, out)
+
+
+def _ones(lens: Any) -> Any:
+    """A one for each sequence: torch's allocator knows graphs, Numba's are made once and kept."""
+    if getattr(lens, "__cuda_ndarray__", False):
+        return _numba_ones(lens.shape[0])
+    import torch
+
+    return torch.ones_like(lens)
+
+
+@functools.cache
+def _numba_ones(count: int) -> Any:
+    return cuda.to_device(np.ones(count, np.int32))
