@@ -1,0 +1,171 @@
+"""config.json: two generations of transformers are read, what is not supported is named and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.config import Llama3Scaling, load_config
+
+pytestmark = pytest.mark.quick
+
+PLAIN: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+
+
+def folder_with(tmp_path: Path, **changes: Any) -> Path:
+    fields = {name: value for name, value in (PLAIN | changes).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return tmp_path
+
+
+def test_sizes_are_read_and_kv_bytes_follow(tmp_path: Path) -> None:
+    config = load_config(folder_with(tmp_path))
+
+    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (3, 4, 2, 16)
+    assert config.kv_bytes_per_token("float32") == 3 * 2 * 2 * 16 * 4
+    assert config.kv_bytes_per_token("bfloat16") == 3 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 1e4, "rope_scaling": LLAMA3},
+        {
+            "rope_theta": 1e4,
+            "rope_scaling": {"type": "llama3", **{k: v for k, v in LLAMA3.items() if k != "rope_type"}},
+        },
+        {"rope_theta": ..., "rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
+    ],
+    ids=["transformers 4", "older", "transformers 5"],
+)
+def test_llama_3_scaling_is_read_as_each_generation_of_transformers_wrote_it(
+    rope: dict[str, Any], tmp_path: Path
+) -> None:
+    config = load_config(folder_with(tmp_path, **rope))
+
+    assert config.rope_theta == 1e4
+    assert config.rope_scaling == Llama3Scaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=64
+    )
+
+
+def test_what_a_family_leaves_out_means_what_the_family_says(tmp_path: Path) -> None:
+    assert load_config(folder_with(tmp_path, num_key_value_heads=...)).kv_heads == 4
+    assert load_config(folder_with(tmp_path, rope_theta=...)).rope_theta == 1e4
+    assert load_config(folder_with(tmp_path, **QWEN3)).head_dim == 128
+    assert load_config(folder_with(tmp_path, **QWEN3)).qk_norm
+    assert load_config(folder_with(tmp_path, **QWEN2)).qkv_bias
+    assert not load_config(folder_with(tmp_path, **QWEN2)).output_bias
+    assert load_config(folder_with(tmp_path, attention_bias=True)).output_bias
+
+
+def test_the_end_tokens_of_generation_config_win(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    assert load_config(folder).eos_ids == (2,)
+
+    (folder / "generation_config.json").write_text('{"eos_token_id": [9, 4, 9]}')
+    assert load_config(folder).eos_ids == (4, 9)
+
+    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert load_config(folder).eos_ids == (2,)
+
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ModelError, match="eos_token_id='</s>' must be a token id"):
+        load_config(folder)
+
+
+REFUSED = [
+    (
+        {"model_type": "gpt2"},
+        "model_type 'gpt2' is not supported; supported are llama, mistral, qwen2, qwen3",
+    ),
+    ({"model_type": ...}, "model_type None is not supported"),
+    (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "LlamaForSequenceClassification.*LlamaForCausalLM is",
+    ),
+    ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported is silu"),
+    ({**MISTRAL, "sliding_window": 4096}, "a sliding window of 4096 tokens is configured"),
+    ({**MISTRAL, "sliding_window": ...}, "a sliding window of 4096 tokens is configured"),
+    ({**QWEN2, "use_sliding_window": True, "sliding_window": 128}, "a sliding window of 128 tokens"),
+    ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "a sliding window"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "supported are default and llama3"),
+    ({"rope_scaling": {**LLAMA3, "factor": ...}}, "lacks factor"),
+    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be above"),
+    ({"rope_scaling": "llama3"}, "rope_scaling must be an object"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"hidden_size": ...}, "lacks hidden_size"),
+    ({"hidden_size": "64"}, "hidden_size='64' must be a whole number"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole number of at least 1"),
+    ({"rms_norm_eps": -1}, "rms_norm_eps=-1 must be a number above 0"),
+    ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3 key/value heads"),
+    ({"head_dim": 15}, "head_dim=15 is odd"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_what_cannot_be_computed_is_refused_in_one_line_that_names_it(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    scaling = changes.get("rope_scaling")
+    if isinstance(scaling, dict):
+        changes = changes | {"rope_scaling": {k: v for k, v in scaling.items() if v is not ...}}
+
+    with pytest.raises(ModelError, match=message) as caught:
+        load_config(folder_with(tmp_path, **changes))
+
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_window_that_is_not_in_force_is_no_window(tmp_path: Path) -> None:
+    load_config(folder_with(tmp_path, **MISTRAL))
+    load_config(folder_with(tmp_path, **QWEN2, sliding_window=4096, use_sliding_window=False))
+    load_config(folder_with(tmp_path, **QWEN2, layer_types=["full_attention"] * 3))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
+def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_only_what_changes_kv_is_in_the_identity_of_kv(tmp_path: Path) -> None:
+    plain = load_config(folder_with(tmp_path)).kv_identity()
+
+    assert (
+        load_config(folder_with(tmp_path, eos_token_id=7, max_position_embeddings=99)).kv_identity() == plain
+    )
+    for changes in ({"rope_theta": 1e4}, {"rms_norm_eps": 1e-6}, {"rope_scaling": LLAMA3}, {"head_dim": 32}):
+        assert load_config(folder_with(tmp_path, **changes)).kv_identity() != plain

@@ -1,0 +1,136 @@
+"""The forward pass of each family against transformers, on tiny random models and through paged caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mooncake_lite.model import load_config, load_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama, tied": {"family": "llama", "tie_word_embeddings": True},
+    "llama, biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama 3 scaling": {"family": "llama", "rope_parameters": LLAMA3},
+    "llama, wide heads, sharded": {"family": "llama", "head_dim": 32, "max_shard_size": "40KB"},
+    "mistral": {"family": "mistral", "sliding_window": None, "head_dim": 32},
+    "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"family": "qwen3", "head_dim": 32},
+    "one key head for all": {
+        "family": "qwen3",
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+    },
+}
+PROMPTS = [[3, 1, 4, 1, 5], list(range(10, 47)), [7] * 17, [150, 12]]
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_tiny: Callable[..., Any]
+) -> tuple[Any, Path]:
+    """(oracle, folder) of one kind."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return make_tiny(folder=folder, **KINDS[request.param]), folder
+
+
+def test_logits_are_those_of_transformers_in_two_chunks_and_decode(
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+) -> None:
+    oracle, folder = pair
+    ids = list(range(20, 60))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([ids])).logits[0]
+    loop = paged_loop(load_model(folder))
+
+    first = loop.forward({0: ids[:21]}, {0: 0})
+    second = loop.forward({0: ids[21:-1]}, {0: 21})
+    last = loop.forward({0: ids[-1:]}, {0: len(ids) - 1})
+
+    torch.testing.assert_close(torch.cat([first, second, last]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_tokens_of_a_batch_are_those_of_transformers(
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], differences: Callable[..., list[str]]
+) -> None:
+    oracle, folder = pair
+    answers = paged_loop(load_model(folder), sequences=len(PROMPTS)).greedy(PROMPTS, 24)
+
+    for prompt, answer in zip(PROMPTS, answers):
+        assert len(answer) == 24
+        assert differences(oracle, prompt, answer) == []
+
+
+def test_only_the_rows_asked_for_get_logits(pair: tuple[Any, Path], paged_loop: Callable[..., Any]) -> None:
+    loop = paged_loop(load_model(pair[1]), sequences=2)
+    chunks, starts = {0: [5, 6, 7], 1: [8, 9]}, {0: 0, 1: 0}
+
+    every = loop.forward(chunks, starts)
+    some = loop.forward(chunks, starts, rows=torch.tensor([4, 2]))
+
+    assert every.dtype == torch.float32
+    torch.testing.assert_close(some, every[[4, 2]], rtol=1e-5, atol=1e-5)
+
+
+def test_the_kv_of_a_prompt_does_not_depend_on_its_neighbours(
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+) -> None:
+    model = load_model(pair[1])
+    alone, together = paged_loop(model), paged_loop(model, sequences=3)
+
+    expected = alone.forward({0: PROMPTS[1]}, {0: 0})
+    found = together.forward({2: PROMPTS[0], 0: PROMPTS[1], 1: PROMPTS[2]}, {0: 0, 1: 0, 2: 0})
+
+    begin = len(PROMPTS[0])
+    torch.testing.assert_close(found[begin : begin + len(PROMPTS[1])], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_is_near_float32_and_keeps_bfloat16_caches(
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+) -> None:
+    ids = list(range(20, 52))
+    exact = paged_loop(load_model(pair[1])).forward({0: ids}, {0: 0})
+    loop = paged_loop(load_model(pair[1], "bfloat16"))
+
+    half = torch.cat([loop.forward({0: ids[:-1]}, {0: 0}), loop.forward({0: ids[-1:]}, {0: len(ids) - 1})])
+
+    assert loop.caches.dtype == torch.bfloat16
+    assert half.dtype == torch.float32
+    correlation = torch.corrcoef(torch.stack([half.flatten(), exact.flatten()]))[0, 1]
+    assert correlation > 0.995
+
+
+def test_weights_stored_in_bfloat16_load_in_either_dtype(
+    tmp_path: Path, make_tiny: Callable[..., Any], paged_loop: Callable[..., Any]
+) -> None:
+    oracle = make_tiny("llama", tmp_path)
+    oracle.to(torch.bfloat16).save_pretrained(tmp_path)
+
+    kept = load_model(tmp_path, "bfloat16").weights.layers[0].gate.weight
+    widened = load_model(tmp_path, "float32").weights.layers[0].gate.weight
+
+    assert kept.dtype == torch.bfloat16
+    assert widened.dtype == torch.float32
+    torch.testing.assert_close(widened, kept.float(), rtol=0, atol=0)
+
+
+def test_the_sizes_of_what_transformers_writes_are_read_back(pair: tuple[Any, Path]) -> None:
+    oracle, folder = pair
+    config = load_config(folder)
+
+    assert config.layers == oracle.config.num_hidden_layers
+    assert config.kv_heads == oracle.config.num_key_value_heads
+    assert config.tie_embeddings == oracle.config.tie_word_embeddings
+    assert config.eos_ids == (2,)
