@@ -1,0 +1,205 @@
+"""Every wish that cannot be fulfilled is refused before a process starts, with the fix in one line."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import ConfigError, LaunchError, UserError
+from mooncake_lite.launch import preflight as checks
+from mooncake_lite.launch.machine import Machine
+from mooncake_lite.launch.open_mpi import OpenMPI
+from mooncake_lite.launch.preflight import FoundModel, preflight
+from mooncake_lite.model import ModelConfig
+from tests.mooncake_lite.launch.conftest import free_port
+
+pytestmark = pytest.mark.quick
+
+GIB = 2**30
+ROOMY = Machine(cores=8, memory_bytes=64 * GIB, shared_memory_bytes=16 * GIB)
+
+SMALL_MODEL = FoundModel(
+    config=ModelConfig(
+        family="llama",
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        norm_eps=1e-5,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_position=1024,
+        tie_embeddings=True,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        eos_ids=(),
+    ),
+    weights_bytes=GIB,
+)
+"""512 bytes of KV per token in float32: a page is 8 KiB, a block 32 KiB, the longest request 16 blocks."""
+
+
+def refusal(machine: Machine = ROOMY, **wishes: Any) -> str:
+    """What preflight says to these wishes."""
+    with pytest.raises(UserError) as caught:
+        preflight(ServeConfig(port=free_port(), **wishes), model=SMALL_MODEL, machine=machine)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_wish_that_this_machine_can_fulfil_passes_without_a_note() -> None:
+    assert preflight(ServeConfig(port=free_port()), model=SMALL_MODEL, machine=ROOMY) == []
+
+
+def test_a_server_open_to_the_network_without_a_key_gets_a_note() -> None:
+    config = ServeConfig(port=free_port(), host="0.0.0.0")
+    (note,) = preflight(config, model=SMALL_MODEL, machine=ROOMY)
+    assert "MOONCAKE_LITE_API_KEY" in note
+    closed = ServeConfig(port=free_port(), host="0.0.0.0", api_key="secret")
+    assert preflight(closed, model=SMALL_MODEL, machine=ROOMY) == []
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            LaunchError, match=f"port {port} on 127.0.0.1 is taken; choose another with --port"
+        ):
+            preflight(ServeConfig(port=port), model=SMALL_MODEL, machine=ROOMY)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    assert "cannot be listened on" in refusal(host="192.0.2.1")  # TEST-NET-1, nobody's address
+
+
+def test_a_shared_memory_too_small_is_refused_with_the_size_it_should_have() -> None:
+    small = replace(ROOMY, shared_memory_bytes=64 * 2**20)
+    said = refusal(small)
+    # 512 MiB of pool, 64 MiB of staging in prefill and decode each, 20 MiB of Open MPI's own in each rank
+    assert "/dev/shm has 64 MiB free, 720 MiB are needed" in said
+    assert "docker run --shm-size=720m" in said
+
+
+def test_shared_memory_elsewhere_is_not_measured_in_dev_shm() -> None:
+    config = ServeConfig(port=free_port(), mpi_arg=("--mca osc_sm_backing_directory /somewhere",))
+    assert preflight(config, model=SMALL_MODEL, machine=replace(ROOMY, shared_memory_bytes=0)) == []
+
+
+def test_a_memory_too_small_is_refused() -> None:
+    said = refusal(replace(ROOMY, memory_bytes=2 * GIB))
+    # weights 1 GiB, 4 ranks of 256 MiB, pool 512, pages 2 x 512, staging 2 x 64
+    assert "2,048 MiB of memory are available, 3,712 MiB are needed" in said
+    assert "--kv-cache-bytes or --pool-bytes" in said
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"max_model_len": 2048}, "max_model_len=2048"),
+        ({"max_model_len": 1}, "max_model_len=1 has no room"),
+        ({"pool_bytes": 16 * 32768}, "pool_bytes=524288 holds 16 blocks of 32768 B"),
+        ({"kv_cache_bytes": 8192}, "kv_cache_bytes=8192 holds 16 tokens"),
+    ],
+)
+def test_a_request_of_the_longest_length_must_fit_everywhere(wishes: dict[str, int], words: str) -> None:
+    assert words in refusal(**wishes)
+
+
+def test_hosts_must_be_readable_and_have_a_slot_for_every_rank() -> None:
+    assert "write a:2,b:2" in refusal(hosts="a:two")
+    assert "has 3 slots for 4 ranks" in refusal(hosts="a:2,b")
+
+
+def test_on_several_hosts_only_the_ranks_of_this_one_count() -> None:
+    here = socket.gethostname()
+    config = ServeConfig(hosts=f"elsewhere:2,{here}:2")
+    assert checks.roles_here(config) == ["decode", "store"]
+
+
+def test_a_tier_folder_in_use_by_another_cluster_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store-0").mkdir()
+    lock = os.open(tmp_path / "store-0" / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "is in use by another cluster" in refusal(ssd_dir=str(tmp_path))
+    finally:
+        os.close(lock)
+    config = ServeConfig(port=free_port(), ssd_dir=str(tmp_path))
+    assert preflight(config, model=SMALL_MODEL, machine=ROOMY) == []
+
+
+def test_a_tier_folder_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "is no folder" in refusal(ssd_dir=str(file))
+    assert "is no folder" in refusal(ssd_dir=str(file / "below"))
+
+
+def test_a_tier_folder_that_cannot_be_written_is_refused() -> None:
+    said = refusal(ssd_dir="/proc/tier")
+    assert "/proc is not writable" in said
+    assert "choose another with --ssd-dir" in said
+
+
+def test_checking_a_tier_folder_creates_nothing(tmp_path: Path) -> None:
+    checks.check_tier_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("components", "ulfm", "version", "profile", "words"),
+    [
+        ({"pml/ob1", "osc/sm"}, True, "5.0.11", "fast", "has no UCX"),
+        ({"pml/ucx", "osc/ucx"}, False, "5.0.11", "ft", "built without ULFM"),
+        ({"pml/ucx", "osc/ucx"}, True, "4.1.6", "ft", "4.1.6 is too old"),
+    ],
+)
+def test_a_profile_that_this_open_mpi_cannot_do_is_refused(
+    components: set[str],
+    ulfm: bool,
+    version: str,
+    profile: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = OpenMPI(mpirun=Path("mpirun"), version=version, components=frozenset(components), ulfm=ulfm)
+    monkeypatch.setattr(checks, "inspect_open_mpi", lambda mpirun: found)
+    said = refusal(profile=profile)
+    assert said.startswith(f"profile='{profile}': ")
+    assert words in said
+
+
+def test_a_cuda_device_without_a_driver_is_refused() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("an NVIDIA driver is loaded here")
+    assert refusal(device="cuda") == "device='cuda': no NVIDIA driver is loaded here; use --device cpu"
+
+
+def test_a_platform_without_proc_and_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(LaunchError, match="serve needs Linux, this is darwin"):
+        checks.check_platform()
+
+
+def test_an_unknown_model_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="'no-such-model'"):
+        preflight(ServeConfig(port=free_port(), model="no-such-model"), machine=ROOMY)
+
+
+def test_a_config_error_is_a_user_error() -> None:
+    assert issubclass(ConfigError, UserError)
+    assert issubclass(LaunchError, UserError)

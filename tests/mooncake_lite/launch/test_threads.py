@@ -1,0 +1,54 @@
+"""Threads per rank follow the cores and the ranks that compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch.threads import set_thread_environment, threads_for
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("role", ["conductor", "store"])
+def test_ranks_that_do_not_compute_have_one_thread(role: str) -> None:
+    assert threads_for(ServeConfig(threads=8), 64, role) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "prefill", "decode", "expected"),
+    [
+        (1, 1, 1, (1, 1)),
+        (2, 1, 1, (2, 2)),  # they take turns: measured to cost decode nothing with passive waiting
+        (2, 2, 2, (1, 1)),
+        (4, 1, 1, (4, 4)),
+        (8, 1, 1, (4, 4)),  # from here on each has cores of its own
+        (64, 1, 3, (16, 16)),
+        (6, 1, 3, (4, 2)),
+    ],
+)
+def test_small_nodes_take_turns_and_large_ones_share(
+    cores: int, prefill: int, decode: int, expected: tuple[int, int]
+) -> None:
+    config = ServeConfig(prefill=prefill, decode=decode)
+    assert (threads_for(config, cores, "prefill"), threads_for(config, cores, "decode")) == expected
+
+
+def test_only_ranks_of_the_same_node_share_its_cores() -> None:
+    config = ServeConfig(prefill=2, decode=2)
+    assert threads_for(config, 16, "prefill", ["conductor", "prefill"]) == 16
+    assert threads_for(config, 16, "prefill") == 4
+
+
+def test_a_flag_decides_where_it_is_given() -> None:
+    assert threads_for(ServeConfig(threads=3), 64, "decode") == 3
+
+
+def test_libraries_are_told_by_the_environment_and_a_users_wait_policy_stands() -> None:
+    environment = {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "64"}
+    set_thread_environment(2, environment)
+    assert environment["OMP_NUM_THREADS"] == environment["NUMBA_NUM_THREADS"] == "2"
+    assert environment["OMP_WAIT_POLICY"] == "active"
+    empty: dict[str, str] = {}
+    set_thread_environment(2, empty)
+    assert empty["OMP_WAIT_POLICY"] == "passive"

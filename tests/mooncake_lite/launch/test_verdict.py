@@ -1,0 +1,94 @@
+"""Why a cluster ended: the first cause, and the rank's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch.output import Output, RankLine
+from mooncake_lite.launch.run_dir import RankState
+from mooncake_lite.launch.verdict import why_ended
+
+pytestmark = pytest.mark.quick
+
+CONFIG = ServeConfig()
+
+
+def states(*pairs: tuple[str, str]) -> dict[int, RankState]:
+    """Rank files of ranks 0, 1, ...: (state, reason)."""
+    return {
+        rank: RankState(
+            rank=rank, role=CONFIG.role_of(rank), pid=1, start_time=1, host="h", state=state, reason=reason
+        )
+        for rank, (state, reason) in enumerate(pairs)
+    }
+
+
+def verdict(found: dict[int, RankState], lost: list[int] | None = None, **more: object) -> str:
+    facts = {"mpirun_code": 0, "signals": {}, "error": "", "last_lines": []} | more
+    return why_ended(CONFIG, found, lost or [], **facts)  # type: ignore[arg-type]
+
+
+STOPPED = ("stopped", "")
+FOLLOWED = ("failed", "stopped: the conductor is gone")
+
+
+def test_everybody_stopped_is_no_error() -> None:
+    assert verdict(states(STOPPED, STOPPED, STOPPED, STOPPED)) == ""
+
+
+def test_the_conductors_verdict_comes_first() -> None:
+    found = states(("failed", "rank 2 (decode) died: no heartbeat for 6 s"), STOPPED, ("ready", ""), STOPPED)
+    assert verdict(found, [2]) == "rank 2 (decode) died: no heartbeat for 6 s"
+
+
+def test_a_lost_conductor_is_the_cause_and_not_those_who_noticed() -> None:
+    found = states(("ready", ""), FOLLOWED, FOLLOWED, FOLLOWED)
+    assert verdict(found, [0]) == "rank 0 (conductor) died: its process ended without a last word"
+
+
+def test_mpirun_ends_with_0_though_a_rank_was_killed_and_the_rank_is_named_with_the_signal() -> None:
+    found = states(STOPPED, STOPPED, STOPPED, ("ready", ""))
+    said = verdict(found, [3], signals={3: "signal 9 (Killed)"})
+    assert said == "rank 3 (store) died: signal 9 (Killed)"
+
+
+def test_a_rank_that_failed_is_told_before_those_that_followed_it() -> None:
+    found = states(FOLLOWED, FOLLOWED, ("failed", "out of memory"), FOLLOWED)
+    assert verdict(found) == "rank 2 (decode) failed: out of memory"
+
+
+def test_a_killed_mpirun_is_told_as_such() -> None:
+    assert (
+        verdict(states(*[("stopped", "SIGTERM")] * 4), mpirun_code=-9)
+        == "mpirun was killed by signal 9 (SIGKILL)"
+    )
+
+
+def test_a_start_without_any_rank_shows_what_mpirun_said() -> None:
+    said = verdict({}, mpirun_code=213, last_lines=["a", "b", "There are not enough slots"])
+    assert (
+        said
+        == "mpirun ended with exit code 213 before every rank had started: a | b | There are not enough slots"
+    )
+
+
+def test_an_error_that_a_rank_has_printed_is_used_when_there_is_no_file() -> None:
+    assert verdict({}, mpirun_code=2, error="max_model_len=9 is wrong") == "max_model_len=9 is wrong"
+
+
+def test_lines_of_ranks_are_shown_and_mpiruns_own_and_errors_are_kept(tmp_path: Path) -> None:
+    output = Output(CONFIG, tmp_path / "log")
+    first = output.feed("stdout", b"[1,2]<stdout>: hel")
+    second = output.feed("stdout", b"lo\n[prterun-h-1@1,0]<stderr>: mooncake-lite: error: rank 2 is gone\n")
+    third = output.feed(
+        "stderr", b"-----\nprterun noticed that process rank 2 with PID 9 on node h exited on\n"
+    )
+    output.feed("stderr", b"signal 9 (Killed).\n")
+    output.close()
+    assert (first, second, third) == ([], [RankLine(2, "hello")], [])
+    assert (output.name(2), output.error) == ("decode-2", "rank 2 is gone")
+    assert (output.signal_of(2), output.signal_of(1)) == ("signal 9 (Killed)", "")
+    assert (tmp_path / "log").read_bytes().startswith(b"[1,2]<stdout>: hello\n")

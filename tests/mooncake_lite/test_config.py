@@ -1,0 +1,126 @@
+"""A configuration is right when it exists: whatever is wrong is refused, with the fix."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_lite.config import ServeConfig, config_from, parse_bytes, read_toml
+from mooncake_lite.errors import ConfigError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        (4096, 4096),
+        ("1 GB", 10**9),
+        ("512MiB", 512 * 2**20),
+        ("512 mib", 512 * 2**20),
+        ("1.5GiB", 3 * 2**29),
+        ("2G", 2 * 2**30),
+        ("0", 0),
+    ],
+)
+def test_sizes_are_read_in_bytes_decimal_and_binary_units(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "12 parsecs", "1e", "nan", "inf GB", True, "1_0 G B", "-1", -5])
+def test_what_is_no_size_is_refused_by_name(text: Any) -> None:
+    with pytest.raises(ConfigError, match="pool_bytes="):
+        parse_bytes(text, "pool_bytes")
+
+
+def test_ranks_play_their_roles_in_a_fixed_order() -> None:
+    config = ServeConfig(prefill=2, decode=1, store=2)
+    roles = [config.role_of(rank) for rank in range(config.ranks)]
+    assert roles == ["conductor", "prefill", "prefill", "decode", "store", "store"]
+    assert (config.ranks_of("prefill"), config.ranks_of("store")) == ([1, 2], [4, 5])
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"prefill": 0}, "prefill=0: at least 1"),
+        ({"decode": -1}, "decode=-1: at least 1"),
+        ({"store": 0}, "store=0: at least 1"),
+        ({"max_queue": 0}, "max_queue=0"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
+        ({"block_size": 8}, "block_size=8: it must divide 512 and be a multiple of 16"),
+        ({"block_size": 48}, "block_size=48"),
+        ({"block_size": 1024}, "block_size=1024"),
+        ({"port": 0}, "port=0"),
+        ({"port": 65536}, "port=65536"),
+        ({"max_model_len": -1}, "max_model_len=-1"),
+        ({"profile": "quick"}, "profile='quick': use ft or fast"),
+        ({"dtype": "float16"}, "dtype='float16': use float32 or bfloat16"),
+        ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
+        ({"dead_after_s": 1.0}, "dead_after_s must be at least 2"),
+        ({"start_timeout_s": 1.0}, "start_timeout_s at least 5"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_what_would_be_right(wish: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig(**wish)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256, 512])
+def test_every_block_of_whole_pages_that_divides_512_is_accepted(block_size: int) -> None:
+    assert ServeConfig(block_size=block_size).block_size == block_size
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ServeConfig().port = 1  # type: ignore[misc]
+
+
+def test_a_configuration_survives_the_way_through_plain_values() -> None:
+    config = ServeConfig(mpi_arg=("--mca", "x"), pool_bytes=1 << 28, enable_prefix_caching=False)
+    assert config_from(config.to_dict(), "test") == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prot": 1}, "file: unknown key 'prot'; known are "),
+        ({"port": "8000"}, "file: port='8000' must be of type int"),
+        ({"port": True}, "file: port=True must be of type int"),
+        ({"enable-prefix-caching": 1}, "enable_prefix_caching=1 must be of type bool"),
+        ({"mpi-arg": "--mca"}, "mpi_arg must be a list of strings"),
+        ({"pool-bytes": "much"}, "pool_bytes='much' is not a size"),
+    ],
+)
+def test_a_wrong_key_or_type_names_its_source(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from(values, "file")
+    assert words in str(caught.value)
+
+
+def test_whole_numbers_will_do_for_seconds() -> None:
+    assert config_from({"dead-after-s": 8}, "file").dead_after_s == 8.0
+
+
+@pytest.mark.parametrize("text", ["port = 9000\n", "[serve]\nport = 9000\n"])
+def test_a_file_may_be_flat_or_have_a_section(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    assert read_toml(file) == {"port": 9000}
+
+
+def test_a_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_bytes(b"port = \xff")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_toml(broken)

@@ -1,0 +1,128 @@
+"""The doctor looks, tells what follows, and touches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_lite import doctor
+from mooncake_lite.doctor import Finding, Report
+from mooncake_lite.launch.probes import try_program
+
+GOOD: dict[str, dict[str, Any]] = {
+    "torch": {"version": "2.13.0", "built_for": None, "device": None},
+    "numba": {"version": "0.68.1", "layer": "omp"},
+    "nvvm": {"sm_90": True},
+    "h5py": {"version": "3.16.0", "hdf5": "2.0.0"},
+    "mpi4py": {"version": "4.1.2", "library": "Open MPI v5.0.11"},
+}
+
+
+def states(findings: Any) -> dict[str, str]:
+    return {finding.name: finding.state for finding in findings}
+
+
+def test_this_machine_can_serve_and_the_doctor_leaves_no_shared_memory() -> None:
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "mooncake_lite", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["essential_missing"]) == (0, []), found
+    assert found["profiles"]["ft"] == ""
+    assert {entry["name"] for entry in found["findings"]} >= {
+        *("Python", "cores", "memory", "/dev/shm", "mpirun", "mpi4py", "ULFM", "UCX", "CUDA device", "NVVM"),
+        *("h5py", "cache", "default model", "two nodes in tests"),
+    }
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if not _in_use(name)]
+
+
+def _in_use(name: str) -> bool:
+    """A cluster that runs beside this test has mapped the file."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if name in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.quick
+def test_without_the_gpu_extra_ptx_is_a_note_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "none")
+    answers = GOOD | {"nvvm": {"error": "No module named 'numba.cuda'"}}
+    (nvvm,) = [found for found in doctor._compute(answers) if found.name == "NVVM"]
+    assert nvvm.state == "note"
+    assert "mooncake-lite[gpu]" in nvvm.follows
+
+
+@pytest.mark.quick
+def test_a_library_that_does_not_load_is_essential_and_says_why() -> None:
+    answers = GOOD | {"torch": {"error": "libcudart.so.13: cannot open shared object file"}}
+    found = {entry.name: entry for entry in doctor._compute(answers)}
+    assert (found["torch"].state, found["torch"].follows) == (
+        "missing",
+        "libcudart.so.13: cannot open shared object file",
+    )
+    assert states(doctor._compute(GOOD))["torch"] == "ok"
+
+
+@pytest.mark.quick
+def test_numba_without_openmp_is_a_note() -> None:
+    answers = GOOD | {"numba": {"version": "0.68.1", "layer": "workqueue"}}
+    assert states(doctor._compute(answers))["Numba threads"] == "note"
+    assert "Numba threads" not in states(doctor._compute(GOOD))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("free_mib", "state"), [(-1, "missing"), (64, "note"), (4096, "ok")])
+def test_dev_shm_is_judged_by_what_the_defaults_need(free_mib: int, state: str) -> None:
+    free = free_mib * 2**20 if free_mib >= 0 else -1
+    assert doctor._shared_memory(free, 720 * 2**20).state == state
+
+
+@pytest.mark.quick
+def test_no_mpirun_means_no_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    report = Report()
+    report.findings += doctor._mpi(report, GOOD["mpi4py"])
+    assert report.essential_missing == ["mpirun"]
+    assert "mpirun is neither beside this Python nor on PATH" in report.profiles["ft"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("profiles", "missing", "says"),
+    [
+        ({"ft": "", "fast": ""}, [], "can run here, with --profile ft"),
+        ({"ft": "no ULFM", "fast": ""}, [], "with --profile fast only: no ULFM"),
+        ({"ft": "too old", "fast": "too old"}, ["mpirun"], "cannot serve yet: mpirun"),
+    ],
+)
+def test_the_last_line_says_whether_to_serve(profiles: dict[str, str], missing: list[str], says: str) -> None:
+    report = Report([Finding(name, "", "missing") for name in missing], profiles)
+    assert says in doctor._conclusion(report)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("program", "limit_s", "answer"),
+    [
+        ("answer = {'n': 1}", 30.0, {"n": 1}),
+        ("raise ValueError('broken wheel')", 30.0, {"error": "ValueError: broken wheel"}),
+        ("import os; os.kill(os.getpid(), 11)", 30.0, {"error": "exit code -11"}),
+        ("import signal; signal.pause()", 0.2, {"error": "no answer after 0 s"}),
+    ],
+)
+def test_a_try_that_fails_crashes_or_hangs_is_a_finding(
+    program: str, limit_s: float, answer: dict[str, Any]
+) -> None:
+    assert try_program(program, limit_s) == answer
