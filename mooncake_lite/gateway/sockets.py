@@ -67,7 +67,6 @@ class Sockets:
         socket.set_hwm(QUEUE_MESSAGES)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, DEFAULT_MAX_BYTES)
-        socket.setsockopt(zmq.IPV6, 1)
         return socket
 
     def _bind(self, router: zmq.asyncio.Socket, endpoint: str) -> None:
@@ -91,6 +90,8 @@ class Sockets:
             self._door.bind("inproc://zeromq.zap.01")
         router = self._socket(zmq.ROUTER)
         try:
+            # Only where it is needed: with it, the real endpoint of 10.0.0.1 reads [::ffff:10.0.0.1].
+            router.setsockopt(zmq.IPV6, int(":" in host))
             router.curve_server = True
             router.curve_publickey = self._curve.server_public.encode()
             router.curve_secretkey = self._curve.server_secret.encode()

@@ -1,0 +1,293 @@
+"""The gateway's beginning and end: what it waits for, what it survives, and how it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.gateway.settings import read_settings
+from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, answer
+from transport.curve import CurveKeys
+
+BODY = {"prompt": "hello", "stream": True}
+
+
+def first_token_only(cluster: FakeCluster, submit: m.Submit) -> None:
+    cluster.tokens(1, m.Tokens(submit.request_id, 0, submit.token_ids[:1]))
+
+
+def data_of(lines: Any) -> dict[str, Any]:
+    """The next event's data; lines is an iterator that the caller keeps."""
+    return dict(json.loads(next(line for line in lines if line).removeprefix("data: ")))
+
+
+@pytest.mark.quick
+def test_importing_the_gateway_loads_neither_torch_nor_mpi_nor_numba() -> None:
+    code = (
+        "import sys, mooncake_lite.gateway.__main__, mooncake_lite.gateway.prompts\n"
+        "heavy = ('torch', 'mpi4py', 'numba', 'h5py', 'transformers')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert run.stdout.strip() == "[]"
+
+
+def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) -> None:
+    gateway, cluster = start(ready=False)
+    cluster.status = m.ClusterStatus(False, "waiting for rank 2 (decode)")
+    cluster.wait_for(m.GatewayHello)
+    while gateway.wait_health(503)["detail"] != "waiting for rank 2 (decode)":
+        pass
+
+    refused = httpx.post(f"{gateway.url}/v1/completions", json=BODY, trust_env=False)
+    assert refused.status_code == 503
+    assert "rank 2" in refused.json()["error"]["message"]
+
+    cluster.tell_gateway(m.ClusterStatus(True, ""))
+    gateway.wait_ready()
+    cluster.tell_gateway(m.ClusterStatus(True, "no decode rank is left", draining=True))
+    assert gateway.wait_health(503)["status"] == "draining"
+    gateway.close()
+
+
+def test_the_hello_names_where_tokens_go(start: Start, run_dir: Path) -> None:
+    gateway, cluster = start()
+
+    hello = cluster.wait_for(m.GatewayHello)
+
+    assert hello == m.GatewayHello("gateway-0", [f"ipc://{run_dir}/tokens-gateway-0"])
+    gateway.close()
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "silent"])
+def test_a_conductor_that_vanishes_ends_open_requests_and_turns_health_503(
+    start: Start, killed: bool
+) -> None:
+    gateway, cluster = start({"ping_s": 0.2}, dead_after_s=2.0)
+    cluster.behaviour = first_token_only
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as http:
+        with http.stream("POST", "/v1/completions", json=BODY) as stream:
+            lines = stream.iter_lines()
+            data_of(lines)
+            if killed:
+                cluster.close()
+            else:
+                cluster.silent = True
+            error = data_of(lines)["error"]
+            assert (error["code"], error["type"]) == ("service_unavailable", "server_error")
+            assert list(lines)[-1:] != ["data: [DONE]"]
+        assert gateway.wait_health(503)["status"] == "lost"
+        assert http.post("/v1/completions", json=BODY).status_code == 503
+        assert http.get("/metrics").status_code == 200
+    if not killed:
+        cluster.silent = False
+        gateway.wait_ready()
+    gateway.close()
+
+
+def test_a_stop_ends_open_requests_with_an_error_and_the_process_within_the_grace(start: Start) -> None:
+    gateway, cluster = start()
+    cluster.behaviour = first_token_only
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, trust_env=False) as stream:
+        lines = stream.iter_lines()
+        data_of(lines)
+        told = time.monotonic()
+        cluster.tell_gateway(m.Stop("Ctrl-C", 3.0))
+        assert "the service is stopping: Ctrl-C" in data_of(lines)["error"]["message"]
+
+    assert gateway.finish(3.0) == (0, "")
+    assert time.monotonic() - told < 3.0
+
+
+def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start) -> None:
+    gateway, cluster = start()
+    cluster.behaviour = lambda cluster, submit: None
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+        client.sendall(head + body)
+        submit = cluster.wait_for(m.Submit)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.finish(3.0) == (0, "")
+        assert client.recv(20).startswith(b"HTTP/1.1 503")
+
+    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+
+
+def test_a_gateway_ends_when_its_parent_is_killed(run_dir: Path, model_folder: Path) -> None:
+    cluster = FakeCluster(run_dir)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.mooncake_lite.gateway.fake_cluster import GatewayProcess\n"
+        "gateway = GatewayProcess(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "gateway.wait_ready(); print(gateway.process.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(run_dir), str(model_folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    watched = os.pidfd_open(pid)
+    parent.kill()
+    parent.communicate(timeout=5)
+
+    assert select.select([watched], [], [], 3.0)[0], "the gateway outlived its parent"
+    os.close(watched)
+    cluster.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "203.0.113.1", "no-such-host.invalid"])
+def test_an_address_that_cannot_be_used_is_one_line_and_exit_code_2(
+    run_dir: Path, model_folder: Path, host: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        gateway = GatewayProcess(run_dir, model_folder, port=taken.getsockname()[1], host=host)
+        code, written = gateway.finish()
+
+    assert code == 2
+    assert len(written.splitlines()) == 1
+    assert host in written
+
+
+def test_a_folder_without_a_tokenizer_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
+    code, written = GatewayProcess(run_dir, tmp_path).finish()
+
+    assert code == 2
+    assert len(written.splitlines()) == 1
+    assert "tokenizer.json" in written
+
+
+def settings_file(run_dir: Path, **changes: Any) -> Path:
+    fields = {
+        "config": ServeConfig().to_dict(), "model_folder": "/nowhere", "served_id": "x",
+        "max_model_len": 64, "fingerprint": "00",
+    }  # fmt: skip
+    path = run_dir / "gateway.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(fields | changes))
+    return path
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "xyz"},
+        {"max_model_len": 1},
+        {"max_model_len": "x"},
+        {"extra": 1},
+        {"config": {"no": 1}},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(run_dir: Path, changes: dict[str, Any]) -> None:
+    settings_file(run_dir)
+    assert read_settings(run_dir).limits.open_requests == 1024
+    settings_file(run_dir, **changes)
+    with pytest.raises(ConfigError, match=r"gateway\.json"):
+        read_settings(run_dir)
+
+
+@pytest.mark.quick
+def test_settings_that_others_can_read_are_refused(run_dir: Path) -> None:
+    path = settings_file(run_dir)
+    path.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP)
+
+    with pytest.raises(ConfigError, match="640"):
+        read_settings(run_dir)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_settings(run_dir / "nowhere")
+
+
+def test_ranks_on_other_hosts_send_tokens_over_tcp_with_the_clusters_key(start: Start) -> None:
+    keys = CurveKeys.generate()
+    fields = ("server_public", "server_secret", "client_public")
+    gateway, cluster = start(keys=keys, curve={name: getattr(keys, name) for name in fields})
+    cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
+    hello = cluster.wait_for(m.GatewayHello, lambda hello: len(hello.token_endpoints) == 2)
+    ipc, tcp = hello.token_endpoints
+    assert ipc.startswith("ipc://")
+    assert tcp.startswith("tcp://127.0.0.1:")
+
+    def over_tcp(cluster: FakeCluster, submit: m.Submit) -> None:
+        cluster.tokens(7, m.Tokens(submit.request_id, 0, submit.token_ids, "stop"), tcp)
+
+    cluster.behaviour = over_tcp
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    assert reply.json()["choices"][0]["text"] == "hello"
+    gateway.close()
+
+
+def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
+    keys, wrong = CurveKeys.generate(), CurveKeys.generate()
+    fields = ("server_public", "server_secret", "client_public")
+    stranger = CurveKeys(keys.server_public, "", wrong.client_public, wrong.client_secret)
+    gateway, cluster = start(keys=stranger, curve={name: getattr(keys, name) for name in fields})
+    cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
+    tcp = cluster.wait_for(m.GatewayHello, lambda hello: len(hello.token_endpoints) == 2).token_endpoints[1]
+
+    def both(cluster: FakeCluster, submit: m.Submit) -> None:
+        cluster.tokens(7, m.Tokens(submit.request_id, 0, submit.token_ids[::-1], "stop"), tcp)
+        answer(cluster, submit, submit.token_ids)
+
+    cluster.behaviour = both
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    assert reply.json()["choices"][0]["text"] == "hello"
+    gateway.close()
+
+
+def test_a_gateway_without_keys_says_so_and_goes_on(start: Start) -> None:
+    gateway, cluster = start()
+    cluster.forget()
+    cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
+
+    assert len(cluster.wait_for(m.GatewayHello).token_endpoints) == 1
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    assert reply.status_code == 200
+    gateway.process.terminate()
+    code, written = gateway.finish()
+    assert code == 0
+    assert len(written.splitlines()) == 1
+    assert "CURVE" in written
+
+
+def test_malformed_messages_are_dropped_and_counted(start: Start, run_dir: Path) -> None:
+    gateway, _ = start()
+    context = zmq.Context()
+    for identity in (b"rank-9", b"nobody"):
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, identity)
+        dealer.setsockopt(zmq.LINGER, 1000)
+        dealer.connect(f"ipc://{run_dir}/tokens-gateway-0")
+        dealer.send(b"\x01garbage")
+        dealer.close()
+    context.term()
+
+    wanted = "mooncake_lite_gateway_zmq_dropped_total 2.0"
+    deadline = time.monotonic() + 5
+    while wanted not in httpx.get(f"{gateway.url}/metrics", trust_env=False).text.splitlines():
+        assert time.monotonic() < deadline
+    assert (
+        httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, trust_env=False).status_code == 200
+    )
+    gateway.close()
