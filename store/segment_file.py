@@ -29,6 +29,9 @@ HEADER_NBYTES = 4096
 """HDF5's user block: a power of two, and a page, so that chunks can start on pages (preadv of a block is
 about a tenth faster then)."""
 
+HDF5_ERRORS = (OSError, RuntimeError, ValueError, KeyError)
+"""What h5py makes of libhdf5's errors."""
+
 MAX_FILE_NBYTES = 1 << 40
 MAX_FINGERPRINT_NBYTES = 64
 READ_NBYTES = 1 << 20
@@ -205,11 +208,12 @@ class SegmentWriter:
     def abandon(self) -> None:
         """Delete the file, whatever state it is in, and give its space back."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)  # libhdf5 may keep the file open after a failure: free its space
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)  # libhdf5 may keep the file open after a failure: free its space
             os.close(self._fd)
             self._fd = -1
         if self._file:
-            with suppress(OSError, RuntimeError):  # its last metadata cannot be written: no matter now
+            with suppress(*HDF5_ERRORS):  # its last metadata cannot be written: no matter now
                 self._file.close()
         self.open_path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
-from store.segment_file import MAX_FINGERPRINT_NBYTES, SegmentWriter, file_nbytes, open_sealed
+from store.segment_file import HDF5_ERRORS, MAX_FINGERPRINT_NBYTES, SegmentWriter, file_nbytes, open_sealed
 from store.tier_folder import TierFolder, segment_name
 
 SEGMENT_NBYTES = 64 << 20
@@ -79,6 +79,8 @@ class HDF5Tier:
         self.layout, self.capacity_bytes, self.seal_after_s = layout, capacity_bytes, seal_after_s
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.notes: list[str] = []
+        import h5py  # noqa: F401  here, so that a broken libhdf5 is met at the start, not at the first write
+
         self._fingerprint = _fingerprint_bytes(fingerprint_hex)
         # A small tier has small files, so that evicting one of them does not empty it.
         self._segment_bytes = max(min(segment_bytes, capacity_bytes // 4), layout.nbytes)
@@ -185,7 +187,7 @@ class HDF5Tier:
             if not self._writer.keys:
                 self._first_write = now
             self._writer.append(key, digest, checksums, view)
-        except (OSError, RuntimeError) as error:
+        except HDF5_ERRORS as error:
             raise self._write_failed(error, now) from None
         self._open_keys.add(key)
         self.counters["blocks_written"] += 1
@@ -232,7 +234,7 @@ class HDF5Tier:
         try:
             file = writer.seal(self._next_number)
             self._folders[0].sync()
-        except (OSError, RuntimeError, SegmentFileError) as error:
+        except (*HDF5_ERRORS, SegmentFileError) as error:
             self.counters["write_errors"] += 1
             writer.abandon()
             writer.path.unlink(missing_ok=True)

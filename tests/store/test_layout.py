@@ -1,0 +1,61 @@
+"""The block's shape: ranges tile it, and checksums belong to layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from store.errors import LayoutError
+from store.layout import BlockLayout
+
+pytestmark = pytest.mark.quick
+LAYOUT = BlockLayout(layers=3, kv_heads=4, block_tokens=16, head_dim=8, itemsize=2)
+
+
+def test_sizes_are_those_of_the_array():
+    array = np.zeros(LAYOUT.shape, np.uint16)
+    assert LAYOUT.nbytes == array.nbytes
+    assert LAYOUT.layer_nbytes == array[0].nbytes
+    assert LAYOUT.token_nbytes * LAYOUT.block_tokens == array.nbytes
+
+
+def test_a_layer_is_one_range_and_a_run_of_heads_two():
+    array = np.zeros(LAYOUT.shape, np.uint16)
+    flat = array.reshape(-1).view(np.uint8)
+    array[1] = 7
+    array[2, :, 1:3] = 9
+    offset, nbytes = LAYOUT.layer_range(1)
+    assert (flat[offset : offset + nbytes].view(np.uint16) == 7).all()
+    for offset, nbytes in LAYOUT.head_ranges(2, 1, 2):
+        assert (flat[offset : offset + nbytes].view(np.uint16) == 9).all()
+    assert sum(nbytes for _, nbytes in LAYOUT.head_ranges(2, 1, 2)) == 2 * int((array == 9).sum())
+
+
+def test_a_tail_is_rounded_up_to_whole_pages():
+    assert LAYOUT.tail_nbytes(5) == 5 * LAYOUT.token_nbytes
+    assert LAYOUT.tail_nbytes(5, page_tokens=8) == 8 * LAYOUT.token_nbytes
+    assert LAYOUT.tail_layout(9, page_tokens=8).block_tokens == 16
+    for tokens in (0, 16):
+        with pytest.raises(LayoutError, match="1 to 15"):
+            LAYOUT.tail_nbytes(tokens)
+
+
+def test_a_flipped_bit_changes_the_checksum_of_its_layer_alone():
+    array = np.arange(LAYOUT.nbytes // 2, dtype=np.uint16).reshape(LAYOUT.shape)
+    before = LAYOUT.checksums(array)
+    array[1, 0, 2, 3, 4] ^= 1
+    after = LAYOUT.checksums(array)
+    assert [a == b for a, b in zip(before, after)] == [True, False, True]
+
+
+def test_wrong_sizes_are_refused_with_their_numbers():
+    with pytest.raises(LayoutError, match="needed"):
+        LAYOUT.checksums(bytes(LAYOUT.nbytes - 1))
+    with pytest.raises(LayoutError, match="gaps"):
+        LAYOUT.checksums(np.zeros(2 * LAYOUT.nbytes, np.uint8)[::2])
+    with pytest.raises(LayoutError, match="layer 3"):
+        LAYOUT.layer_range(3)
+    with pytest.raises(LayoutError, match="heads 3"):
+        LAYOUT.head_ranges(0, 3, 2)
+    with pytest.raises(LayoutError, match="layers=0"):
+        BlockLayout(0, 1, 1, 1, 1)
