@@ -1,0 +1,181 @@
+"""The house rules, checked over every import and every file: what style.md asks of a reader's patience."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "kernels_numba": set(),
+    "transport": set(),
+    "scheduler": set(),
+    "store": {"transport", "kernels_numba"},
+    "mooncake_lite": {"kernels_numba", "transport", "scheduler", "store"},
+}
+"""package -> which of ours it may import beside itself."""
+
+LIGHT = ("store", "scheduler", "transport")
+HEAVY = ("torch", "mpi4py", "numba", "transformers")
+
+FILE_LINES = 450
+FUNCTION_LINES = {"kernels_numba": 100}
+FUNCTION_LINES_ELSEWHERE = 60
+"""Statements and comments of a body; signature and docstring are free, for they are what is read first. A
+kernel is one function by nature, the rest is not."""
+
+PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+PICKLING_METHODS = {
+    *("send", "recv", "isend", "irecv", "sendrecv", "bsend", "ssend", "issend", "mrecv", "mprobe"),
+    *("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan"),
+}
+"""mpi4py's lower-case methods pickle what they are given; the upper-case ones move buffers."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def sources(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
+    """(path, syntax tree) of every file of these packages."""
+    for package in packages:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path, parsed(path)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module, node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((str(a.value), node.lineno) for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_follow_the_arrows(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path, tree in sources(package)
+        for module, line in imported(tree)
+        if module.split(".")[0] in MAY_IMPORT.keys() - {package} - MAY_IMPORT[package]
+    ]
+    assert wrong == []
+
+
+def test_every_package_has_files_to_check() -> None:
+    assert all(len(list(sources(package))) > 3 for package in MAY_IMPORT)
+
+
+def test_nobody_imports_upwards_with_dots_or_out_of_the_tests() -> None:
+    wrong = []
+    for path, tree in sources(*MAY_IMPORT):
+        wrong += [
+            f"{path}:{n.lineno}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level > 1
+        ]
+        wrong += [f"{path}:{line}" for module, line in imported(tree) if module.split(".")[0] == "tests"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", LIGHT)
+def test_a_light_package_loads_neither_torch_nor_mpi_nor_numba(package: str) -> None:
+    program = f"import sys, {package}; print(*({set(HEAVY)} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_nothing_is_pickled_on_a_wire_or_a_disk() -> None:
+    wrong = []
+    for path, tree in sources(*MAY_IMPORT):
+        wrong += [f"{path}:{line} {name}" for name, line in imported(tree) if name.split(".")[0] in PICKLERS]
+        wrong += [f"{path}:{line} {name}()" for name, line in _pickling_calls(tree)]
+    assert wrong == []
+
+
+def _pickling_calls(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Calls that pickle: pyzmq's *_pyobj anywhere, mpi4py's lower-case methods on a communicator."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, owner = node.func.attr, ast.unparse(node.func.value).lower()
+        if name in ("send_pyobj", "recv_pyobj"):
+            yield name, node.lineno
+        elif name in PICKLING_METHODS and owner.split(".")[-1].strip("_") in (
+            "comm",
+            "world",
+            "comm_world",
+            "node",
+        ):
+            yield f"{owner}.{name}", node.lineno
+
+
+def test_the_search_for_pickling_calls_finds_them() -> None:
+    tree = ast.parse("self._comm.bcast(x)\nMPI.COMM_WORLD.send(x, 1)\nsocket.send_pyobj(x)\nspoke.send(x)")
+    assert [line for _, line in _pickling_calls(tree)] == [1, 2, 3]
+
+
+def test_no_file_is_longer_than_a_sitting() -> None:
+    lengths = {str(path.relative_to(ROOT)): _lines(path) for path, _ in sources(*MAY_IMPORT)}
+    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES} == {}
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    wrong = {}
+    for package in MAY_IMPORT:
+        limit = FUNCTION_LINES.get(package, FUNCTION_LINES_ELSEWHERE)
+        for path, tree in sources(package):
+            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found = {f"{path.relative_to(ROOT)}:{n.lineno} {n.name}": _body_lines(n) for n in functions}
+            wrong.update({name: lines for name, lines in found.items() if lines > limit})
+    assert wrong == {}
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT)) for path, tree in sources(*MAY_IMPORT) if not ast.get_docstring(tree)
+    ]
+    assert silent == []
+
+
+def test_no_promise_is_left_in_the_code() -> None:
+    words = ("TO" + "DO", "FIX" + "ME", "XXX")
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path, _ in sources(*MAY_IMPORT)
+        for word in words
+        if word in path.read_text()
+    ]
+    assert found == []
+
+
+def test_every_test_can_be_collected_by_name() -> None:
+    """Two test files of one name in folders without __init__.py shadow each other."""
+    missing = {
+        str(path.parent.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not (path.parent / "__init__.py").exists()
+    }
+    assert missing == set()
