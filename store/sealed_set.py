@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
@@ -47,11 +48,10 @@ class SealedSet:
     def __len__(self) -> int:
         return len(self._index)
 
-    def serve(self, file: SealedFile) -> None:
-        """Index a file as the hottest one."""
+    def serve(self, file: SealedFile, *, new: bool) -> None:
+        """Index a file as the hottest one; new: sealed just now, not found at the start."""
         with self._lock:
-            file.last_use = next(self._uses)
-            self._hottest = file
+            self._note_use(file, persist=new)
             self._files[file] = None
             self.nbytes += file.header.file_nbytes
             if file.same_kind:
@@ -89,9 +89,7 @@ class SealedSet:
                 self._open_file(file, key)
             file.readers += 1
             if file is not self._hottest:
-                self._hottest = file
-                file.last_use = next(self._uses)
-                os.utime(file.fd)  # the order of these times is what the next start knows about recency
+                self._note_use(file, persist=True)
             return file, row
 
     def give_back(self, file: SealedFile) -> None:
@@ -145,6 +143,15 @@ class SealedSet:
         self._evicted += gone
         self.files_evicted += 1
         self.blocks_evicted += len(gone)
+
+    def _note_use(self, file: SealedFile, *, persist: bool) -> None:
+        """The file is the hottest now. The order of modification times is what the next start knows of
+        this; they are set to the nanosecond, as the file system's own clock ticks in milliseconds."""
+        self._hottest = file
+        file.last_use = next(self._uses)
+        if persist:
+            with suppress(OSError):
+                os.utime(file.path, ns=(time.time_ns(), time.time_ns()))
 
     def _open_file(self, file: SealedFile, key: int) -> None:
         try:

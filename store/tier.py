@@ -242,7 +242,7 @@ class HDF5Tier:
         self._seal_s_per_byte = (time.monotonic() - started) / writer.nbytes
         self._next_number += 1
         self.counters["files_sealed"] += 1
-        self._sealed.serve(file)
+        self._sealed.serve(file, new=True)
         self._sealed.evict_to(self.capacity_bytes)
         return list(writer.keys)
 
@@ -299,7 +299,7 @@ class HDF5Tier:
                     folder.set_aside(path)
                 continue
             other_kind += not file.same_kind
-            self._sealed.serve(file)
+            self._sealed.serve(file, new=False)
         if self.counters["files_unsealed"]:
             self.notes.append(f"{self.counters['files_unsealed']} unsealed tier files deleted")
         if other_kind:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 700)), max_size=60))
-def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps):
+def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps) -> None:
     allocator = RangeAllocator(4096)
     held: dict[int, int] = {}
     for is_free, number in steps:
@@ -38,7 +38,7 @@ def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps):
     assert allocator.largest_free == allocator.free_bytes == 4096
 
 
-def test_it_refuses_only_when_no_hole_is_large_enough():
+def test_it_refuses_only_when_no_hole_is_large_enough() -> None:
     allocator = RangeAllocator(640)
     offsets = [allocator.allocate(64) for _ in range(10)]
     assert allocator.allocate(1) is None
@@ -49,7 +49,7 @@ def test_it_refuses_only_when_no_hole_is_large_enough():
     assert allocator.allocate(64) == 0
 
 
-def test_the_smallest_hole_that_fits_is_taken():
+def test_the_smallest_hole_that_fits_is_taken() -> None:
     allocator = RangeAllocator(1024)
     large, fence, small, _ = (allocator.allocate(n) for n in (256, 64, 128, 64))
     allocator.free(large)
@@ -59,7 +59,7 @@ def test_the_smallest_hole_that_fits_is_taken():
     assert fence == 256
 
 
-def test_blocks_of_one_size_never_fragment_the_segment():
+def test_blocks_of_one_size_never_fragment_the_segment() -> None:
     allocator, random_ = RangeAllocator(100 * 192), random.Random(3)
     held = [allocator.allocate(192) for _ in range(100)]
     for _ in range(500):
@@ -69,7 +69,7 @@ def test_blocks_of_one_size_never_fragment_the_segment():
     allocator.check()
 
 
-def test_freeing_what_is_not_allocated_is_a_named_error():
+def test_freeing_what_is_not_allocated_is_a_named_error() -> None:
     allocator = RangeAllocator(256)
     offset = allocator.allocate(10)
     allocator.free(offset)
@@ -79,7 +79,7 @@ def test_freeing_what_is_not_allocated_is_a_named_error():
         allocator.free(1)
 
 
-def test_a_segment_is_rounded_down_to_whole_cache_lines():
+def test_a_segment_is_rounded_down_to_whole_cache_lines() -> None:
     assert RangeAllocator(127).capacity == 64
     assert RangeAllocator(63).allocate(1) is None
     with pytest.raises(StoreError, match="cannot be managed"):

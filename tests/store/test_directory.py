@@ -35,7 +35,7 @@ def keys_found(directory: Directory, keys: list[int], now: float = 0.0) -> list[
     return [hit.key for hit in directory.lookup(keys, [digest_of(key) for key in keys], now)]
 
 
-def test_a_block_is_found_only_after_put_end():
+def test_a_block_is_found_only_after_put_end() -> None:
     directory = pool()
     obj = directory.allocate("r", BLOCK, now=0, key=1, digest=digest_of(1))
     assert keys_found(directory, [1]) == []
@@ -45,7 +45,7 @@ def test_a_block_is_found_only_after_put_end():
     assert list(obj.checksums) == SUMS
 
 
-def test_only_the_leading_run_counts():
+def test_only_the_leading_run_counts() -> None:
     directory = pool()
     for key in (1, 2, 4):
         put(directory, key)
@@ -53,7 +53,7 @@ def test_only_the_leading_run_counts():
     assert keys_found(directory, [9, 1]) == []
 
 
-def test_another_digest_is_a_miss_and_is_counted():
+def test_another_digest_is_a_miss_and_is_counted() -> None:
     directory = pool()
     put(directory, 1)
     directory.add_tier_blocks(3, [2], [digest_of(2)])
@@ -62,7 +62,7 @@ def test_another_digest_is_a_miss_and_is_counted():
     assert directory.counters["digest_mismatches"] == 2
 
 
-def test_a_look_without_touching_changes_neither_counters_nor_the_order():
+def test_a_look_without_touching_changes_neither_counters_nor_the_order() -> None:
     directory = pool(2)
     put(directory, 1, 0)
     put(directory, 2, 1)
@@ -74,7 +74,7 @@ def test_a_look_without_touching_changes_neither_counters_nor_the_order():
     assert keys_found(directory, [2]) == [2]
 
 
-def test_the_least_recently_used_block_makes_room():
+def test_the_least_recently_used_block_makes_room() -> None:
     directory = pool(3)
     for key in (1, 2, 3):
         put(directory, key, now=key)
@@ -85,7 +85,7 @@ def test_the_least_recently_used_block_makes_room():
     assert BlockRemoved(2, 3, "dram") in directory.drain_events()
 
 
-def test_a_prefix_outlives_what_hangs_on_it():
+def test_a_prefix_outlives_what_hangs_on_it() -> None:
     directory = pool(3)
     wanted = [Wanted(BLOCK, key, digest_of(key)) for key in (1, 2, 3)]
     made = directory.allocate_many("r", wanted, now=0)
@@ -99,7 +99,7 @@ def test_a_prefix_outlives_what_hangs_on_it():
     assert keys_found(directory, [1, 2], now=7) == [1]
 
 
-def test_a_leased_block_is_evicted_only_after_its_last_reader_leaves():
+def test_a_leased_block_is_evicted_only_after_its_last_reader_leaves() -> None:
     directory = pool(1)
     obj = put(directory, 1)
     directory.lease("a", [obj.object_id], 0, until=100)
@@ -114,7 +114,7 @@ def test_a_leased_block_is_evicted_only_after_its_last_reader_leaves():
     assert keys_found(directory, [1]) == []
 
 
-def test_a_lease_ends_at_its_time_and_can_be_prolonged_but_not_shortened():
+def test_a_lease_ends_at_its_time_and_can_be_prolonged_but_not_shortened() -> None:
     directory = pool(1)
     obj = put(directory, 1)
     directory.lease("a", [obj.object_id], 0, until=10)
@@ -128,7 +128,7 @@ def test_a_lease_ends_at_its_time_and_can_be_prolonged_but_not_shortened():
     directory.release("a", 21)  # late, and harmless
 
 
-def test_a_lease_taken_while_writing_protects_from_the_moment_of_publication():
+def test_a_lease_taken_while_writing_protects_from_the_moment_of_publication() -> None:
     directory = pool(1)
     obj = directory.allocate("r", BLOCK, now=0, key=1, digest=digest_of(1))
     directory.lease("r", [obj.object_id], 0, until=100)
@@ -137,7 +137,7 @@ def test_a_lease_taken_while_writing_protects_from_the_moment_of_publication():
         put(directory, 2, now=2)
 
 
-def test_leasing_what_has_gone_is_a_named_error_and_leases_nothing():
+def test_leasing_what_has_gone_is_a_named_error_and_leases_nothing() -> None:
     directory = pool(2)
     obj = put(directory, 1)
     with pytest.raises(UnknownObject, match="object 99 is not known"):
@@ -146,7 +146,7 @@ def test_leasing_what_has_gone_is_a_named_error_and_leases_nothing():
     assert directory.stats()["owners"] == 0
 
 
-def test_of_two_puts_of_one_key_the_first_is_published_and_the_second_is_its_owners_alone():
+def test_of_two_puts_of_one_key_the_first_is_published_and_the_second_is_its_owners_alone() -> None:
     directory = pool(2)
     first = directory.allocate("a", BLOCK, now=0, key=1, digest=digest_of(1))
     second = directory.allocate("b", BLOCK, now=0, key=1, digest=digest_of(1))
@@ -161,7 +161,7 @@ def test_of_two_puts_of_one_key_the_first_is_published_and_the_second_is_its_own
     assert keys_found(directory, [1]) == [1]
 
 
-def test_a_private_object_is_in_no_index_and_goes_with_its_owner():
+def test_a_private_object_is_in_no_index_and_goes_with_its_owner() -> None:
     directory = pool()
     tail = directory.allocate("r", 300, now=0)
     assert not directory.put_end(tail.object_id, [], 0)
@@ -173,7 +173,7 @@ def test_a_private_object_is_in_no_index_and_goes_with_its_owner():
         directory.object(tail.object_id)
 
 
-def test_allocating_many_is_all_or_nothing_and_evicts_nothing_when_the_sizes_rule_it_out():
+def test_allocating_many_is_all_or_nothing_and_evicts_nothing_when_the_sizes_rule_it_out() -> None:
     directory = pool(4)
     for key in (1, 2, 3):
         put(directory, key)
@@ -187,7 +187,7 @@ def test_allocating_many_is_all_or_nothing_and_evicts_nothing_when_the_sizes_rul
     directory.check()
 
 
-def test_a_pool_too_fragmented_for_the_last_of_many_gives_the_others_back():
+def test_a_pool_too_fragmented_for_the_last_of_many_gives_the_others_back() -> None:
     directory = pool(3)
     pieces = directory.allocate_many("p", [Wanted(BLOCK // 2)] * 6, now=0)
     for piece in pieces[::2]:
@@ -200,7 +200,7 @@ def test_a_pool_too_fragmented_for_the_last_of_many_gives_the_others_back():
     assert directory.stats()["owners"] == 1
 
 
-def test_a_revoked_owners_memory_is_quarantined_while_a_writer_may_live():
+def test_a_revoked_owners_memory_is_quarantined_while_a_writer_may_live() -> None:
     directory = pool(2)
     obj = directory.allocate("r", BLOCK, now=0, key=1, digest=digest_of(1))
     tail = directory.allocate("r", BLOCK, now=0)
@@ -219,7 +219,7 @@ def test_a_revoked_owners_memory_is_quarantined_while_a_writer_may_live():
     directory.check()
 
 
-def test_revoking_an_owner_ends_its_leases_and_spares_what_it_published():
+def test_revoking_an_owner_ends_its_leases_and_spares_what_it_published() -> None:
     directory = pool(2)
     obj = put(directory, 1, owner="r")
     directory.lease("r", [obj.object_id], 0, until=100)
@@ -229,7 +229,7 @@ def test_revoking_an_owner_ends_its_leases_and_spares_what_it_published():
     directory.revoke_owner("nobody", 1)
 
 
-def test_a_visible_object_can_neither_be_ended_twice_nor_revoked():
+def test_a_visible_object_can_neither_be_ended_twice_nor_revoked() -> None:
     directory = pool()
     obj = put(directory, 1)
     with pytest.raises(WrongState, match="visible"):
@@ -238,7 +238,7 @@ def test_a_visible_object_can_neither_be_ended_twice_nor_revoked():
         directory.put_revoke(obj.object_id)
 
 
-def test_sizes_that_make_no_sense_are_refused():
+def test_sizes_that_make_no_sense_are_refused() -> None:
     directory = pool()
     with pytest.raises(LayoutError, match="a block has 2048"):
         directory.allocate("r", BLOCK - 1, now=0, key=1)
@@ -257,7 +257,7 @@ def test_sizes_that_make_no_sense_are_refused():
         Directory(SMALL).allocate("r", BLOCK, now=0)
 
 
-def test_the_preferred_node_is_filled_first_and_a_named_rank_alone():
+def test_the_preferred_node_is_filled_first_and_a_named_rank_alone() -> None:
     directory = Directory(SMALL)
     directory.add_segment(1, 2 * BLOCK, node=0)
     directory.add_segment(2, 2 * BLOCK, node=1)
@@ -267,7 +267,7 @@ def test_the_preferred_node_is_filled_first_and_a_named_rank_alone():
         directory.allocate("r", BLOCK, now=0, rank=1)
 
 
-def test_without_preference_objects_spread_and_the_coldest_block_of_all_goes_first():
+def test_without_preference_objects_spread_and_the_coldest_block_of_all_goes_first() -> None:
     directory = Directory(SMALL)
     directory.add_segment(1, 2 * BLOCK, node=0)
     directory.add_segment(2, 2 * BLOCK, node=0)
@@ -279,7 +279,7 @@ def test_without_preference_objects_spread_and_the_coldest_block_of_all_goes_fir
     assert keys_found(directory, [0]) == [0]
 
 
-def test_a_block_is_not_evicted_before_its_tier_has_it():
+def test_a_block_is_not_evicted_before_its_tier_has_it() -> None:
     directory = pool(2, tier=True)
     obj = put(directory, 1)
     assert directory.take_saves() == {3: [obj]}
@@ -296,7 +296,7 @@ def test_a_block_is_not_evicted_before_its_tier_has_it():
     assert hit == (1, "ssd", None, 3, 0, BLOCK)
 
 
-def test_what_its_tier_dropped_may_go_and_is_counted():
+def test_what_its_tier_dropped_may_go_and_is_counted() -> None:
     directory = pool(1, tier=True)
     put(directory, 1)
     directory.dropped(3, [1])
@@ -307,7 +307,7 @@ def test_what_its_tier_dropped_may_go_and_is_counted():
     assert keys_found(directory, [1]) == []
 
 
-def test_no_more_than_half_a_segment_waits_for_its_tier():
+def test_no_more_than_half_a_segment_waits_for_its_tier() -> None:
     directory = pool(4, tier=True)
     for key in range(4):
         put(directory, key)
@@ -316,7 +316,7 @@ def test_no_more_than_half_a_segment_waits_for_its_tier():
     assert directory.stats()["evictable_bytes"] == 2 * BLOCK
 
 
-def test_a_block_promoted_from_its_tier_is_not_saved_again():
+def test_a_block_promoted_from_its_tier_is_not_saved_again() -> None:
     directory = pool(2)
     directory.add_tier_blocks(3, [1], [digest_of(1)])
     assert directory.lookup([1], [digest_of(1)], 0)[0].tier == "ssd"
@@ -328,7 +328,7 @@ def test_a_block_promoted_from_its_tier_is_not_saved_again():
     assert [obj.key for obj in directory.take_saves()[3]] == [2]
 
 
-def test_a_bad_or_evicted_tier_block_is_a_miss_and_each_is_counted():
+def test_a_bad_or_evicted_tier_block_is_a_miss_and_each_is_counted() -> None:
     directory = pool()
     directory.add_tier_blocks(3, [1, 2], [digest_of(1), digest_of(2)])
     directory.drop_tier_block(3, [1, 77])
@@ -338,7 +338,7 @@ def test_a_bad_or_evicted_tier_block_is_a_miss_and_each_is_counted():
     assert directory.stats()["keys_ssd"] == 0
 
 
-def test_a_key_in_two_tiers_survives_the_loss_of_one():
+def test_a_key_in_two_tiers_survives_the_loss_of_one() -> None:
     directory = pool()
     directory.add_segment(4, BLOCK, 0)
     for rank in (3, 4):
@@ -347,7 +347,7 @@ def test_a_key_in_two_tiers_survives_the_loss_of_one():
     assert directory.lookup([1], [digest_of(1)], 0)[0].rank == 4
 
 
-def test_a_lost_rank_takes_its_blocks_and_names_the_owners_that_are_hurt():
+def test_a_lost_rank_takes_its_blocks_and_names_the_owners_that_are_hurt() -> None:
     directory = Directory(SMALL)
     directory.add_segment(1, 4 * BLOCK, 0, tier=True)
     directory.add_segment(2, 4 * BLOCK, 0)
@@ -365,7 +365,7 @@ def test_a_lost_rank_takes_its_blocks_and_names_the_owners_that_are_hurt():
     assert directory.allocate("writer", BLOCK, now=1).rank == 2
 
 
-def test_an_index_fed_by_the_events_equals_the_directory():
+def test_an_index_fed_by_the_events_equals_the_directory() -> None:
     directory, random_ = pool(4, tier=True), random.Random(5)
     index: set[tuple[int, int, str]] = set()
     for now in range(300):
@@ -385,4 +385,6 @@ def test_an_index_fed_by_the_events_equals_the_directory():
         for key in range(8):
             hits = directory.lookup([key], [digest_of(key)], now, touch=False)
             tiers = {tier for stored, _, tier in index if stored == key}
-            assert (hits[0].tier if hits else None) == ("dram" if "dram" in tiers else next(iter(tiers), None))
+            assert (hits[0].tier if hits else None) == (
+                "dram" if "dram" in tiers else next(iter(tiers), None)
+            )

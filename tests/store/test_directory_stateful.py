@@ -64,7 +64,9 @@ class Lives(RuleBasedStateMachine):
 
     def note_evictions(self, rank: int | None) -> None:
         """Who went must have been allowed to, and the coldest of its segment."""
-        gone = {e.key for e in self.directory.drain_events() if isinstance(e, BlockRemoved) and e.tier == "dram"}
+        gone = {
+            e.key for e in self.directory.drain_events() if isinstance(e, BlockRemoved) and e.tier == "dram"
+        }
         ids = [i for i in self.order if self.objects[i].key in gone]
         assert len(ids) == len(gone)
         allowed = self.evictable()
@@ -79,7 +81,7 @@ class Lives(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------- the rules
 
     @rule(owner=owners, key=st.none() | keys, half=st.booleans(), rank=st.sampled_from([None, 1, 2]))
-    def allocate(self, owner, key, half, rank):
+    def allocate(self, owner, key, half, rank) -> None:
         nbytes = BLOCK // 2 if half and key is None else BLOCK
         self.directory.drain_events()
         free, allowed = self.directory.stats()["free_bytes"], self.evictable()
@@ -99,7 +101,7 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.of(ObjectState.WRITING))
     @rule(data=st.data())
-    def put_end(self, data):
+    def put_end(self, data) -> None:
         object_id = data.draw(st.sampled_from(self.of(ObjectState.WRITING)))
         obj = self.objects[object_id]
         becomes_visible = obj.key is not None and obj.key not in self.visible()
@@ -118,11 +120,11 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.of(ObjectState.WRITING) + self.of(ObjectState.PRIVATE))
     @rule(data=st.data(), alive=st.booleans())
-    def put_revoke(self, data, alive):
+    def put_revoke(self, data, alive) -> None:
         ids = self.of(ObjectState.WRITING) + self.of(ObjectState.PRIVATE)
         self.revoked(data.draw(st.sampled_from(ids)), alive, self.directory.put_revoke)
 
-    def revoked(self, object_id, alive, revoke=None):
+    def revoked(self, object_id, alive, revoke=None) -> None:
         if revoke:
             revoke(object_id, writer_may_live=alive)
         if alive and self.states[object_id] is ObjectState.WRITING:
@@ -131,21 +133,21 @@ class Lives(RuleBasedStateMachine):
             self.forget([object_id])
 
     @rule(owner=owners, alive=st.booleans())
-    def revoke_owner(self, owner, alive):
+    def revoke_owner(self, owner, alive) -> None:
         self.directory.revoke_owner(owner, self.now, writer_may_live=alive)
         self.leases.pop(owner, None)
         for object_id in self.of(ObjectState.WRITING, owner) + self.of(ObjectState.PRIVATE, owner):
             self.revoked(object_id, alive)
 
     @rule(owner=owners)
-    def settle(self, owner):
+    def settle(self, owner) -> None:
         quarantined = self.of(ObjectState.QUARANTINED, owner)
         assert self.directory.settle(owner) == len(quarantined)
         self.forget(quarantined)
 
     @precondition(lambda self: self.objects)
     @rule(owner=owners, data=st.data(), seconds=st.integers(1, 5))
-    def lease(self, owner, data, seconds):
+    def lease(self, owner, data, seconds) -> None:
         self.directory.expire(self.now)
         self.expire()
         ids = data.draw(st.sets(st.sampled_from(sorted(self.objects)), min_size=1))
@@ -154,13 +156,13 @@ class Lives(RuleBasedStateMachine):
         self.leases[owner] = (held | ids, max(until, self.now + seconds))
 
     @rule(owner=owners)
-    def release(self, owner):
+    def release(self, owner) -> None:
         self.directory.release(owner, self.now)
         self.leases.pop(owner, None)
         self.forget(self.of(ObjectState.PRIVATE, owner))
 
     @rule(wanted=st.lists(keys, max_size=5, unique=True), wrong=st.integers(0, 9))
-    def lookup(self, wanted, wrong):
+    def lookup(self, wanted, wrong) -> None:
         digests = [digest_of(key) + (i == wrong) for i, key in enumerate(wanted)]
         expected = []
         for i, key in enumerate(wanted):
@@ -178,7 +180,7 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), outcome=st.sampled_from(["saved", "durable", "dropped"]))
-    def tier_reports(self, data, outcome):
+    def tier_reports(self, data, outcome) -> None:
         key = data.draw(st.sampled_from(sorted(self.in_flight)))
         getattr(self.directory, outcome)(TIER_RANK, [key])
         self.unsaved = {i for i in self.unsaved if self.objects[i].key != key}
@@ -188,16 +190,16 @@ class Lives(RuleBasedStateMachine):
             self.tier.add(key)
 
     @rule(key=keys, bad=st.booleans())
-    def tier_loses(self, key, bad):
+    def tier_loses(self, key, bad) -> None:
         (self.directory.drop_tier_block if bad else self.directory.tier_evicted)(TIER_RANK, [key])
         self.tier.discard(key)
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 10.0]))
-    def time_passes(self, seconds):
+    def time_passes(self, seconds) -> None:
         self.now += seconds
 
     @invariant()
-    def the_directory_agrees_with_the_model(self):
+    def the_directory_agrees_with_the_model(self) -> None:
         self.directory.check()
         for object_id, state in self.states.items():
             obj = self.directory.object(object_id)

@@ -13,7 +13,7 @@ def insert(policy: LRU, item: int) -> None:
     policy.on_insert(item, 1, 0.0, cost_s=0.0, class_id=0)
 
 
-def test_the_least_recently_used_goes_first():
+def test_the_least_recently_used_goes_first() -> None:
     policy = LRU()
     for item in (1, 2, 3, 4):
         insert(policy, item)
@@ -24,7 +24,7 @@ def test_the_least_recently_used_goes_first():
     assert len(policy) == 3
 
 
-def test_asking_for_victims_changes_nothing():
+def test_asking_for_victims_changes_nothing() -> None:
     policy = LRU()
     for item in (1, 2):
         insert(policy, item)
@@ -51,7 +51,7 @@ def replay(requests: list[list[int]], blocks: int) -> int:
     return hits
 
 
-def test_a_small_trace_gives_the_hits_that_were_counted_by_hand():
+def test_a_small_trace_gives_the_hits_that_were_counted_by_hand() -> None:
     requests = [[1, 2, 3], [1, 2, 4], [5, 6], [1, 2, 3], [5, 7]]
     # unbounded: 0, then 1 2, then 0, then 1 2 3, then 5
     assert replay(requests, 100) == 6

@@ -12,14 +12,14 @@ pytestmark = pytest.mark.quick
 LAYOUT = BlockLayout(layers=3, kv_heads=4, block_tokens=16, head_dim=8, itemsize=2)
 
 
-def test_sizes_are_those_of_the_array():
+def test_sizes_are_those_of_the_array() -> None:
     array = np.zeros(LAYOUT.shape, np.uint16)
     assert LAYOUT.nbytes == array.nbytes
     assert LAYOUT.layer_nbytes == array[0].nbytes
     assert LAYOUT.token_nbytes * LAYOUT.block_tokens == array.nbytes
 
 
-def test_a_layer_is_one_range_and_a_run_of_heads_two():
+def test_a_layer_is_one_range_and_a_run_of_heads_two() -> None:
     array = np.zeros(LAYOUT.shape, np.uint16)
     flat = array.reshape(-1).view(np.uint8)
     array[1] = 7
@@ -31,7 +31,7 @@ def test_a_layer_is_one_range_and_a_run_of_heads_two():
     assert sum(nbytes for _, nbytes in LAYOUT.head_ranges(2, 1, 2)) == 2 * int((array == 9).sum())
 
 
-def test_a_tail_is_rounded_up_to_whole_pages():
+def test_a_tail_is_rounded_up_to_whole_pages() -> None:
     assert LAYOUT.tail_nbytes(5) == 5 * LAYOUT.token_nbytes
     assert LAYOUT.tail_nbytes(5, page_tokens=8) == 8 * LAYOUT.token_nbytes
     assert LAYOUT.tail_layout(9, page_tokens=8).block_tokens == 16
@@ -40,7 +40,7 @@ def test_a_tail_is_rounded_up_to_whole_pages():
             LAYOUT.tail_nbytes(tokens)
 
 
-def test_a_flipped_bit_changes_the_checksum_of_its_layer_alone():
+def test_a_flipped_bit_changes_the_checksum_of_its_layer_alone() -> None:
     array = np.arange(LAYOUT.nbytes // 2, dtype=np.uint16).reshape(LAYOUT.shape)
     before = LAYOUT.checksums(array)
     array[1, 0, 2, 3, 4] ^= 1
@@ -48,7 +48,7 @@ def test_a_flipped_bit_changes_the_checksum_of_its_layer_alone():
     assert [a == b for a, b in zip(before, after)] == [True, False, True]
 
 
-def test_wrong_sizes_are_refused_with_their_numbers():
+def test_wrong_sizes_are_refused_with_their_numbers() -> None:
     with pytest.raises(LayoutError, match="needed"):
         LAYOUT.checksums(bytes(LAYOUT.nbytes - 1))
     with pytest.raises(LayoutError, match="gaps"):

@@ -1,0 +1,328 @@
+"""The HDF5 tier when all goes well: what is sealed is served, now and after a restart."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from store.errors import BadBlock, BlockMissing, LayoutError, TierError, TierFolderError, TierInUse
+from store.layout import BlockLayout
+from store.segment_file import HEADER_NBYTES, MAGIC, file_nbytes
+from store.tier import HDF5Tier
+from store.tier_folder import adoptable_folders, store_folder
+from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of, loaded
+
+pytestmark = pytest.mark.quick
+ROOMY = 1 << 30
+
+
+def tier_at(folder: Path, capacity_bytes: int = ROOMY, **options) -> HDF5Tier:
+    return HDF5Tier(folder, capacity_bytes, options.pop("layout", SMALL), FINGERPRINT, **options)
+
+
+def fill(tier: HDF5Tier, keys) -> None:
+    """Append and seal."""
+    for key in keys:
+        append(tier, key)
+    tier.seal()
+
+
+def test_a_block_is_served_only_once_it_is_sealed(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    assert append(tier, 1)
+    assert 1 not in tier
+    with pytest.raises(BlockMissing, match="0000000000000001"):
+        loaded(tier, 1)
+    assert tier.open_keys == [1]
+    assert tier.seal() == [1]
+    assert loaded(tier, 1)
+    assert tier.seal() == []
+    tier.close()
+    tier.close()
+
+
+def test_a_restart_serves_every_sealed_block_hottest_last(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    for keys in ([1, 2], [3], [4, 5]):
+        fill(tier, keys)
+    assert loaded(tier, 2)  # makes the first file the hottest
+    assert tier.blocks() == ([3, 4, 5, 1, 2], [digest_of(key) for key in (3, 4, 5, 1, 2)])
+    tier.close()
+    again = tier_at(tmp_path)
+    assert again.blocks()[0] == [3, 4, 5, 1, 2]
+    assert all(loaded(again, key) for key in range(1, 6))
+    assert again.notes == []
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 16, 4)],
+)
+def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> None:
+    tier = tier_at(tmp_path, layout=layout)
+    fill(tier, range(1, 40))
+    tier.close()
+    with h5py.File(tmp_path / "seg-00000001.h5") as file:
+        assert file["keys"][:].tolist() == list(range(1, 40))
+        assert file["digests"][:].tolist() == [digest_of(key) for key in range(1, 40)]
+        assert file["checksums"].shape == (39, layout.layers)
+        assert file["blocks"].shape == (39, layout.nbytes)
+        assert file["blocks"].chunks == (1, layout.nbytes)
+        assert all((file["blocks"][key - 1] == block_of(key, layout)).all() for key in range(1, 40))
+        assert file.attrs["fingerprint"].decode() == FINGERPRINT
+        assert file.attrs["head_dim"] == layout.head_dim
+        assert file.userblock_size == HEADER_NBYTES
+    raw = (tmp_path / "seg-00000001.h5").read_bytes()
+    assert raw.startswith(MAGIC)
+    assert raw[HEADER_NBYTES : HEADER_NBYTES + 9] == b"\x89HDF\r\n\x1a\n\x00"  # superblock 0: HDF5 1.0 and up
+    assert len(raw) <= file_nbytes(layout, 39)
+
+
+def test_large_blocks_start_on_a_page(tmp_path) -> None:
+    layout = BlockLayout(3, 2, 16, 64, 4)
+    tier = tier_at(tmp_path, layout=layout)
+    fill(tier, [1, 2, 3])
+    tier.close()
+    with h5py.File(tmp_path / "seg-00000001.h5") as file:
+        offsets = file["offsets"][:]
+    assert layout.nbytes > 32 << 10
+    assert (offsets % 4096 == 0).all()
+
+
+def test_files_are_the_owners_alone(tmp_path) -> None:
+    folder = tmp_path / "deep" / "store-0"
+    tier = tier_at(folder)
+    fill(tier, [1])
+    tier.close()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    folder.chmod(0o755)
+    tier_at(folder).close()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_another_digest_is_a_miss(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    fill(tier, [1])
+    out = np.zeros(SMALL.nbytes, np.uint8)
+    with pytest.raises(BlockMissing):
+        tier.load(1, out, digest_of(1) + 1)
+    assert not out.any()
+    assert tier.load(1, out) == SMALL.checksums(block_of(1))
+    tier.close()
+
+
+def test_a_block_that_is_there_already_is_not_written_twice(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    assert append(tier, 1)
+    assert append(tier, 1)
+    tier.seal()
+    assert not append(tier, 1)
+    assert tier.seal() == []
+    assert tier.stats()["blocks_written"] == 1
+    tier.close()
+
+
+def test_bytes_that_do_not_fit_their_checksums_are_not_written(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    with pytest.raises(BadBlock, match="put_end"):
+        tier.append(1, 1, [0, 0], block_of(1), 0.0)
+    with pytest.raises(LayoutError):
+        tier.append(1, 1, [0, 0], block_of(1)[:-1], 0.0)
+    assert tier.seal() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    tier.close()
+
+
+def test_a_file_is_due_one_second_after_its_first_block_or_when_it_is_full(tmp_path) -> None:
+    tier = tier_at(tmp_path, segment_bytes=3 * SMALL.nbytes)
+    assert tier.seal_at is None
+    append(tier, 1, now=50.0)
+    append(tier, 2, now=50.9)
+    assert tier.seal_at == 51.0
+    append(tier, 3, now=50.95)
+    assert tier.seal_at == float("-inf")
+    tier.seal()
+    assert tier.seal_at is None
+    tier.close()
+
+
+def test_beyond_its_capacity_the_least_recently_used_file_goes(tmp_path) -> None:
+    capacity = 4 * file_nbytes(SMALL, 2)
+    tier = tier_at(tmp_path, capacity)
+    evicted: list[int] = []
+    for first in range(1, 99, 2):
+        fill(tier, [first, first + 1])
+        if 1 in tier:
+            assert loaded(tier, 1)  # stays hot
+        evicted += tier.take_evicted()
+        assert tier.nbytes <= capacity
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.h5")) == tier.nbytes
+    assert 1 in tier
+    assert 98 in tier
+    assert evicted == [key for key in range(3, 99) if key not in tier]
+    assert tier.stats()["blocks_evicted"] == len(evicted) > 50
+    with pytest.raises(BlockMissing):
+        loaded(tier, 3)
+    tier.close()
+    smaller = tier_at(tmp_path, file_nbytes(SMALL, 2))
+    assert smaller.nbytes <= file_nbytes(SMALL, 2)
+    assert 1 in smaller  # what was hot at the end
+    smaller.close()
+
+
+def test_a_capacity_without_room_for_a_block_is_refused_with_the_number_that_has(tmp_path) -> None:
+    with pytest.raises(TierError, match=f"at least {file_nbytes(SMALL, 1)}"):
+        tier_at(tmp_path, SMALL.nbytes)
+    tier = tier_at(tmp_path, file_nbytes(SMALL, 1))
+    fill(tier, [1])
+    fill(tier, [2])
+    assert loaded(tier, 2)
+    assert tier.take_evicted() == [1]
+    tier.close()
+
+
+def test_another_models_files_are_kept_not_served_and_go_first(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    fill(tier, [1])
+    tier.close()
+    other = HDF5Tier(tmp_path, 4 * file_nbytes(SMALL, 1), SMALL, "ff" * 8)
+    assert (len(other), other.notes) == (0, ["1 tier files of another model or layout kept, not served"])
+    for key in range(2, 20):
+        fill(other, [key])
+    assert 1 not in other.take_evicted()
+    other.close()
+    assert not (tmp_path / "seg-00000001.h5").exists()
+
+
+def test_switching_back_to_the_first_model_finds_its_blocks(tmp_path) -> None:
+    for fingerprint, key in (("aa", 1), ("bb", 2), ("aa", 3)):
+        tier = HDF5Tier(tmp_path, ROOMY, SMALL, fingerprint)
+        fill(tier, [key])
+        tier.close()
+    tier = HDF5Tier(tmp_path, ROOMY, SMALL, "aa")
+    assert tier.blocks()[0] == [1, 3]
+    tier.close()
+
+
+def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tmp_path) -> None:
+    program = (
+        "import sys; from tests.store.samples import *;"
+        f"tier = HDF5Tier({str(tmp_path)!r}, 1 << 30, SMALL, FINGERPRINT);"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        with pytest.raises(TierInUse, match=f"{tmp_path}: in use by process {child.pid}"):
+            tier_at(tmp_path)
+    finally:
+        child.kill()
+        child.communicate(timeout=30)
+    tier = tier_at(tmp_path)
+    with pytest.raises(TierInUse, match=f"process {os.getpid()}"):
+        tier_at(tmp_path)
+    tier.close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TierFolderError, match="file/store-0: cannot be written"):
+        tier_at(tmp_path / "file" / "store-0")
+    with pytest.raises(TierError, match="not hexadecimal"):
+        HDF5Tier(tmp_path, ROOMY, SMALL, "model")
+
+
+def test_a_failed_start_gives_the_folders_up_that_it_had(tmp_path) -> None:
+    held = tier_at(tmp_path / "b")
+    with pytest.raises(TierInUse):
+        tier_at(tmp_path / "a", adopted=[tmp_path / "b"])
+    tier_at(tmp_path / "a").close()
+    held.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 2), (3, 2)])
+def test_every_block_is_served_once_after_a_restart_with_another_number_of_store_ranks(
+    tmp_path, before, after
+) -> None:
+    for index in range(before):
+        tier = tier_at(adoptable_folders(tmp_path, index, before)[0])
+        fill(tier, [100 + index, 200 + index])
+        tier.close()
+    served: list[int] = []
+    for index in range(after):
+        own, *adopted = adoptable_folders(tmp_path, index, after)
+        assert own == store_folder(tmp_path, index)
+        tier = tier_at(own, adopted=adopted)
+        served += tier.blocks()[0]
+        assert all(loaded(tier, key) for key in tier.blocks()[0])
+        fill(tier, [1000 + index])
+        assert (own / f"seg-{2 if index < before else 1:08d}.h5").exists()
+        tier.close()
+    assert sorted(served) == sorted(k + i for i in range(before) for k in (100, 200))
+
+
+def test_only_store_folders_are_adopted(tmp_path) -> None:
+    for name in ("store-1", "store-02", "store-x", "other", "store-7"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "store-3").write_text("a file")
+    assert adoptable_folders(tmp_path, 0, 1) == [tmp_path / f"store-{i}" for i in (0, 1, 7)]
+    assert adoptable_folders(tmp_path / "absent", 1, 2) == [tmp_path / "absent" / "store-1"]
+    with pytest.raises(TierFolderError, match="store rank 2 of 2"):
+        adoptable_folders(tmp_path, 2, 2)
+
+
+def test_of_two_files_with_one_key_the_younger_serves_and_the_elder_may_go(tmp_path) -> None:
+    for name in ("store-0", "store-1"):
+        tier = tier_at(tmp_path / name)
+        fill(tier, [1])
+        tier.close()
+    tier = tier_at(tmp_path / "store-0", file_nbytes(SMALL, 1) * 3 // 2, adopted=[tmp_path / "store-1"])
+    assert len(tier) == 1
+    assert loaded(tier, 1)
+    tier.close()
+
+
+def test_an_evicted_file_is_read_to_its_end_by_who_reads_it(tmp_path) -> None:
+    tier = tier_at(tmp_path, file_nbytes(SMALL, 1))
+    fill(tier, [1])
+    file, row = tier._sealed.acquire(1, None)
+    fill(tier, [2])
+    assert tier.take_evicted() == [1]
+    out = np.zeros(SMALL.nbytes, np.uint8)
+    file.read_block(row, memoryview(out))
+    assert (out == block_of(1)).all()
+    tier._sealed.give_back(file)
+    assert file.fd == -1
+    tier.close()
+
+
+def test_many_files_are_read_with_a_limited_number_open(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("store.sealed_set.MAX_OPEN_FILES", 3)
+    tier = tier_at(tmp_path)
+    for key in range(12):
+        fill(tier, [key])
+    assert all(loaded(tier, key) for key in range(12))
+    assert len(tier._sealed._open) <= 3
+    assert all(loaded(tier, key) for key in range(12))
+    tier.close()
+    assert not tier._sealed._open
+
+
+def test_a_buffer_of_another_size_or_without_write_access_is_refused(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    fill(tier, [1])
+    with pytest.raises(LayoutError, match="2047 B"):
+        tier.load(1, bytearray(SMALL.nbytes - 1))
+    with pytest.raises(LayoutError, match="read-only"):
+        tier.load(1, bytes(SMALL.nbytes))
+    assert loaded(tier, 1)
+    tier.close()

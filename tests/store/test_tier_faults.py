@@ -1,0 +1,289 @@
+"""The HDF5 tier when things go wrong: a kill, a flipped bit, a short file, a full disk. Always a miss and
+a count, never a wrong byte, never an end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Never
+
+import h5py
+import numpy as np
+import pytest
+
+from store.errors import BadBlock, BlockMissing, TierWriteError
+from store.segment_file import HEADER_NBYTES
+from store.tier import HDF5Tier
+from tests.store.samples import FINGERPRINT, SMALL, append, loaded
+
+ROOMY = 1 << 30
+KEYS = (1, 2, 3)
+
+WRITER = """
+import sys
+from tests.store.samples import *
+tier = HDF5Tier(sys.argv[1], 1 << 30, SMALL, FINGERPRINT)
+for key in range(1, 10**6):
+    append(tier, key)
+    print("written", key, flush=True)
+    if key % 3 == 0:
+        print("durable", *tier.seal(), flush=True)
+"""
+
+
+def tier_at(folder: Path) -> HDF5Tier:
+    return HDF5Tier(folder, ROOMY, SMALL, FINGERPRINT)
+
+
+@pytest.fixture
+def sealed(tmp_path) -> Path:
+    """A sealed file with the blocks KEYS, alone in its folder."""
+    tier = tier_at(tmp_path / "origin")
+    for key in KEYS:
+        append(tier, key)
+    tier.seal()
+    tier.close()
+    return tmp_path / "origin" / "seg-00000001.h5"
+
+
+def append_all(tier: HDF5Tier, keys: Iterable[int], now: float = 0.0) -> None:
+    for key in keys:
+        append(tier, key, now)
+
+
+def start_with(raw: bytes, folder: Path) -> HDF5Tier:
+    """A tier on a new folder that holds one sealed file with these bytes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "seg-00000001.h5").write_bytes(raw)
+    return tier_at(folder)
+
+
+def assert_set_aside(tier: HDF5Tier, folder: Path) -> None:
+    """Nothing is served, the file is out of the way, one line says so, and writing goes on."""
+    assert len(tier) == 0
+    assert tier.stats()["files_bad"] == 1
+    assert len(tier.notes) == 1
+    assert "set aside" in tier.notes[0]
+    assert "\n" not in tier.notes[0]
+    assert (folder / "seg-00000001.h5.bad").exists()
+    append(tier, 9)
+    tier.seal()
+    assert loaded(tier, 9)
+    tier.close()
+
+
+@pytest.mark.parametrize("lines", [1, 6, 23, 58, 121])
+def test_after_a_kill_every_durable_block_reads_back_and_nothing_else_is_served(tmp_path, lines) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    try:
+        said = [child.stdout.readline() for _ in range(lines)]
+    finally:
+        child.kill()
+        rest, _ = child.communicate(timeout=30)
+    # a last line may be cut off
+    said = [line.split() for line in said + rest.splitlines(keepends=True) if line.endswith(b"\n")]
+    durable = {int(key) for line in said if line[0] == b"durable" for key in line[1:]}
+    written = {int(line[1]) for line in said if line[0] == b"written"}
+    tier = tier_at(tmp_path)
+    served = set(tier.blocks()[0])
+    assert durable <= served
+    # a file may have been sealed, and a block written, just before their lines were
+    assert served <= written | {max(written) + 1}
+    assert all(loaded(tier, key) for key in served)
+    assert tier.stats()["files_bad"] == 0
+    assert not list(tmp_path.glob("*.open"))
+    tier.close()
+
+
+def test_what_a_killed_process_left_unsealed_is_deleted_and_counted(tmp_path) -> None:
+    (tmp_path / "seg-00000007.h5.open").write_bytes(b"half a file")
+    tier = tier_at(tmp_path)
+    assert tier.notes == ["1 unsealed tier files deleted"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    tier.close()
+
+
+def test_a_flipped_bit_anywhere_in_a_sealed_file_is_a_miss(tmp_path, sealed) -> None:
+    """In a block: that block alone. In the header, the tables, HDF5's structures: the file."""
+    raw, choose = sealed.read_bytes(), random.Random(11)
+    with h5py.File(sealed) as file:
+        starts = {int(offset): int(key) for offset, key in zip(file["offsets"], file["keys"])}
+    edges = [0, 8, 200, HEADER_NBYTES - 16, HEADER_NBYTES - 1, HEADER_NBYTES, len(raw) - 1]
+    edges += [place for start in starts for place in (start - 1, start, start + SMALL.nbytes - 1)]
+    anywhere = [choose.randrange(len(raw)) for _ in range(60)]
+    headers = [choose.randrange(256) for _ in range(40)]
+    for place in edges + anywhere + headers:
+        flipped = bytearray(raw)
+        flipped[place] ^= 1 << choose.randrange(8)
+        folder = tmp_path / "flipped"
+        tier = start_with(flipped, folder)
+        hurt = [key for start, key in starts.items() if start <= place < start + SMALL.nbytes]
+        if not hurt:
+            assert_set_aside(tier, folder)
+            continue
+        with pytest.raises(BadBlock, match="checksum of layer"):
+            loaded(tier, hurt[0])
+        with pytest.raises(BlockMissing):
+            loaded(tier, hurt[0])
+        assert tier.stats()["bad_blocks"] == 1
+        assert all(loaded(tier, key) for key in KEYS if key not in hurt)
+        tier.close()
+
+
+def test_a_file_cut_short_or_grown_is_set_aside(tmp_path, sealed) -> None:
+    raw = sealed.read_bytes()
+    lengths = [0, 1, HEADER_NBYTES - 1, HEADER_NBYTES, HEADER_NBYTES + 9, len(raw) // 2, len(raw) - 1]
+    for length in lengths:
+        assert_set_aside(start_with(raw[:length], tmp_path / "cut"), tmp_path / "cut")
+    assert_set_aside(start_with(raw + b"\0", tmp_path / "grown"), tmp_path / "grown")
+
+
+def test_a_foreign_file_is_set_aside_whatever_it_is(tmp_path, sealed) -> None:
+    folder = tmp_path / "foreign"
+    assert_set_aside(start_with(os.urandom(9000), folder), folder)
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["keys"] = np.arange(3, dtype=np.uint64)
+    assert_set_aside(start_with((tmp_path / "plain.h5").read_bytes(), folder), folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "seg-00000001.h5").symlink_to(sealed)
+    tier = tier_at(folder)
+    assert tier.stats()["files_bad"] == 1
+    tier.close()
+    assert sealed.exists()
+
+
+def test_a_file_that_shrinks_while_it_is_served_is_a_miss(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    for key in KEYS:
+        append(tier, key)
+    tier.seal()
+    os.truncate(tmp_path / "seg-00000001.h5", HEADER_NBYTES)
+    for key in KEYS:
+        with pytest.raises(BadBlock, match="truncated"):
+            loaded(tier, key)
+    assert tier.stats()["bad_blocks"] == 3
+    tier.close()
+
+
+def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    tier.seal()
+    (tmp_path / "seg-00000001.h5").unlink()
+    with pytest.raises(BadBlock, match="No such file"):
+        loaded(tier, 1)
+    assert 1 not in tier
+    tier.close()
+
+
+def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_later(
+    tmp_path, monkeypatch
+) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+
+    def full(*_) -> Never:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(TierWriteError, match="No space left") as caught:
+            append(tier, 2, now=10.0)
+    assert caught.value.lost == ()
+    with pytest.raises(TierWriteError, match="waiting 4"):
+        append(tier, 3, now=11.0)
+    assert append(tier, 3, now=15.1)
+    assert tier.seal() == [1, 3]
+    assert loaded(tier, 1)
+    assert loaded(tier, 3)
+    assert tier.stats()["write_errors"] == 1
+    tier.close()
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int | None], None]]:
+    """A limit on the size of files, as a file system or a quota would set one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(nbytes: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before if nbytes is None else (nbytes, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(tmp_path, small_files) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    append(tier, 2)
+    small_files((tmp_path / "seg-00000001.h5.open").stat().st_size)
+    with pytest.raises(TierWriteError, match="File too large") as caught:
+        append_all(tier, range(3, 100))
+    small_files(None)
+    assert caught.value.lost == ()
+    durable = tier.seal()
+    assert durable[:2] == [1, 2]
+    assert all(loaded(tier, key) for key in durable)
+    tier.close()
+
+
+def test_where_no_room_can_be_set_aside_a_full_disk_costs_the_open_file(
+    tmp_path, small_files, monkeypatch
+) -> None:
+    """libhdf5 itself meets the end then, and cannot even close the file."""
+
+    def unsupported(*_) -> Never:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    tier.seal()
+    small_files(40 << 10)
+    with pytest.raises(TierWriteError) as caught:
+        append_all(tier, range(2, 100), now=10.0)
+    small_files(None)
+    lost = caught.value.lost
+    assert lost
+    assert lost == tuple(range(2, 2 + len(lost)))
+    assert not list(tmp_path.glob("*.open"))
+    assert loaded(tier, 1)
+    assert append(tier, 50, now=20.0)
+    assert tier.seal() == [50]
+    assert loaded(tier, 50)
+    tier.close()
+
+
+def test_a_seal_that_fails_loses_its_blocks_and_no_others(tmp_path, monkeypatch) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    tier.seal()
+    append(tier, 2)
+    append(tier, 3)
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(TierWriteError, match="Input/output error") as caught:
+            tier.seal()
+    assert caught.value.lost == (2, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "seg-00000001.h5"]
+    append(tier, 2)
+    assert tier.seal() == [2]
+    tier.close()
+    again = tier_at(tmp_path)
+    assert again.blocks()[0] == [1, 2]
+    again.close()
