@@ -336,6 +336,7 @@ class Hub(_Channel):
         if self._events is not None and not self.closed:
             self._poller.unregister(self._events)
             self._routers["tcp"].disable_monitor()
+            self._events.close(linger=0)  # one that stays open would keep the context from its end
             self._events = None
         super().close()
 

@@ -57,6 +57,10 @@ TRIES = 2
 """A transfer that stalls is tried once more, under a new number, before it is reported."""
 
 
+LINGER_S = 0.5
+"""How long close() goes on with what others have asked for and is under way."""
+
+
 class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Send me these ranges of your segment, with the tag that belongs to `number`."""
 
@@ -173,6 +177,7 @@ class Courier:
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._moved_s = 0.0
+        self._closed_s = 0.0
         self._connect(address)
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
@@ -222,7 +227,8 @@ class Courier:
         return totals
 
     def close(self) -> None:
-        """Fail what is under way with EngineClosed and end the thread."""
+        """Finish what others have asked for, within LINGER_S; fail what this rank has asked for with
+        EngineClosed, and end the thread."""
         self._closing = True
         self._hub.wake()
         self._thread.join(timeout=5)
@@ -235,7 +241,7 @@ class Courier:
 
     def _run(self) -> None:
         last = time.monotonic()
-        while not self._closing:
+        while not self._closing or self._still_serving(last):
             patience_s = self._patience(last)
             received = self._hub.receive(patience_s)
             now = time.monotonic()
@@ -247,6 +253,12 @@ class Courier:
                 self._commands.popleft()()
             self._progress(now)
         self._shut()
+
+    def _still_serving(self, now: float) -> bool:
+        """Closing: the last bytes that others have asked for are still sent, for a little while."""
+        self._closed_s = self._closed_s or now
+        serving = any(exchange.job is None for exchange in self._exchanges.values())
+        return serving and now - self._closed_s < LINGER_S
 
     def _patience(self, now: float) -> float:
         if not self._exchanges:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 SLICE_BYTES = 256 * 1024
-"""Largest MPI message of a transfer. Over TCP between two namespaces, 16 MiB went at 2.3 GB/s in slices of
-this size, 1.7 of 512 KiB, 1.2 of 1 MiB or more, and 1.8 as one blocking send: what is under way fits a cache."""
+"""Largest MPI message of a transfer. Over TCP between two namespaces 16 MiB went at 2.3 GB/s in slices of
+this size, 1.7 of 512 KiB, 1.2 of 1 MiB or more, and 1.8 as one blocking send: what is under way fits into
+a cache."""
 
 PACK_BYTES = 256 * 1024
 """Ranges under a quarter of this are copied together into messages of this size: a message costs about

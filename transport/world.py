@@ -6,11 +6,13 @@ World.start() does. Nothing is pickled. Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transport.errors import WorldError
@@ -46,6 +48,19 @@ def set_defaults(profile: str) -> None:
     if not launched():
         # Alone, Open MPI leaves its shared-memory file behind; over `self` it makes none.
         os.environ.setdefault("OMPI_MCA_btl", "self")
+
+
+def _finalize_without_gil(mpi: Any) -> None:
+    """MPI_Finalize as ctypes calls it. mpi4py's holds the interpreter, and one that waited for a dead
+    rank would stop every thread of this process, the one with the time limit included."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    libraries = {line.split()[-1] for line in lines if "/libmpi.so" in line or "/libmpich.so" in line}
+    for library in libraries:
+        if not mpi.Is_finalized():
+            ctypes.CDLL(library).MPI_Finalize()
+    if not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 class World:
@@ -172,7 +187,7 @@ class World:
                 self.barrier()  # by sleeping: the windows' own barriers spin
                 for free in reversed(self._to_free):
                     free()
-            self.mpi.Finalize()
+            _finalize_without_gil(self.mpi)
         except (self.mpi.Exception, WorldError):
             return  # not ended in order: finish() says so
         ended.set()

@@ -41,6 +41,18 @@ def survivors_exchange(world: World, engine: TransferEngine, victim: int) -> Non
         assert (read(engine, rank, 4 * MIB) == rank).all()
 
 
+def meet(world: World, engine: TransferEngine, survivors: range) -> None:
+    """A barrier of the survivors alone, by a flag of each in the segments of all."""
+    flag = np.full(1, 255, np.uint8)
+    flags = engine.local.nbytes - 1 - survivors.stop
+    writes = [Transfer("write", flag, rank, 0, flags + world.rank, 1) for rank in survivors]
+    engine.submit(writes).wait(LIMIT_S)
+    deadline = time.monotonic() + LIMIT_S
+    while not (engine.local[flags : flags + survivors.stop] == 255).all():
+        assert time.monotonic() < deadline, "the other survivors do not come"
+        time.sleep(0.002)
+
+
 def expect_loss(engine: TransferEngine, victim: int, told: bool) -> None:
     start = time.monotonic()
     if not told and engine.path_to(victim) == "shared":
@@ -77,6 +89,7 @@ def main() -> None:
         assert batch.poll(), "a transfer with the dead rank never ended"
     expect_loss(engine, victim, told)
     survivors_exchange(world, engine, victim)
+    meet(world, engine, range(victim))
     print(f"rank {world.rank} survived", flush=True)
     engine.close()
     start = time.monotonic()

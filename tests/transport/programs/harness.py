@@ -1,4 +1,4 @@
-"""How the programs of this folder end: with their traceback and os._exit, since after a failure MPI may wait."""
+"""How the programs of this folder end: with a traceback and os._exit, for MPI may wait after a failure."""
 
 import os
 import sys
