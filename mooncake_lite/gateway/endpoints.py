@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import sys
 import time
 import traceback
@@ -266,8 +267,12 @@ async def _events(
 
 
 def _surprise(error: Exception) -> RequestError:
-    """A mistake of ours: one line for the client, the whole story for whoever runs the server."""
-    traceback.print_exception(error, file=sys.stderr)
+    """A mistake of ours: its kind for the client, one line with the place for whoever runs the server."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    print(f"gateway: this is a bug: {type(error).__name__}: {error}{where}", file=sys.stderr, flush=True)
+    if os.environ.get("MOONCAKE_LITE_DEBUG"):
+        traceback.print_exception(error)
     return RequestError(f"internal error: {type(error).__name__}", status=500, code="internal_error")
 
 

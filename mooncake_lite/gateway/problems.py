@@ -12,6 +12,10 @@ from typing import Any
 from mooncake_lite.errors import RequestError
 
 
+LONGEST_RETRY_S = 3600.0
+"""No client is sent away for longer, whatever an estimate says."""
+
+
 class Refused(RequestError):
     """Too many requests; the client may come again after retry_after_s."""
 
@@ -53,7 +57,7 @@ def error_object(error: RequestError) -> dict[str, Any]:
 def error_headers(error: RequestError) -> dict[str, str]:
     """Headers that belong to an error answer."""
     if isinstance(error, Refused):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return {"Retry-After": str(math.ceil(min(max(1.0, error.retry_after_s), LONGEST_RETRY_S)))}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {}

@@ -1,0 +1,197 @@
+"""The terminal chat against a real gateway: history, the line under an answer, and its end."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mooncake_lite import messages as m
+from mooncake_lite.chat import ChatFailed, Turn, chat, texts_of
+from mooncake_lite.cli import main
+from mooncake_lite.errors import UserError
+from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, free_port
+
+CODE = "import sys; from mooncake_lite.cli import main; sys.exit(main(['chat', *sys.argv[1:]]))"
+
+
+@dataclass
+class Done:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[[list[str], str], Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The whole command, as the console script runs it, with a text as its input."""
+
+    def run_command(arguments: list[str], text: str) -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return Done(main(["chat", *arguments]), *capsys.readouterr())
+
+    return run_command
+
+
+def test_a_conversation_keeps_its_history_and_shows_what_was_cached(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    done = run(
+        ["--url", gateway.url, "--system", "be brief", "--temperature", "0"], "hello\n\n[b]x\n/quit\nno\n"
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "20 cached" in done.stdout
+    assert "tok/s" in done.stdout
+    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    assert len(submits) == 2
+    assert submits[0].sampling.temperature == 0
+    first = "system\nbe brief\nuser\nhello\nassistant\n"
+    assert first in done.stdout
+    # The second prompt is the first conversation, its answer, and the new question.
+    assert f"{first}{first}\nuser\n[b]x\nassistant\n" in done.stdout
+
+
+def test_the_end_of_input_ends_the_chat(gateway: GatewayProcess, cluster: FakeCluster, run: Run) -> None:
+    done = run(["--url", f"{gateway.url}/v1/"], "")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_refused_question_is_told_and_forgotten(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    done = run(["--url", gateway.url], "0123456789 " * 200 + "\nhello\n")
+
+    assert done.returncode == 0
+    assert "error: the prompt has" in done.stdout
+    assert "(HTTP 400)" in done.stdout
+    assert "user\nhello\nassistant\n" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "nonsense", "http://[bad", "ftp://127.0.0.1"])
+def test_no_server_is_one_line_and_exit_code_2(run: Run, url: str) -> None:
+    done = run(["--url", url.format(port=free_port())], "hello\n")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "--url" in done.stderr
+
+
+def test_a_wrong_key_is_one_line_and_exit_code_2(start: Start, run: Run) -> None:
+    gateway, _ = start(api_key="secret")
+
+    wrong = run(["--url", gateway.url, "--api-key", "guess"], "hello\n")
+    right = run(["--url", gateway.url, "--api-key", "secret"], "hello\n")
+
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "API key" in wrong.stderr
+    assert (right.returncode, right.stderr) == (0, "")
+    gateway.close()
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize("key", [signal.SIGINT, None], ids=["ctrl-c", "ctrl-d"])
+def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_chat_cleanly(
+    gateway: GatewayProcess, cluster: FakeCluster, terminal: tuple[int, int], key: int | None
+) -> None:
+    ours, theirs = terminal
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "--url", gateway.url],
+        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    prompt = process.stdout.read(2)
+    if key is None:
+        os.write(ours, b"\x04")
+    else:
+        process.send_signal(key)
+    _, written = process.communicate(timeout=10)
+
+    assert (prompt, process.returncode, written) == ("> ", 0, "")
+
+
+def test_ctrl_c_in_an_answer_ends_the_chat_and_the_work(
+    gateway: GatewayProcess, cluster: FakeCluster
+) -> None:
+    cluster.behaviour = lambda cluster, submit: None
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "--url", gateway.url],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("hello\n")
+    process.stdin.flush()
+    submit = cluster.wait_for(m.Submit)
+    process.send_signal(signal.SIGINT)
+    _, written = process.communicate(timeout=10)
+
+    assert (process.returncode, written) == (0, "")
+    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+
+
+def test_an_answer_cannot_command_the_terminal(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    done = run(["--url", gateway.url], "a\x1b]0;title\x07b\n")
+
+    assert "\x1b" not in done.stdout
+    assert "a]0;titleb" in done.stdout
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (['data: {"error": {"message": "rank 2 was lost"}}'], "rank 2 was lost"),
+        (['data: {"choices": []}'], "broke off"),
+        (["data: {"], "no event"),
+        ([], "broke off"),
+    ],
+)
+def test_a_stream_that_does_not_end_well_is_told(lines: list[str], reason: str) -> None:
+    with pytest.raises(ChatFailed, match=reason):
+        list(texts_of(lines, Turn()))
+
+
+@pytest.mark.quick
+def test_the_line_under_an_answer() -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 64}}
+
+    turn = Turn("text", "length", usage, 0.5, 2.5)
+
+    assert turn.summary() == (
+        "100 prompt tokens, 64 cached · first text after 0.50 s · 5.0 tok/s · cut at the token limit"
+    )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("option", [["--temperature", "3"], ["--top-p", "0"], ["--max-tokens", "0"]])
+def test_options_out_of_range_are_refused_before_anything_is_sent(option: list[Any]) -> None:
+    result = CliRunner().invoke(chat, option)
+
+    assert result.exit_code == 2
+    assert not isinstance(result.exception, UserError)
