@@ -107,7 +107,8 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 def empty_like(array: Any) -> Any:
-    """An uninitialised array of the same kind, shape and dtype."""
+    """An uninitialised array of the same kind, shape and dtype. Raises KindError."""
+    device_of("query", array)
     torch = _torch_of(array)
     if torch is not None:
         return torch.empty_like(array)

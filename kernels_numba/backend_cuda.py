@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover - numba without its CUDA target
     raise BackendError(f"no CUDA target in numba ({error}): pip install 'mooncake-lite[gpu]'") from None
 
 cuda: Any = _cuda
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 

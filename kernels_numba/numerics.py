@@ -5,7 +5,7 @@ Called inside @njit kernels only. NumPy has no bfloat16, and Numba none on the C
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from pathlib import Path
 _OUR_FOLDER = "kernels-"
 
 
-def _sources_digest() -> str:
-    """A digest of this package's sources.
+def _helpers_digest() -> str:
+    """A digest of the files whose functions are compiled into the kernels of other files.
 
-    Numba stamps a cached kernel with its own file only, so an edit of a helper in another file would go
-    unnoticed. With the digest in the folder's name any edit starts a fresh cache.
+    Numba stamps a cached kernel with its own file only, so an edit of a helper elsewhere would go unnoticed.
+    With the digest in the folder's name such an edit starts a fresh cache.
     """
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+    for name in ("numerics.py", "runtime.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -37,7 +37,7 @@ def _writable_cache_folder() -> str:
     base = os.environ.get("MOONCAKE_LITE_CACHE") or os.path.join(
         os.path.expanduser("~"), ".cache", "mooncake-lite"
     )
-    folder = Path(base) / (_OUR_FOLDER + _sources_digest())
+    folder = Path(base) / (_OUR_FOLDER + _helpers_digest())
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,0 +1,136 @@
+"""Moving KV between pages, blocks and pages on the CPU: bit for bit, and nothing else is touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernels_numba
+from kernels_numba.blocks import gather_blocks_v0
+
+SHAPE = (3, 2, 12, 4, 8, 16)
+"""layers, key or value, pages, kv_heads, page_size, head_dim"""
+
+
+def random_caches(dtype: type = np.float32, seed: int = 0) -> np.ndarray:
+    """Random bits, so NaN and all: movers must not look at values."""
+    return np.random.default_rng(seed).integers(0, 2**16, SHAPE).astype(np.uint16).astype(dtype)
+
+
+def page_table(*shape: int) -> np.ndarray:
+    """Distinct pages in random order."""
+    return (
+        np.random.default_rng(1).permutation(SHAPE[2])[: int(np.prod(shape))].reshape(shape).astype(np.int32)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_gathered_blocks_hold_the_pages_in_order_for_any_part_of_layers_and_heads(dtype) -> None:
+    caches, ids = random_caches(dtype), page_table(2, 3)
+    for layers, heads in ((None, None), (slice(1, 3), range(2, 4)), (range(0, 1), slice(None, -1))):
+        span_l = slice(None) if layers is None else layers if isinstance(layers, slice) else slice(0, 1)
+        span_h = slice(None) if heads is None else heads if isinstance(heads, slice) else slice(2, 4)
+        want = gather_blocks_v0(caches, ids, span_l, span_h)
+        out = np.zeros_like(want)
+        kernels_numba.gather_blocks(caches, ids, out, layers=layers, heads=heads)
+        np.testing.assert_array_equal(out, want)
+
+
+def test_scattered_blocks_come_back_and_no_other_page_changes() -> None:
+    caches, ids = random_caches(), page_table(2, 3)
+    blocks = gather_blocks_v0(caches, ids, slice(1, 3), slice(0, 2))
+    target = np.full(SHAPE, np.nan, np.float32)
+    kernels_numba.scatter_blocks(blocks, target, ids, layers=slice(1, 3), heads=range(2))
+    want = np.full(SHAPE, np.nan, np.float32)
+    for page in ids.ravel():
+        want[1:3, :, page, :2] = caches[1:3, :, page, :2]
+    np.testing.assert_array_equal(target, want)
+
+
+def test_minus_one_leaves_its_part_alone_in_both_directions() -> None:
+    caches = random_caches()
+    ids = np.array([[4, -1]], np.int32)
+    out = np.full((1, 3, 2, 4, 16, 16), -7, np.float32)
+    kernels_numba.gather_blocks(caches, ids, out)
+    np.testing.assert_array_equal(out[0, :, :, :, :8], caches[:, :, 4])
+    assert (out[:, :, :, :, 8:] == -7).all()
+    target = np.zeros(SHAPE, np.float32)
+    kernels_numba.scatter_blocks(out, target, ids)
+    np.testing.assert_array_equal(target[:, :, 4], caches[:, :, 4])
+    assert np.count_nonzero(target.any(axis=(0, 1, 3, 4, 5))) == 1
+
+
+def test_blocks_may_lie_apart_as_slots_of_a_pool_do() -> None:
+    caches, ids = random_caches(), page_table(2, 2)
+    want = gather_blocks_v0(caches, ids, slice(None), slice(None))
+    pool = np.full((2, want[0].size + 16), -7, np.float32)
+    blocks = np.lib.stride_tricks.as_strided(pool, want.shape, (pool.strides[0], *want.strides[1:]))
+    kernels_numba.gather_blocks(caches, ids, blocks)
+    np.testing.assert_array_equal(blocks, want)
+    assert (pool[:, -16:] == -7).all()
+
+
+def test_torch_caches_and_a_numpy_window_may_meet() -> None:
+    caches, ids = random_caches(np.uint16), page_table(1, 2)
+    tensor = torch.from_numpy(caches).view(torch.bfloat16)
+    window = np.zeros((1, 3, 2, 4, 16, 16), np.uint16)
+    kernels_numba.gather_blocks(tensor, torch.from_numpy(ids), window)
+    np.testing.assert_array_equal(window, gather_blocks_v0(caches, ids, slice(None), slice(None)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_new_tokens_land_in_their_slots_and_minus_one_is_skipped(dtype) -> None:
+    caches = random_caches(dtype)
+    fused = random_caches(dtype, seed=5).reshape(-1)[: 5 * 2 * 4 * 16].reshape(5, 2, 4, 16)
+    key, value = fused[:, 0], fused[:, 1]  # views with a stride over tokens, as of a fused projection
+    slots = np.array([17, -1, 95, 0, 18], np.int64)
+    want = caches[0].copy()
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            want[0, slot // 8, :, slot % 8], want[1, slot // 8, :, slot % 8] = key[token], value[token]
+    kernels_numba.scatter_kv(key, value, caches[0, 0], caches[0, 1], slots)
+    np.testing.assert_array_equal(caches[0], want)
+
+
+def test_pages_are_copied_in_order_over_all_layers() -> None:
+    caches = random_caches()
+    want = caches.copy()
+    for source, target in ((3, 5), (5, 7), (2, 2)):
+        want[:, :, target] = want[:, :, source]
+    kernels_numba.copy_pages(caches, np.array([3, 5, 2], np.int32), np.array([5, 7, 2], np.int32))
+    np.testing.assert_array_equal(caches, want)
+
+
+def test_nothing_to_move_moves_nothing() -> None:
+    caches = random_caches()
+    before = caches.copy()
+    none = np.zeros((0, 2), np.int32)
+    kernels_numba.gather_blocks(caches, none, np.zeros((0, 3, 2, 4, 16, 16), np.float32))
+    kernels_numba.scatter_blocks(np.zeros((0, 3, 2, 4, 16, 16), np.float32), caches, none)
+    kernels_numba.copy_pages(caches, none[:, 0].copy(), none[:, 0].copy())
+    new = np.zeros((0, 4, 16), np.float32)
+    kernels_numba.scatter_kv(new, new, caches[0, 0], caches[0, 1], np.zeros(0, np.int64))
+    np.testing.assert_array_equal(caches, before)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_gather_then_scatter_brings_every_named_page_back(data) -> None:
+    layers, pages, heads = (data.draw(st.integers(1, 4)) for _ in range(3))
+    page_size, head_dim = data.draw(st.sampled_from([8, 16])), data.draw(st.sampled_from([8, 32]))
+    per_block = data.draw(st.integers(1, pages))
+    blocks = data.draw(st.integers(1, pages // per_block))
+    ids = np.array(data.draw(st.permutations(range(pages))), np.int32)[: blocks * per_block]
+    ids = ids.reshape(blocks, per_block)
+    caches = np.random.default_rng(0).random((layers, 2, pages, heads, page_size, head_dim), np.float32)
+    out = np.full((blocks, layers, 2, heads, per_block * page_size, head_dim), np.nan, np.float32)
+    kernels_numba.gather_blocks(caches, ids, out)
+    np.testing.assert_array_equal(out, gather_blocks_v0(caches, ids, slice(None), slice(None)))
+    target = np.zeros_like(caches)
+    kernels_numba.scatter_blocks(out, target, ids)
+    np.testing.assert_array_equal(target[:, :, ids], caches[:, :, ids])
+    others = np.setdiff1d(np.arange(pages), ids)
+    assert not target[:, :, others].any()
