@@ -11,7 +11,6 @@ from typing import Any
 
 from mooncake_lite.errors import RequestError
 
-
 LONGEST_RETRY_S = 3600.0
 """No client is sent away for longer, whatever an estimate says."""
 

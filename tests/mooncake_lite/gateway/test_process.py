@@ -291,3 +291,25 @@ def test_malformed_messages_are_dropped_and_counted(start: Start, run_dir: Path)
         httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, trust_env=False).status_code == 200
     )
     gateway.close()
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["before the first text", "in a stream"])
+def test_a_mistake_inside_is_500_for_the_client_and_one_line_for_the_log(start: Start, index: int) -> None:
+    gateway, cluster = start()
+
+    def nonsense(cluster: FakeCluster, submit: m.Submit) -> None:
+        ids = [*submit.token_ids[:index], 2**60]
+        for at, token in enumerate(ids):
+            cluster.tokens(1, m.Tokens(submit.request_id, at, [token]))
+
+    cluster.behaviour = nonsense
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, trust_env=False) as stream:
+        assert stream.status_code == (200 if index else 500)
+        assert "internal error: OverflowError" in stream.read().decode()
+    cluster.wait_for(m.Cancel)
+    gateway.process.terminate()
+    code, written = gateway.finish()
+
+    assert code == 0
+    assert len(written.splitlines()) == 1
+    assert "this is a bug: OverflowError" in written
