@@ -38,6 +38,9 @@ GRACE_S = 3.0
 TERM_AT_S = 4.2
 """When mpirun is told: it passes SIGTERM on after 0.25 s and kills at 0.5 s."""
 
+TERM_EARLY_AT_S = 1.0
+"""The same while ranks are still starting: nothing to flush, and one that compiles hears nothing."""
+
 KILL_AT_S = 4.75
 """When everything of this job that is left is killed, so that the command ends within 5 s."""
 
@@ -67,6 +70,7 @@ class Launcher:
         self._command = command or rank_command(config)
         self._environment = environment
         self._signals: list[str] = []
+        self._ready = False
 
     def run(self) -> int:
         """Start, serve until something ends it, clean up. Returns the exit code.
@@ -109,7 +113,7 @@ class Launcher:
     def _watch(self, job: Job) -> int:
         """Until a signal asks for the end, or the cluster ends. Returns the exit code."""
         deadline = time.monotonic() + self._config.start_timeout_s + START_SLACK_S
-        ready, conductor_gone_at = False, 0.0
+        conductor_gone_at = 0.0
         while True:
             self._pump(job, TURN_S)
             if self._signals:
@@ -117,9 +121,9 @@ class Launcher:
             states = job.look()
             if job.mpirun_code() is not None:
                 return self._ended(job)
-            if not ready:
+            if not self._ready:
                 self._progress.show(states)
-                ready = self._check_start(job, states, deadline)
+                self._ready = self._check_start(job, states, deadline)
             if 0 in job.lost or (0 in states and states[0].ended):
                 conductor_gone_at = conductor_gone_at or time.monotonic()
                 if time.monotonic() - conductor_gone_at > AFTERMATH_S:
@@ -199,13 +203,14 @@ class Launcher:
         told_mpirun = spoke is None
         if told_mpirun:
             job.terminate()
+        term_at_s = TERM_AT_S if self._ready else TERM_EARLY_AT_S
         while job.running():
             self._pump(job, 0.05)
             elapsed = time.monotonic() - started
             if spoke is not None and elapsed > 1.0:  # delivered by now: so that closing waits here, if at all
                 spoke.close()
                 spoke = None
-            if elapsed > TERM_AT_S and not told_mpirun:
+            if elapsed > term_at_s and not told_mpirun:
                 told_mpirun = True
                 job.terminate()
             if elapsed > KILL_AT_S or len(self._signals) > 1:

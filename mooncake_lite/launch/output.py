@@ -19,6 +19,14 @@ LOG_LIMIT_BYTES = 16 * 2**20
 _TAGGED = re.compile(r"^\[[^\]]*?,(\d+)\]<std(?:out|err)>: ?(.*)$")
 _SIGNALLED = re.compile(r"rank (\d+) .*?exited on signal (\d+) \(([^)]+)\)", re.DOTALL)
 
+_BAR = re.compile(r"^-{60,}$")
+BOX_LINES = 40
+"""Open MPI frames what it has to say by two bars; what is longer than this is no box."""
+
+HIDDEN_BOXES = ("is not tested for post-failure",)
+"""Boxes that go to the log alone. This one comes with every window under ULFM, and no parameter stops it;
+that windows of survivors go on working after a failure is tested in tests/transport."""
+
 ERROR_PREFIX = "mooncake-lite: error:"
 
 
@@ -40,6 +48,7 @@ class Output:
         self._config = config
         self._log = log.open("ab")
         self._rest: dict[str, bytes] = {}
+        self._boxes: dict[int, list[str]] = {}
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.error = ""
 
@@ -60,8 +69,23 @@ class Output:
             if tagged and body.startswith(ERROR_PREFIX):
                 self.error = self.error or body.removeprefix(ERROR_PREFIX).strip()
             elif tagged:
-                found.append(RankLine(int(tagged[1]), body))
+                rank = int(tagged[1])
+                found += [RankLine(rank, shown) for shown in self._unboxed(rank, body)]
         return found
+
+    def _unboxed(self, rank: int, text: str) -> list[str]:
+        """The lines to show now: none while a box is open, then the whole box, unless it is a hidden one."""
+        box = self._boxes.get(rank)
+        if box is None:
+            if not _BAR.match(text):
+                return [text]
+            self._boxes[rank] = [text]
+            return []
+        box.append(text)
+        if not _BAR.match(text) and len(box) < BOX_LINES:
+            return []
+        del self._boxes[rank]
+        return [] if any(words in line for line in box for words in HIDDEN_BOXES) else box
 
     def _write_log(self, data: bytes) -> None:
         if self._log.tell() < LOG_LIMIT_BYTES:

@@ -92,3 +92,27 @@ def test_lines_of_ranks_are_shown_and_mpiruns_own_and_errors_are_kept(tmp_path: 
     assert (output.name(2), output.error) == ("decode-2", "rank 2 is gone")
     assert (output.signal_of(2), output.signal_of(1)) == ("signal 9 (Killed)", "")
     assert (tmp_path / "log").read_bytes().startswith(b"[1,2]<stdout>: hello\n")
+
+
+def test_open_mpis_boxes_are_shown_whole_and_the_one_about_untested_windows_is_not(tmp_path: Path) -> None:
+    output = Output(CONFIG, tmp_path / "log")
+    bar = "-" * 74
+
+    def box(words: str) -> bytes:
+        return "".join(f"[1,0]<stderr>: {line}\n" for line in (bar, words, "", bar)).encode()
+
+    assert (
+        output.feed("stderr", box("WARNING: The selected 'osc' module 'sm' is not tested for post-failure"))
+        == []
+    )
+    shown = output.feed("stderr", box("No network interfaces were found"))
+    output.close()
+    assert [line.text for line in shown] == [bar, "No network interfaces were found", "", bar]
+
+
+def test_a_bar_that_opens_nothing_holds_no_line_back_for_ever(tmp_path: Path) -> None:
+    output = Output(CONFIG, tmp_path / "log")
+    lines = ["-" * 80, *(f"line {number}" for number in range(60))]
+    shown = output.feed("stdout", "".join(f"[1,3]<stdout>: {line}\n" for line in lines).encode())
+    output.close()
+    assert [line.text for line in shown] == lines
