@@ -83,6 +83,7 @@ ATTENTION = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("error", "argument", "wrong"), ATTENTION)
 def test_attention_names_the_argument_its_value_and_what_was_expected(error, argument, wrong) -> None:
     for function, good in (
@@ -136,6 +137,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("error", "argument", "wrong"), BLOCKS)
 def test_gather_names_what_does_not_fit(error, argument, wrong) -> None:
     refused = refusal("gather_blocks", block_arguments, **wrong)
@@ -157,6 +159,7 @@ SLOTS = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("error", "argument", "wrong"), SLOTS)
 def test_scatter_names_what_does_not_fit(error, argument, wrong) -> None:
     refused = refusal("scatter_kv", slot_arguments, **wrong)
