@@ -44,7 +44,7 @@ def generate(
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
     text = prompt if raw else tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-    prompt_ids = tokenizer.encode(text)
+    prompt_ids = tokenizer.encode(text, add_special_tokens=raw)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token")
     use_threads(len(os.sched_getaffinity(0)))

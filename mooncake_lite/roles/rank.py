@@ -28,6 +28,7 @@ from mooncake_lite.launch.rank_process import (
     watch_signals,
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir, bases
+from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.messages import Stop
 
 FINISH_LIMIT_S = 1.0
@@ -100,6 +101,7 @@ def run(config: ServeConfig) -> int:
     except UserError as error:
         return _refuse(place, error)
     watch_signals(process.on_signal)
+    set_thread_environment(threads_for(config, len(os.sched_getaffinity(0)), process.role))
     try:
         from mooncake_lite.roles.assemble import play
 

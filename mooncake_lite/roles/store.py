@@ -122,7 +122,8 @@ class StoreRole:
             self._outbox.append(BlocksSaved(self.number, message.keys, "dropped"))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
-            self._writer.submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes))
+            if not self._writer.submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
+                self._outbox.append(BlocksSaved(self.number, [key], "dropped"))
 
     def _load(self, message: LoadBlocks) -> None:
         """Read blocks from the tier into the segment; a bad one is a miss, never served."""

@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from mooncake_lite.demo.document import document_text
-from mooncake_lite.engine.local import generate_tokens, use_threads
+from mooncake_lite.engine import Engine, Sequence, pages_for
+from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
 
@@ -28,12 +29,24 @@ def prompts(folder: Path, count: int = 20) -> list[list[int]]:
     return [ids[(i % 4) * 300 : (i % 4) * 300 + 70 + 14 * i] for i in range(count)]
 
 
-@cache
-def _greedy(folder: Path, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+def greedy_texts(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[str]:
+    """The greedy answers' texts, all prompts in one running batch of one engine."""
     ends = frozenset(tokenizer(folder).eos_ids)
-    return tuple(generate_tokens(model(folder), list(prompt), Sampling(0.0), max_tokens, ends))
+    pages = sum(pages_for(len(prompt) + max_tokens) for prompt in prompts)
+    engine = Engine(model(folder), pages, BLOCK_TOKENS)
+    answers = [_prefilled(engine, prompt, max_tokens, ends) for prompt in prompts]
+    running = [sequence for sequence, finish in answers if finish is None]
+    while running:
+        finished = [s.append(token) for s, token in zip(running, engine.decode_step(running))]
+        running = [sequence for sequence, finish in zip(running, finished) if finish is None]
+    return [tokenizer(folder).decode(s.token_ids[len(p) :]) for (s, _), p in zip(answers, prompts)]
 
 
-def greedy_text(folder: Path, prompt: list[int], max_tokens: int) -> str:
-    """The greedy answer's text."""
-    return tokenizer(folder).decode(list(_greedy(folder, tuple(prompt), max_tokens)))
+def _prefilled(
+    engine: Engine, prompt: list[int], max_tokens: int, ends: frozenset[int]
+) -> tuple[Sequence, str | None]:
+    sequence = Sequence("reference", list(prompt), Sampling(0.0), max_tokens, ends, len(prompt) + max_tokens)
+    engine.reserve(sequence, len(prompt) + max_tokens)
+    token = engine.prefill_chunk(sequence, len(prompt))
+    assert token is not None
+    return sequence, sequence.append(token)
