@@ -7,9 +7,7 @@ Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -21,6 +19,7 @@ from zmq.utils import z85
 
 from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
+from transport.waker import Waker
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
 __all__ = ["Counters", "CurveKeys", "Hub", "Spoke"]
@@ -64,30 +63,6 @@ class Counters:
         return asdict(self)
 
 
-class _Waker:
-    """A pipe that any thread can write to, so that a poll returns."""
-
-    def __init__(self) -> None:
-        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = threading.Lock()  # so that no byte goes to a file that took over a closed number
-        self._open = True
-
-    def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: the poll returns anyway
-            if self._open:
-                os.write(self._write, b"\0")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-
-    def close(self) -> None:
-        with self._lock:
-            self._open = False
-            os.close(self._write)
-            os.close(self.fd)
-
-
 def _check_endpoint(endpoint: str, curve: CurveKeys | None) -> None:
     """Raises ChannelError for what could only fail later, or would be unsafe."""
     scheme, _, rest = endpoint.partition("://")
@@ -119,7 +94,7 @@ class _Channel:
         self._max_send_bytes = max_send_bytes
         self._owns_context = context is None
         self._context = context or zmq.Context()
-        self._waker = _Waker()
+        self._waker = Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._sockets: list[zmq.Socket] = []

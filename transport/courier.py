@@ -2,15 +2,7 @@
 
 Made by `engine` where the world has more than one node; one thread per rank, which waits on its socket
 and enters MPI only while something is in flight, so that waiting costs no core.
-Explained in docs/explain/transport.md, with both conversations drawn.
-
-    read    A: post receives            write   A:
-            A -> B  ReadRequest                 A -> B  WriteRequest
-            B => A  bytes (MPI)                 B: post receives;  B -> A  Accept
-            A -> B  Done                        A => B  bytes (MPI);  B -> A  Done
-    B answers Refuse to what it will not do; A sends Cancel when it gives up.
-    Done is awaited also by the sender of a read: MPI may still hold bytes that it has taken over,
-    and they only leave while someone calls it.
+The conversation is in `requests`. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -35,17 +27,23 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
+from transport.requests import (
+    ANY_MESSAGE,
+    MAX_RANGES,
+    MESSAGE_BYTES,
+    Accept,
+    Cancel,
+    Done,
+    ReadRequest,
+    Refuse,
+    Request,
+    WriteRequest,
+)
 from transport.slices import Stream
 from transport.wire import Decoder
 
 if TYPE_CHECKING:
     from transport.world import World
-
-MAX_RANGES = 4096
-"""Ranges of one request; more become several requests."""
-
-MESSAGE_BYTES = 128 * 1024
-"""Largest message: MAX_RANGES offsets and lengths of 9 bytes each, and room."""
 
 SPIN_S = 0.002
 """How long after the last progress MPI is tested without a pause; then once in a millisecond."""
@@ -59,51 +57,6 @@ TRIES = 2
 
 LINGER_S = 0.5
 """How long close() goes on with what others have asked for and is under way."""
-
-
-class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Send me these ranges of your segment, with the tag that belongs to `number`."""
-
-    number: int
-    offsets: list[int]
-    lengths: list[int]
-
-
-class WriteRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I want to write these ranges of your segment."""
-
-    number: int
-    offsets: list[int]
-    lengths: list[int]
-
-
-class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The receives of your write are posted."""
-
-    number: int
-
-
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Every byte has arrived. `mine`: the number is one that the sender of this message chose."""
-
-    number: int
-    mine: bool
-
-
-class Refuse(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I will not do this, because of `reason`."""
-
-    number: int
-    reason: str
-
-
-class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I have given up my request."""
-
-    number: int
-
-
-Request = ReadRequest | WriteRequest
 
 
 @dataclass(slots=True)
@@ -190,7 +143,7 @@ class Courier:
         first = CurveKeys.generate().to_bytes() if world.rank == 0 else None
         curve = CurveKeys.generate(client=CurveKeys.from_bytes(world.bcast_bytes(first)))
         names = {str(rank) for rank in others}
-        decoder = Decoder(ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel, MESSAGE_BYTES)
+        decoder = Decoder(ANY_MESSAGE, MESSAGE_BYTES)
         bind = tcp_endpoint(
             reachable_address([world.hostnames[rank] for rank in sorted(others)], address), "*"
         )

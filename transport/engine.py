@@ -266,7 +266,8 @@ def _jobs(batch: Batch, remote: Remote) -> list[Job]:
     """What the courier shall do for this batch: a job per rank and direction, of bounded length."""
     if not remote:
         return []
-    from transport.courier import MAX_RANGES, Job
+    from transport.courier import Job
+    from transport.requests import MAX_RANGES
 
     jobs = []
     for (rank, op), entries in remote.items():

@@ -1,5 +1,6 @@
-"""Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED"""
+"""Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED [PROFILE]"""
 
+import functools
 import sys
 
 import numpy as np
@@ -14,10 +15,15 @@ MIB = 2**20
 SIZES = [0, 1, 4096, 12 * 1024, 63 * 1024, 64 * 1024, 300_000, MIB, 5 * MIB + 3]
 
 
+@functools.cache
+def tile(rank: int) -> np.ndarray:
+    """A prime number of random bytes, repeated: no shift by a page, a slice or a stripe goes unnoticed."""
+    return np.resize(np.random.default_rng(rank).integers(0, 256, 100_003, np.uint8), 16 * MIB)
+
+
 def pattern(rank: int, start: int, nbytes: int) -> np.ndarray:
-    """Bytes start .. start+nbytes of what `rank` writes; differs with the rank and with each position."""
-    places = np.arange(start, start + nbytes, dtype=np.uint64)
-    return ((places * np.uint64(2654435761) + np.uint64(rank * 7919 + 13)) >> np.uint64(11)).astype(np.uint8)
+    """Bytes start .. start+nbytes of what `rank` writes."""
+    return tile(rank)[start : start + nbytes]
 
 
 def ranges(rng: np.random.Generator, size: int, count: int) -> list[tuple[int, int]]:
@@ -26,8 +32,8 @@ def ranges(rng: np.random.Generator, size: int, count: int) -> list[tuple[int, i
 
 
 def read_everywhere(world: World, engine: TransferEngine, rng: np.random.Generator) -> None:
-    for _ in range(3):
-        wanted = [(rank, *some) for rank in range(world.size) for some in ranges(rng, engine.sizes[rank], 12)]
+    for _ in range(2):
+        wanted = [(rank, *some) for rank in range(world.size) for some in ranges(rng, engine.sizes[rank], 10)]
         buffers = [np.zeros(nbytes, np.uint8) for _, _, nbytes in wanted]
         transfers = [
             Transfer("read", buffer, rank, 0, offset, nbytes)
@@ -78,7 +84,7 @@ def refuses_what_is_outside(world: World, engine: TransferEngine) -> None:
 
 
 def main() -> None:
-    world = World.start(limit_s=20)
+    world = World.start(*sys.argv[2:], limit_s=20)
     rng = np.random.default_rng([int(sys.argv[1]), world.rank])
     # Sizes differ: nothing may assume a common one. All are larger than the largest range's slices.
     engine = TransferEngine(world, (6 + 2 * world.rank) * MIB + 4 * world.rank)

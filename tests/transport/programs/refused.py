@@ -1,0 +1,53 @@
+"""Two nodes: a target refuses what its initiator should not have asked for; strangers do not get in.
+
+The initiator's own check is passed by on purpose: a target trusts nobody.
+"""
+
+import numpy as np
+import pytest
+
+from tests.transport.programs.harness import run
+from transport.channel import CurveKeys, Spoke
+from transport.engine import Transfer, TransferEngine
+from transport.errors import TransferRefused
+from transport.requests import MESSAGE_BYTES, Done, ReadRequest
+from transport.wire import Decoder
+from transport.world import World
+
+
+def main() -> None:
+    world = World.start(limit_s=20)
+    engine = TransferEngine(world, 2**20, stall_s=2.0)
+    engine.local[:] = world.rank
+    courier = engine._courier
+    assert courier is not None
+    card = f"{courier._hub.endpoints[0]} {courier._hub._curve.server_public}".encode()
+    endpoint, key = world.allgather_bytes(card)[1].decode().split()
+    world.barrier()
+    buffer = np.full(64, 9, np.uint8)
+    if world.rank == 0:
+        engine.sizes[1] = 2**30
+        for op in ("read", "write"):
+            batch = engine.submit([Transfer(op, buffer, 1, 0, 2**20 - 1, 64)])
+            with pytest.raises(
+                TransferRefused, match=r"rank 1 refused: range 1048575[+]64 is outside the 1048576"
+            ):
+                batch.wait(5)
+        assert (buffer == 9).all()
+        with Spoke(
+            endpoint, "0", Decoder(Done, MESSAGE_BYTES), CurveKeys.generate().for_server(key)
+        ) as stranger:
+            stranger.send(ReadRequest(1, [0], [64]))
+            assert stranger.receive(0.5) == []
+        engine.submit([Transfer("read", buffer, 1, 0, 0, 64)]).wait(5)
+        assert (buffer == 1).all()
+    world.barrier()
+    strangers = engine.control_counters["strangers"]
+    assert strangers >= 1 if world.rank == 1 else strangers == 0
+    engine.close()
+    assert world.finish(5)
+    print(f"rank {world.rank} ok")
+
+
+if __name__ == "__main__":
+    run(main)

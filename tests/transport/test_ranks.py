@@ -1,0 +1,94 @@
+"""Worlds of several ranks, started with mpirun: on one node, and on two made of network namespaces."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import ROOT, mpi_environment, run_mpi
+from tests.two_nodes import two_nodes
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run_on(nodes: int, ranks: int, program: str, *args: str, folder: Path, profile: str = "ft") -> str:
+    """Run a program on one or two nodes; its output, after it has ended in order and left nothing."""
+    if nodes == 1:
+        return run_mpi(ranks, PROGRAMS / program, args, 60, profile=profile).check().output
+    with two_nodes(folder) as pair:
+        spread = pair.mpirun_args(ranks // 2, ranks // 2)
+        run = run_mpi(
+            ranks, PROGRAMS / program, args, 60, profile=profile, prefix=pair.on(0), mpirun_args=spread
+        )
+    return run.check().output
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_byte_arrives_between_all_ranks(nodes: int, tmp_path: Path) -> None:
+    output = run_on(nodes, 4, "moves.py", "20260", folder=tmp_path)
+    assert output.count(f"of {nodes} nodes") == output.count(", ok") == 4
+    for line in (line for line in output.splitlines() if line.endswith("ok")):
+        items = (item.split() for item in line.split(": ")[1].removesuffix(", ok").split(", "))
+        numbers = {name: int(value) for name, value in items}
+        assert numbers["shared"] > 10**7
+        assert (numbers["two-sided"] > 10**7) == (nodes == 2)
+        assert numbers["control"] < 10**5, "bytes travelled over ZeroMQ"
+
+
+def test_the_fast_profile_moves_bytes_too(tmp_path: Path) -> None:
+    output = run_on(1, 2, "moves.py", "7", "fast", folder=tmp_path, profile="fast")
+    assert output.count(", ok") == 2
+
+
+@pytest.mark.parametrize("how", ["told", "untold"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_killed_rank_fails_its_own_transfers_alone(nodes: int, how: str, tmp_path: Path) -> None:
+    output = run_on(nodes, 4, "dies.py", how, folder=tmp_path)
+    assert output.count("survived") == 3
+
+
+def test_a_target_refuses_bad_ranges_and_strangers(tmp_path: Path) -> None:
+    assert run_on(2, 2, "refused.py", folder=tmp_path).count("ok") == 2
+
+
+def test_a_segment_too_large_is_told_to_every_rank(tmp_path: Path) -> None:
+    output = run_on(1, 3, "too_large.py", folder=tmp_path)
+    assert output.count("bytes of shared memory and /dev/shm has") == 3
+
+
+def test_a_world_of_one_process_needs_no_mpirun_and_leaves_no_file(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path\n"
+        "from transport.world import World\n"
+        "world = World.start()\n"
+        "assert (world.rank, world.size, world.one_node) == (0, 1, True)\n"
+        "assert world.allgather_bytes(b'abc') == [b'abc']\n"
+        "assert world.bcast_bytes(b'x' * 70000) == b'x' * 70000\n"
+        "maps = Path('/proc/self/maps').read_text()\n"
+        "assert world.finish(5) and world.finish(5)\n"
+        "print('mapped', '/dev/shm/sm_segment' in maps)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=mpi_environment(str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (run.returncode, run.stdout.strip()) == (0, "mapped False"), run.stderr
+
+
+@pytest.mark.quick
+def test_importing_the_package_loads_neither_mpi_nor_torch() -> None:
+    modules = "transport, transport.wire, transport.channel, transport.membership, transport.engine"
+    code = (
+        f"import sys, {modules}, transport.world, transport.courier\n"
+        "print(sorted({'mpi4py', 'torch', 'numba'} & set(sys.modules)))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+    )
+    assert run.stdout.strip() == "[]"

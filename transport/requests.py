@@ -1,0 +1,69 @@
+"""The messages between the couriers of two nodes, and nothing else.
+
+Sent by `courier` through `channel`; they name ranges of bytes and never carry them.
+Explained in docs/explain/transport.md.
+
+    read    A: post receives            write   A:
+            A -> B  ReadRequest                 A -> B  WriteRequest
+            B => A  bytes (MPI)                 B: post receives;  B -> A  Accept
+            A -> B  Done                        A => B  bytes (MPI);  B -> A  Done
+    B answers Refuse to what it will not do; A sends Cancel when it gives up.
+    Done is awaited also by the sender of a read: MPI may still hold bytes that it has taken over,
+    and they only leave while someone calls it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_RANGES = 4096
+"""Ranges of one request; more become several requests."""
+
+MESSAGE_BYTES = 128 * 1024
+"""Largest message: MAX_RANGES offsets and lengths of 9 bytes each, and room."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Send me these ranges of your segment, with the tag that belongs to `number`."""
+
+    number: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+class WriteRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I want to write these ranges of your segment."""
+
+    number: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The receives of your write are posted."""
+
+    number: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Every byte has arrived. `mine`: the number is one that the sender of this message chose."""
+
+    number: int
+    mine: bool
+
+
+class Refuse(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I will not do this, because of `reason`."""
+
+    number: int
+    reason: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I have given up my request."""
+
+    number: int
+
+
+Request = ReadRequest | WriteRequest
+ANY_MESSAGE = ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel
