@@ -1,0 +1,75 @@
+"""`mooncake-lite bench kernels|transport|store`: measures, prints a table, writes JSON.
+
+Mounted by `mooncake_lite.cli`. Explained in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mooncake_lite.errors import ConfigError
+
+SUBJECTS = ("kernels", "transport", "store")
+
+
+@click.command()
+@click.argument("what", type=click.Choice(SUBJECTS))
+@click.option("--quick", is_flag=True, help="Fewer runs; ends within a minute.")
+@click.option(
+    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to FILE."
+)
+def bench(what: str, quick: bool, file: Path | None) -> None:
+    """Measure WHAT beside a peer and a limit of this machine, in the same run."""
+    from mooncake_lite.bench import result
+
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {file}: the folder {file.absolute().parent} does not exist")
+    machine = result.machine()
+    rows = importlib.import_module(f"mooncake_lite.bench.{what}").run(quick)
+    found = result.report(rows, machine)
+    show(found)
+    if warning := result.busy(found):
+        click.echo(f"mooncake-lite: note: {warning}", err=True)
+    if file is not None:
+        try:
+            result.write(file, found)
+        except OSError as error:
+            raise ConfigError(f"--json {file} cannot be written: {error.strerror}") from None
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, side in (
+        ("", "left"),
+        ("unit", "left"),
+        ("ours", "right"),
+        ("peer", "right"),
+        ("ratio", "right"),
+    ):
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    table.add_column("limit", justify="right")
+    table.add_column("share of it", justify="right")
+    for row in found["rows"]:
+        table.add_row(row["name"], row["unit"], *map(_figure, _cells(row)))
+    console = Console()
+    console.print(table)
+    for kind in ("peer", "limit"):
+        for name in dict.fromkeys(row[kind]["name"] for row in found["rows"] if row[kind]):
+            console.print(f"{kind}: {name}", highlight=False)
+
+
+def _cells(row: dict[str, Any]) -> list[float | None]:
+    peer, limit = row["peer"] or {}, row["limit"] or {}
+    return [row["ours"], peer.get("value"), row["ratio_to_peer"], limit.get("value"), row["ratio_to_limit"]]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

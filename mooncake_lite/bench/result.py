@@ -1,0 +1,162 @@
+"""The result of a benchmark: rows of (ours, peer, limit), and the machine they were measured on.
+
+Used by all benchmarks. Pure but for asking for the machine and the commit.
+Explained in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooncake_lite.launch.machine import available_memory, usable_cores
+
+LOWER_IS_BETTER = ("ms", "us", "s")
+
+BUSY_SHARE = 0.5
+"""Of the cores, wanted by others when a benchmark begins; above it the figures are not worth quoting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """What a figure is held against: a peer's figure, or a limit of the machine."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure, in one unit: ours and the peer's are medians of `runs` runs, the limit is its best run."""
+
+    name: str
+    unit: str
+    ours: float
+    peer: Other | None
+    limit: Other | None
+    runs: int
+
+    def ratio(self, other: Other | None) -> float | None:
+        """Above 1: ours is better. Against a limit, 1 is the limit. None without one."""
+        if other is None or not self.ours or not other.value:
+            return None
+        return other.value / self.ours if self.unit in LOWER_IS_BETTER else self.ours / other.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in the JSON."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "ours": self.ours,
+            "peer": None if self.peer is None else {"name": self.peer.name, "value": self.peer.value},
+            "limit": None if self.limit is None else {"name": self.limit.name, "value": self.limit.value},
+            "ratio_to_peer": self.ratio(self.peer),
+            "ratio_to_limit": self.ratio(self.limit),
+            "runs": self.runs,
+        }
+
+
+def median_seconds(runs: int, *actions: Callable[[], object]) -> list[float]:
+    """Median seconds of each action."""
+    return [statistics.median(taken) for taken in _times(runs, actions)]
+
+
+def best_seconds(runs: int, action: Callable[[], object]) -> float:
+    """Seconds of the best run: for limits, see `against`."""
+    return min(_times(runs, (action,))[0])
+
+
+def against(
+    runs: int, ours: Callable[[], object], peer: Callable[[], object], limit: Callable[[], object]
+) -> tuple[float, float, float]:
+    """Seconds of ours and of the peer (medians), and of the limit: its best run.
+
+    A limit is what the machine can do, so a moment in which somebody else had the core must not lower it:
+    a median would let ours come out better than the limit.
+    """
+    mine, theirs, bound = _times(runs, (ours, peer, limit))
+    return statistics.median(mine), statistics.median(theirs), min(bound)
+
+
+def _times(runs: int, actions: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of each run. Actions take turns, so that a slow moment of the machine hits all alike."""
+    times: list[list[float]] = [[] for _ in actions]
+    for action in actions:
+        action()  # compiles, touches pages
+    for _ in range(runs):
+        for action, taken in zip(actions, times):
+            started = time.perf_counter()
+            action()
+            taken.append(time.perf_counter() - started)
+    return times
+
+
+def report(rows: list[Row], measured_on: dict[str, Any]) -> dict[str, Any]:
+    """The whole result, ready for JSON. measured_on: `machine()`, taken before the measurement."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": measured_on,
+        "commit": commit(),
+        "rows": [row.to_dict() for row in rows],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on. load: processes that wanted a core, mean of the last minute."""
+    cpu = platform.processor() or platform.machine()
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": cpu,
+        "cores": usable_cores(),
+        "load": round(os.getloadavg()[0], 2),
+        "memory_bytes": available_memory(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def busy(found: dict[str, Any]) -> str:
+    """A warning when others used the machine before the measurement began, else "".
+
+    With more processes than cores a message between two ranks waits for the scheduler, milliseconds instead
+    of microseconds: such figures say nothing about MPI or about us.
+    """
+    load, cores = found["machine"]["load"], found["machine"]["cores"]
+    if load <= BUSY_SHARE * cores:
+        return ""
+    return f"the machine was busy (load {load} on {cores} cores): do not quote these figures, measure again"
+
+
+def commit() -> str:
+    """The commit of the source tree, "" outside of one; "+" when files differ from it."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write the JSON. Raises OSError."""
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

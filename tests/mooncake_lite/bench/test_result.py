@@ -1,0 +1,65 @@
+"""A benchmark's figures mean what they say: which way a ratio points, what a limit is, when not to quote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.bench import result
+from mooncake_lite.bench.result import Other, Row, against
+from mooncake_lite.cli import main
+
+pytestmark = pytest.mark.quick
+
+MACHINE = {"cpu": "c", "cores": 2, "load": 0.1}
+
+
+def test_a_ratio_above_one_means_that_ours_is_better_whatever_the_unit() -> None:
+    times = Row("t", "ms", 2.0, Other("peer", 4.0), Other("limit", 1.0), 3).to_dict()
+    rates = Row("r", "GB/s", 4.0, Other("peer", 2.0), Other("limit", 8.0), 3).to_dict()
+    for row in (times, rates):
+        assert (row["ratio_to_peer"], row["ratio_to_limit"]) == (2.0, 0.5)
+
+
+def test_a_row_without_a_peer_has_no_ratio_to_one() -> None:
+    row = Row("t", "ms", 2.0, None, None, 3).to_dict()
+    assert (row["peer"], row["limit"], row["ratio_to_peer"], row["ratio_to_limit"]) == (None,) * 4
+
+
+def test_ours_and_the_peer_are_medians_and_the_limit_is_its_best_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        result, "_times", lambda runs, actions: [[5.0, 1.0, 3.0], [6.0, 2.0, 4.0], [9.0, 0.5, 7.0]]
+    )
+    assert against(3, int, int, int) == (3.0, 4.0, 0.5)
+
+
+def test_actions_take_turns_after_a_first_run_that_does_not_count() -> None:
+    done: list[str] = []
+    result.median_seconds(2, lambda: done.append("a"), lambda: done.append("b"))
+    assert done == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_the_result_has_the_fields_that_readers_of_it_rely_on(tmp_path: Path) -> None:
+    found = result.report([Row("t", "ms", 2.0, Other("peer", 4.0), None, 3)], result.machine())
+    result.write(tmp_path / "r.json", found)
+    read = json.loads((tmp_path / "r.json").read_text())
+    assert set(read) == {"date", "machine", "commit", "rows"}
+    assert set(read["rows"][0]) == {
+        *("name", "unit", "ours", "peer", "limit", "ratio_to_peer", "ratio_to_limit", "runs"),
+    }
+
+
+@pytest.mark.parametrize(("load", "quotable"), [(0.2, True), (1.0, True), (6.6, False)])
+def test_figures_of_a_busy_machine_come_with_a_warning(load: float, quotable: bool) -> None:
+    warning = result.busy({"machine": MACHINE | {"load": load}})
+    assert (warning == "") is quotable
+
+
+def test_an_unknown_subject_and_a_missing_folder_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "everything"]) == 2
+    assert main(["bench", "store", "--json", "/nonexistent/r.json"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "the folder /nonexistent does not exist" in said[1]
