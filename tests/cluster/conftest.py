@@ -11,7 +11,6 @@ import pytest
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.demo.cluster import free_port as find_free_port
 from mooncake_lite.model import load_config, resolve_model
-from tests.cluster import machine
 
 START_LIMIT_S = 120.0
 
@@ -25,15 +24,6 @@ def model_folder() -> Path:
     folder = resolve_model("default")
     assert load_config(folder).layers == 30
     return folder
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _leaves_nothing() -> Iterator[None]:
-    """What all tests of this folder leave behind together: nothing."""
-    before = machine.leftovers()
-    yield
-    machine.wait_until(lambda: machine.leftovers() <= before, 5.0)
-    assert machine.leftovers() <= before
 
 
 @pytest.fixture(scope="package")

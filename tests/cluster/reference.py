@@ -30,7 +30,12 @@ def prompts(folder: Path, count: int = 20) -> list[list[int]]:
 
 
 def greedy_texts(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[str]:
-    """The greedy answers' texts, all prompts in one running batch of one engine."""
+    """The greedy answers' texts."""
+    return [tokenizer(folder).decode(ids) for ids in greedy_ids(folder, prompts, max_tokens)]
+
+
+def greedy_ids(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """The greedy answers' tokens, all prompts in one running batch of one engine."""
     ends = frozenset(tokenizer(folder).eos_ids)
     pages = sum(pages_for(len(prompt) + max_tokens) for prompt in prompts)
     engine = Engine(model(folder), pages, BLOCK_TOKENS)
@@ -39,7 +44,7 @@ def greedy_texts(folder: Path, prompts: list[list[int]], max_tokens: int) -> lis
     while running:
         finished = [s.append(token) for s, token in zip(running, engine.decode_step(running))]
         running = [sequence for sequence, finish in zip(running, finished) if finish is None]
-    return [tokenizer(folder).decode(s.token_ids[len(p) :]) for (s, _), p in zip(answers, prompts)]
+    return [sequence.token_ids[len(prompt) :] for (sequence, _), prompt in zip(answers, prompts)]
 
 
 def _prefilled(

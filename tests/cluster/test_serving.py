@@ -111,14 +111,21 @@ def test_the_same_seed_gives_the_same_sample_and_another_seed_another(client: op
 
 
 def test_a_follow_up_turn_reuses_the_answers_own_blocks(client: openai.OpenAI, model_folder: Path) -> None:
-    """Decode gives its full blocks back: prompt 100 + answer 96 hold three full blocks."""
-    prompt = reference.prompts(model_folder)[3][:100]
-    body = {"model": "default", "temperature": 0, "max_tokens": 96}
-    first = client.completions.create(prompt=prompt, extra_body={"ignore_eos": True}, **body)  # type: ignore[call-overload]
-    answer_ids = reference.tokenizer(model_folder).encode(first.choices[0].text)
-    turn = [*prompt, *answer_ids, *prompt[:10]]
-    second = client.completions.create(prompt=turn, **body)  # type: ignore[call-overload]
-    assert second.usage.prompt_tokens_details.cached_tokens >= 192
+    """Decode gives its full blocks back: prompt and 96 tokens of answer hold three full blocks."""
+    tokenizer = reference.tokenizer(model_folder)
+    prompts = [prompt[:100] for prompt in reference.prompts(model_folder)[3:12]]
+    answers = reference.greedy_ids(model_folder, prompts, 96)
+    prompt, answer = next(
+        (prompt, ids)
+        for prompt, ids in zip(prompts, answers)
+        if len(ids) == 96 and tokenizer.encode(tokenizer.decode(ids)) == ids
+    )
+    first = client.completions.create(model="default", prompt=prompt, max_tokens=96, temperature=0)
+    assert first.choices[0].text == tokenizer.decode(answer)
+    second = client.completions.create(model="default", prompt=[*prompt, *answer], max_tokens=1)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == 192
 
 
 def test_a_cache_salt_isolates(client: openai.OpenAI, model_folder: Path) -> None:
