@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mooncake_lite.demo.client import Answer
@@ -91,7 +92,7 @@ class Row:
 
 def table(rows: list[Row]) -> Table:
     """The closing table, at most 100 columns wide."""
-    result = Table(title="what reuse is worth", title_justify="left", pad_edge=False)
+    result = Table(box=SIMPLE_HEAD, pad_edge=False)
     result.add_column("question")
     result.add_column("cluster")
     for name in ("prompt\ntokens", "cached tokens\nand their tier", "TTFT\ns", "transfer\nof TTFT"):

@@ -1,0 +1,70 @@
+"""Links and names of pages: every file and heading that a page or a module points at is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("tutorials/**/*.md"))]
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
+
+
+def links(page: Path) -> list[str]:
+    """Targets of the links of a page, those within code and those to other sites left out."""
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    return [link for link in _LINK.findall(text) if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings can be linked as: lower case, blanks to hyphens, punctuation dropped."""
+    headings = _HEADING.findall(
+        re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def problem(page: Path, link: str) -> str | None:
+    """What is wrong with a link, or None."""
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    if not target.exists():
+        return f"{page.relative_to(ROOT)}: {link} is not there"
+    if ROOT not in target.parents:
+        return f"{page.relative_to(ROOT)}: {link} leads out of the repository"
+    if anchor and anchor not in anchors(target):
+        return f"{page.relative_to(ROOT)}: {link} has no such heading"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_resolves(page: Path) -> None:
+    assert [problem(page, link) for link in links(page) if problem(page, link)] == []
+
+
+def test_a_broken_link_would_be_found() -> None:
+    assert problem(ROOT / "README.md", "docs/nothing.md") == "README.md: docs/nothing.md is not there"
+    assert "no such heading" in (problem(ROOT / "README.md", "docs/lifecycle.md#nothing") or "")
+    assert "leads out" in (problem(ROOT / "README.md", "../..") or "")
+
+
+def test_pages_have_links_at_all() -> None:
+    assert sum(len(links(page)) for page in PAGES) > 50
+
+
+def test_every_page_that_a_module_names_is_there() -> None:
+    packages = ("mooncake_lite", "kernels_numba", "transport", "store", "scheduler")
+    missing = [
+        f"{file.relative_to(ROOT)} names {name}"
+        for package in packages
+        for file in sorted((ROOT / package).glob("**/*.py"))
+        for name in re.findall(r"\bdocs/[\w/.-]+?\.md\b", file.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    ]
+
+    assert missing == []

@@ -1,0 +1,62 @@
+"""The pages that scripts write: the README's demo output and docs/reference/cli.md."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).parents[1]
+OUTPUT = (
+    "The model: x\nStopping it: 2 s\n(e) again\nStopping it: 1 s\n\n table  \n\n row\ntokens identical: yes\n"
+)
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_and_what_follows_it_stand_between_the_marks() -> None:
+    readme = "a\n<!-- demo output -->\nold\n<!-- end of demo output -->\nb\n"
+
+    assert script("fill_readme").filled(readme, OUTPUT) == (
+        "a\n<!-- demo output -->\n```text\n table\n\n row\ntokens identical: yes\n```\n"
+        "<!-- end of demo output -->\nb\n"
+    )
+
+
+@pytest.mark.parametrize("output", ["", "tokens identical: yes", "Stopping it: 1 s\ntable", OUTPUT + "more"])
+def test_half_a_demo_is_not_shown(output: str) -> None:
+    with pytest.raises(ValueError, match="no line begins with 'Stopping it'"):
+        script("fill_readme").shown(output)
+
+
+def test_a_readme_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no <!-- demo output -->"):
+        script("fill_readme").filled("a\n", OUTPUT)
+
+
+def test_the_readme_shows_a_demo_whose_tokens_are_identical() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    between = readme.partition("<!-- demo output -->")[2].partition("<!-- end of demo output -->")[0]
+
+    assert between.strip().endswith("tokens identical: yes\n```")
+    assert "1,600 HDF5" in between
+
+
+def test_the_first_command_of_the_readme_stands_in_its_first_fifteen_lines() -> None:
+    assert "make demo" in "\n".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n")[:15])
+
+
+def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
+    reference = script("make_reference")
+
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python docs/make_reference.py"
