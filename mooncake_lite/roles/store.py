@@ -108,7 +108,10 @@ class StoreRole:
         """Flush what waits to be written, hottest first, for limit_s at most; blocks that were dropped."""
         if self._writer is None:
             return 0
-        return self._writer.stop(limit_s)
+        dropped = self._writer.stop(limit_s)
+        if self._tier is not None and self._writer.ended:
+            self._tier.close()
+        return dropped
 
     def seal_now(self) -> None:
         """Seal the open file at once; safe to call from a signal's thread."""
@@ -161,4 +164,14 @@ class StoreRole:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
-            self._conductor.send(rank_stats(self.number, "store", self._counters, self._transfers))
+            self._conductor.send(rank_stats(self.number, "store", self._values(), self._transfers))
+
+    def _values(self) -> dict[str, float]:
+        """This rank's counters, and those of the tier and its writer."""
+        values = dict(self._counters)
+        if self._tier is not None and self._writer is not None:
+            gauges = {"blocks", "bytes", "open_bytes"}
+            for name, value in self._tier.stats().items():
+                values[f"tier_{name}" if name in gauges else f"tier_{name}_total"] = value
+            values |= {f"tier_writer_{name}": value for name, value in self._writer.stats().items()}
+        return values
