@@ -1,0 +1,28 @@
+"""The demo as a user runs it: three clusters, identical tokens, and what reuse must be worth."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 280.0
+"""The demo takes about 80 s on two idle cores; the test's own limit is 300 s."""
+
+
+@pytest.mark.cluster
+def test_the_demo_gives_the_same_tokens_from_every_source_and_is_faster_with_reuse(tmp_path: Path) -> None:
+    rows_file = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "mooncake_lite", "demo", "--json", str(rows_file)]
+
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True)
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.rstrip().endswith("tokens identical: yes")
+    result = json.loads(rows_file.read_text())
+    assert [row["question"] + " " + row["cluster"] for row in result["rows"]] == [
+        f"{question} {cluster}" for cluster in ("first", "restarted", "reuse off") for question in "abc"
+    ]
+    assert result["identical"] is True
+    assert result["warnings"] == [], json.dumps(result["speedup"])
