@@ -212,6 +212,9 @@ class Launcher:
                 spoke = None
             if elapsed > term_at_s and not told_mpirun:
                 told_mpirun = True
+                self._progress.line(
+                    f"ranks had not left by themselves after {elapsed:.1f} s; mpirun ends them"
+                )
                 job.terminate()
             if elapsed > KILL_AT_S or len(self._signals) > 1:
                 job.kill()
