@@ -135,7 +135,7 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
     ranks = {f"rank-{rank}" for rank in range(1, config.ranks)}
     for peer in [*ranks, GATEWAY]:
         hub.send(peer, stop)
-    waiting = set() if stop.lost else ranks
+    waiting = set() if stop.lost else set(ranks)
     dropped = 0
     deadline = time.monotonic() + stop.grace_s + STOP_EXTRA_S
     while waiting and time.monotonic() < deadline:

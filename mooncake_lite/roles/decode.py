@@ -41,6 +41,7 @@ class _Running:
     chain: PrefixChain | None
     began: float = field(default_factory=time.perf_counter)
     load: LoadJob | None = None
+    loaded: list[Span] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -117,7 +118,8 @@ class DecodeRole:
             request, self.loading = self.loading, None
             assert request.load is not None
             request.sequence.num_computed = len(request.sequence.token_ids) - 1
-            self.rank.tell(DecodeLoaded(request.job.request_id, [request.load.span()]))
+            request.loaded = [request.load.span()]
+            self.rank.tell(DecodeLoaded(request.job.request_id, request.loaded))
             request.began = time.perf_counter()
             self.running.append(request)
 
@@ -152,7 +154,7 @@ class DecodeRole:
                 filled.append(request)
             finish = sequence.append(token)
             ids = [] if finish == "stop" else [token]
-            spans = [*request.job.spans, self._decode_span(request)] if finish else []
+            spans = [*request.job.spans, *request.loaded, self._decode_span(request)] if finish else []
             message = Tokens(request.job.request_id, index, ids, finish, {}, spans)
             self.rank.to_gateway(request.job.gateway, message)
             if finish:
