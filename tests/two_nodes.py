@@ -73,7 +73,6 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
         pytest.skip(reason)
     tag = f"ml{secrets.token_hex(3)}"
     nodes = TwoNodes((f"{tag}a", f"{tag}b"), ADDRESSES, folder / "agent.sh")
-    had_netns = NETNS.exists()
     try:
         _write_files(nodes)
         _make(nodes, tag)
@@ -82,9 +81,8 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
         for host in nodes.hosts:
             subprocess.run(["ip", "netns", "del", host], capture_output=True, timeout=20, check=False)
             shutil.rmtree(NETNS / host, ignore_errors=True)
-        if not had_netns:
-            with contextlib.suppress(OSError):  # another run may use it by now
-                NETNS.rmdir()
+        with contextlib.suppress(OSError):  # not empty: another run uses it, and the last one removes it
+            NETNS.rmdir()
 
 
 def _write_files(nodes: TwoNodes) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 SLICE_BYTES = 256 * 1024
-"""Largest MPI message of a transfer. Reads of 16 MiB over TCP between two namespaces on 2 shared cores, settings
-interleaved, medians in GB/s: nearly idle 1.4 at 256 KiB, 0.9 at 4 MiB (1.1 as one blocking send); with other
-programs on the cores, four runs, 0.2 to 0.4 at 256 KiB, 0.7 to 0.8 at 4 MiB (0.3 to 0.5). So there is no one best
+"""Largest MPI message of a transfer.
+
+Reads of 16 MiB over TCP between two namespaces that share 2 cores, settings interleaved, medians in GB/s:
+nearly idle (one run) 1.4 at 256 KiB, 0.9 at 4 MiB, 1.1 as one blocking send; with other programs on the
+cores (four runs) 0.2 to 0.4 at 256 KiB, 0.7 to 0.8 at 4 MiB, 0.3 to 0.5 as one send. There is no one best
 size: this one is for nodes that have their cores to themselves, and wants measuring on a real network."""
 
 PACK_BYTES = 256 * 1024
