@@ -65,6 +65,7 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
     if config.kv_cache_bytes // page < pages:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes} holds {config.kv_cache_bytes // page * PAGE_TOKENS} "
-            f"tokens, max_model_len is {length}; raise kv_cache_bytes to {pages * page} or lower max_model_len"
+            f"tokens, max_model_len is {length}; raise kv_cache_bytes to {pages * page} or lower "
+            "max_model_len"
         )
     return length

@@ -7,7 +7,9 @@ imported here. The order of the steps is the order in which ranks meet over MPI.
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +17,19 @@ import msgspec
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.errors import UserError
+from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
+from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
+from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
+from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.rank import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
+from store.directory import Directory
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
@@ -38,24 +46,21 @@ class Plan(msgspec.Struct, frozen=True):
     """What rank 0 tells all others over MPI before any ZeroMQ connection exists.
 
     control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)
-    curve            keys of control, of heart and of the gateway, as CurveKeys.to_bytes
+    ..._keys         of control, of heart and of the gateway, as CurveKeys.to_bytes
+    refused          why nothing is started at all; everybody leaves with exit code 2
     """
 
-    control: list[str]
-    heart: list[str]
-    control_keys: bytes
-    heart_keys: bytes
-    gateway_keys: bytes
+    control: list[str] = []
+    heart: list[str] = []
+    control_keys: bytes = b""
+    heart_keys: bytes = b""
+    gateway_keys: bytes = b""
+    refused: str = ""
 
 
 def play(process: RankProcess) -> int:
     """Start, serve, end. Returns the exit code; raises when the rank cannot go on."""
-    config = process.config
-    folder = resolve_model(config.model)
-    model_config = load_config(folder)
-    if process.place.rank == 0:
-        return _conduct(process, folder, model_config)
-    return _work(process, folder, model_config)
+    return _conduct(process) if process.place.rank == 0 else _work(process)
 
 
 def _address(config: ServeConfig, world: World) -> str:
@@ -69,17 +74,14 @@ def _address(config: ServeConfig, world: World) -> str:
 # ----------------------------------------------------------------------------------- rank 0
 
 
-def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> int:
-    from mooncake_lite.roles.conductor import ConductorRole
-    from mooncake_lite.roles.members import Members
-    from store.directory import Directory
-
+def _conduct(process: RankProcess) -> int:
     config = process.config
     client = CurveKeys.generate()
     keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
-    fingerprint = weights_fingerprint(folder, config.dtype)
-    max_len = context_length(config, model_config)
-    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, keys["gateway"])
+    try:
+        model_config, gateway = _before_mpi(process, keys["gateway"])
+    except UserError as error:
+        return _refuse_all(process, str(error))
 
     world = World.start(config.profile)
     host = _address(config, world)
@@ -90,9 +92,8 @@ def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> i
         [process.run_dir.heart, *tcp], list(names), dead_s=config.dead_after_s, curve=keys["heart"],
         first_s=config.start_timeout_s, on_lost=lambda name, reason: hub.wake(),
     )  # fmt: skip
-    plan = Plan(
-        hub.endpoints, monitor.endpoints, *(keys[name].to_bytes() for name in ("control", "heart", "gateway"))
-    )
+    control, heart, tokens = (keys[name].to_bytes() for name in ("control", "heart", "gateway"))
+    plan = Plan(hub.endpoints, monitor.endpoints, control, heart, tokens)
     world.bcast_bytes(msgspec.msgpack.encode(plan))
     for rank, pid in _pids(world):
         monitor.watch_pid(f"rank-{rank}", pid)
@@ -104,9 +105,7 @@ def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> i
             return f"rank {names[name]} ({config.role_of(names[name])}) died: {reason}"
         return gateway.lost()
 
-    layout = block_layout(config, model_config)
-    members = Members(config, world.node_of, host)
-    role = ConductorRole(config, hub, Directory(layout), members, must_stop)
+    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop)
     process.ready()
     stop = role.run()
     _say_stop(config, hub, stop, monitor)
@@ -116,7 +115,42 @@ def _conduct(process: RankProcess, folder: Path, model_config: ModelConfig) -> i
     monitor.stop()
     transfers.close()
     hub.close()
-    return process.leave(stop, world.finish)
+    return process.leave(stop.reason, world.finish)
+
+
+def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelConfig, GatewayProcess]:
+    """What must be known before MPI starts, and the gateway. Raises UserError where serving is impossible.
+
+    Our own launcher has looked at the machine already; under a user's own mpirun this is the place.
+    """
+    config = process.config
+    if ENVIRONMENT not in os.environ:
+        preflight(config)
+    folder = resolve_model(config.model)
+    model_config = load_config(folder)
+    fingerprint = weights_fingerprint(folder, config.dtype)
+    max_len = context_length(config, model_config)
+    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
+    return model_config, gateway
+
+
+def _refuse_all(process: RankProcess, reason: str) -> int:
+    """Nobody may leave before MPI has started: the others would wait for it there."""
+    world = World.start(process.config.profile)
+    world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
+    print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
+    return process.leave(reason, world.finish, 2)
+
+
+def _conductor_role(
+    config: ServeConfig,
+    model_config: ModelConfig,
+    hub: Hub,
+    members: Members,
+    must_stop: Callable[[], str | None],
+) -> ConductorRole:
+    directory = Directory(block_layout(config, model_config))
+    return ConductorRole(config, hub, directory, members, must_stop)
 
 
 def _pids(world: World) -> list[tuple[int, int]]:
@@ -158,11 +192,10 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
 class _Neighbours:
     """A working rank's connections to the conductor, and its reasons to stop."""
 
-    def __init__(self, process: RankProcess, world: World) -> None:
+    def __init__(self, process: RankProcess, world: World, plan: Plan) -> None:
         self.config = process.config
         self.number = world.rank
         self.node = world.node_of[world.rank]
-        plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
         _pids(world)
         self._path = 0 if world.node_of[world.rank] == world.node_of[0] else -1
         self._gateway_keys = CurveKeys.from_bytes(plan.gateway_keys)
@@ -202,10 +235,15 @@ class _Start:
     transfers: TransferEngine
 
 
-def _work(process: RankProcess, folder: Path, model_config: ModelConfig) -> int:
+def _work(process: RankProcess) -> int:
     config = process.config
     world = World.start(config.profile)
-    neighbours = _Neighbours(process, world)
+    plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
+    if plan.refused:
+        return process.leave(plan.refused, world.finish, 2)
+    folder = resolve_model(config.model)
+    model_config = load_config(folder)
+    neighbours = _Neighbours(process, world, plan)
     transfers = TransferEngine(world, segment_bytes(config, model_config, process.role))
     forget_shared_memory()
     start = _Start(process, folder, model_config, neighbours, transfers)
@@ -223,7 +261,7 @@ def _work(process: RankProcess, folder: Path, model_config: ModelConfig) -> int:
     neighbours.heart.stop()
     transfers.close()
     neighbours.conductor.close()
-    return process.leave(stop, world.finish)
+    return process.leave(stop.reason, world.finish)
 
 
 class _Store:

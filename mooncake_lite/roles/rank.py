@@ -24,12 +24,12 @@ from mooncake_lite.launch.rank_process import (
     die_with_parent,
     exit_within,
     hard_exit,
+    leave_together,
     shield_output,
     watch_signals,
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir, bases
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
-from mooncake_lite.messages import Stop
 
 FINISH_LIMIT_S = 1.0
 """MPI_Finalize takes a few milliseconds; with UCX it was seen to hang."""
@@ -65,7 +65,7 @@ class RankProcess:
         """mpirun kills a quarter of a second after this: only what protects data is done."""
         self.on_end()
         self.file.write("stopped", name)
-        self.run_dir.leave()
+        leave_together(self.run_dir)
         hard_exit(0)
 
     def fail(self, reason: str) -> None:
@@ -76,15 +76,15 @@ class RankProcess:
         self.run_dir.leave()
         hard_exit(1)
 
-    def leave(self, stop: Stop | None, finish: Callable[[float], bool]) -> int:
+    def leave(self, reason: str, finish: Callable[[float], bool], code: int = 0) -> int:
         """The ordinary end: finalise MPI within a limit. Returns the exit code."""
-        exit_within(FINISH_LIMIT_S + 1.0, 0)
+        exit_within(FINISH_LIMIT_S + 1.0, code)
         clean = finish(FINISH_LIMIT_S)
-        self.file.write("stopped", stop.reason if stop else "")
+        self.file.write("failed" if code else "stopped", reason)
         self.run_dir.leave()
         if not clean:
-            hard_exit(0)
-        return 0
+            hard_exit(code)
+        return code
 
 
 def run(config: ServeConfig) -> int:

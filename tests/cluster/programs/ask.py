@@ -1,0 +1,36 @@
+"""Run inside a node: wait for a server, ask it every prompt of standard input, tell what moved.
+
+ask.py URL MAX_TOKENS < [[token ids], ...]; prints JSON [[answers], bytes over the two-sided path].
+"""
+
+import json
+import re
+import sys
+import time
+
+import httpx
+
+url, max_tokens = sys.argv[1], int(sys.argv[2])
+prompts = json.load(sys.stdin)
+deadline = time.monotonic() + 120
+with httpx.Client(timeout=60, trust_env=False) as client:
+    while True:
+        try:
+            if client.get(f"{url}/health").status_code == 200:
+                break
+        except httpx.HTTPError:
+            pass
+        if time.monotonic() > deadline:
+            sys.exit("the server did not get ready")
+        time.sleep(0.2)
+    texts = []
+    for prompt in prompts:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        answer = client.post(f"{url}/v1/completions", json=body)
+        if answer.status_code != 200:
+            sys.exit(answer.text)
+        texts.append(answer.json()["choices"][0]["text"])
+    time.sleep(1.0)  # ranks report their counters a few times a second
+    lines = client.get(f"{url}/metrics").text.splitlines()
+moved = sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r".*mpi_bytes_.*two_sided", line))
+print(json.dumps([texts, moved]))
