@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,32 +13,23 @@ import httpx
 import psutil
 
 from mooncake_lite.launch.mpirun import AS_ROOT, COMMON, PROFILES
-from mooncake_lite.launch.run_dir import bases
+from mooncake_lite.launch.run_dir import ENVIRONMENT
 
 
-def leftovers() -> set[str]:
-    """Everything of ours that exists now: run folders, shared-memory files, processes."""
-    files = {str(path) for base in bases() for path in base.glob("*mooncake-lite.*")}
-    files |= {str(path) for path in Path("/dev/shm").glob("sm_segment.*")}
-    files |= {
-        str(path) for base in bases() for pattern in ("ompi.*", "prte.*") for path in base.glob(pattern)
-    }
-    return files | {f"process {process.pid} {name}" for process, name in our_processes()}
+def run_dir(processes: list[psutil.Process]) -> Path:
+    """The run folder that a launcher told its ranks."""
+    for process in processes:
+        folder = process.environ().get(ENVIRONMENT)
+        if folder:
+            return Path(folder)
+    raise AssertionError("no process knows a run folder")
 
 
-def our_processes() -> list[tuple[psutil.Process, str]]:
-    """Running processes of clusters, with a word on what each is."""
+def shared_memory_of(folder: Path) -> list[Path]:
+    """Files in /dev/shm that Open MPI made for the ranks of a run folder, whether they exist or not."""
     found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if process.info["status"] == psutil.STATUS_ZOMBIE:
-            continue
-        if any(word.endswith(("mpirun", "prterun", "prted")) for word in words[:2]):
-            found.append((process, "mpirun"))
-        elif "mooncake_lite" in words and "serve" in words:
-            found.append((process, "serve"))
-        elif "mooncake_lite.gateway" in words:
-            found.append((process, "gateway"))
+    for file in folder.glob("rank-*.json"):
+        found += [Path("/dev/shm") / name for name in json.loads(file.read_text())["segments"]]
     return found
 
 
