@@ -8,6 +8,7 @@ holds what it knows of one request. Explained in docs/lifecycle.md.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -192,18 +193,36 @@ class ConductorRole:
         now = time.monotonic()
         for placement in self.policy.next_dispatches(now):
             record = self.records[placement.request_id]
-            try:
-                self._start(record, placement, now)
-            except PoolFull:
-                self.directory.revoke_owner(record.request_id, now)
+            if not self._try_start(record, placement, now):
                 self.policy.on(scheduler.RequestDeferred(record.request_id), now)
                 self._blocked = True
         self._feed_policy()
 
-    def _start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> None:
+    def _try_start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> bool:
+        """Start a request; False, and nothing is held, when the pool has no room for it now.
+
+        Blocks on SSD return to the segment of their own rank, which alone may be too small for them. When
+        nobody is left who could free anything, what lies on SSD is computed again.
+        """
+        for use_ssd in (True, False):
+            with contextlib.suppress(PoolFull):
+                self._start(record, placement, now, use_ssd)
+                return True
+            self.directory.revoke_owner(record.request_id, now)
+            record.reset()
+            others = any(other.stage != "waiting" for other in self.records.values())
+            if others or self.directory.stats()["unsaved_bytes"]:
+                return False
+        return False
+
+    def _start(
+        self, record: RequestRecord, placement: scheduler.Placement, now: float, use_ssd: bool
+    ) -> None:
         """Lease what is reused, make room for what will be written. Raises PoolFull."""
         record.begin(placement, now)
         hits = self.directory.lookup(record.keys, record.digests, now)
+        if not use_ssd:
+            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         self.directory.lease(record.request_id, in_dram, now, now + LEASE_S)
         on_ssd: dict[int, list[int]] = {}

@@ -240,6 +240,18 @@ def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
     assert [type(message) for message in sent] == [m.Prefill]
 
 
+def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_is_computed_again() -> None:
+    """Written by one store rank, read by two: the tier of rank 3 holds more than its DRAM."""
+    tokens = list(range(6 * BLOCK + 5))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(blocks=4, tier=tuple(keys))
+    cluster.directory.add_segment(4, 4 * LAYOUT.nbytes, 0)
+    (job,) = cluster.submit("a", tokens)
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), len(job.store)) == (0, 6)
+
+
 def test_the_queue_is_bounded() -> None:
     cluster = Cluster(max_queue=1)
     cluster.submit("a", list(range(100)))
