@@ -49,7 +49,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. add_special_tokens adds what the model wants around a plain text (BOS);
-        False for the text of a chat template, which has brought it along."""
+        False for the text of a chat template, which has brought it along. Half of a surrogate pair, which
+        JSON can carry but UTF-8 cannot, becomes "?"."""
+        text = text.encode(errors="replace").decode()
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
