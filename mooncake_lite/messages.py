@@ -241,7 +241,9 @@ class PrefillDone(Message, frozen=True):
     seconds: float
 
 
-class PrefillFailed(Message, frozen=True):
+class RequestFailed(Message, frozen=True):
+    """Prefill or decode -> conductor: this rank gives the request up (its KV could not be moved, cancelled)."""
+
     request_id: str
     reason: str
 
@@ -311,10 +313,11 @@ class PutGranted(Message, frozen=True):
 
 
 class PutEnded(Message, frozen=True):
-    """Decode -> conductor: these objects are written. checksums as in PrefillDone."""
+    """Decode -> conductor: these objects are written, or could not be. checksums as in PrefillDone."""
 
     object_ids: list[int]
     checksums: list[list[int]]
+    failed: list[int] = []
 
 
 class RankStats(Message, frozen=True):
@@ -414,7 +417,7 @@ TO_CONDUCTOR = (
     | MetricsRequest
     | RankHello
     | PrefillDone
-    | PrefillFailed
+    | RequestFailed
     | DecodeLoaded
     | DecodeDone
     | Preempted

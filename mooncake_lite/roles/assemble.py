@@ -18,10 +18,11 @@ import msgspec
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import UserError
+from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
 from mooncake_lite.launch.run_dir import ENVIRONMENT
-from mooncake_lite.launch.threads import threads_for
+from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
@@ -190,12 +191,18 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
 
 
 class _Neighbours:
-    """A working rank's connections to the conductor, and its reasons to stop."""
+    """A working rank's connections to the conductor, and its reasons to stop.
+
+    roles   of all ranks on this node, this one's among them
+    """
 
     def __init__(self, process: RankProcess, world: World, plan: Plan) -> None:
         self.config = process.config
         self.number = world.rank
         self.node = world.node_of[world.rank]
+        self.roles = [
+            process.config.role_of(rank) for rank, node in enumerate(world.node_of) if node == self.node
+        ]
         _pids(world)
         self._path = 0 if world.node_of[world.rank] == world.node_of[0] else -1
         self._gateway_keys = CurveKeys.from_bytes(plan.gateway_keys)
@@ -253,6 +260,7 @@ def _work(process: RankProcess) -> int:
         stop = part.run()
     except Exception as error:
         neighbours.conductor.send(m.RankError(world.rank, f"{type(error).__name__}: {error}"))
+        neighbours.conductor.close()  # waits until it has gone
         raise
     if stop is None or stop.lost:
         process.fail(f"stopped: {stop.reason if stop else 'the conductor is gone'}")
@@ -295,6 +303,11 @@ class _Compute:
     """What a prefill or decode rank is made of."""
 
     def __init__(self, start: _Start) -> None:
+        process, near = start.process, start.neighbours
+        config, role = process.config, process.role
+        threads = threads_for(config, usable_cores(), role, near.roles)
+        set_thread_environment(threads)  # Numba reads it when it is imported, just below
+
         from mooncake_lite.engine import Engine
         from mooncake_lite.engine.local import use_threads
         from mooncake_lite.engine.warm import warm_up
@@ -304,9 +317,7 @@ class _Compute:
         from mooncake_lite.roles.kv_mover import Staging
         from mooncake_lite.roles.prefill import PrefillRole
 
-        process, near = start.process, start.neighbours
-        config, role = process.config, process.role
-        use_threads(threads_for(config, len(os.sched_getaffinity(0)), role))
+        use_threads(threads)
         process.file.write("starting", "loading the model")
         model = load_model(start.folder, config.dtype, config.device)
         engine = Engine(model, num_pages(config, start.model_config), config.block_size)

@@ -68,7 +68,7 @@ class ConductorRole:
             m.Cancel: self._on_cancel,
             m.BlocksLoaded: self._on_blocks_loaded,
             m.PrefillDone: self._on_prefill_done,
-            m.PrefillFailed: self._on_prefill_failed,
+            m.RequestFailed: self._on_request_failed,
             m.DecodeLoaded: self._on_decode_loaded,
             m.DecodeDone: self._on_decode_done,
             m.Preempted: self._on_preempted,
@@ -341,7 +341,7 @@ class ConductorRole:
             self.hub.send(f"rank-{rank}", save)
         self._feed_policy()
 
-    def _on_prefill_failed(self, peer: str, failed: m.PrefillFailed) -> None:
+    def _on_request_failed(self, peer: str, failed: m.RequestFailed) -> None:
         record = self.records.get(failed.request_id)
         if record is None:
             return
@@ -411,7 +411,7 @@ class ConductorRole:
     def _on_put_ended(self, peer: str, ended: m.PutEnded) -> None:
         now = time.monotonic()
         self._publish(ended.object_ids, ended.checksums, now)
-        for object_id in ended.object_ids:
+        for object_id in [*ended.object_ids, *ended.failed]:
             self.directory.revoke_owner(self._grants.pop(object_id), now)
         self._blocked = False
         self._feed_policy()

@@ -6,6 +6,7 @@ decoding go back to the pool, so that the next turn of a conversation finds them
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from mooncake_lite.messages import (
     PutEnded,
     PutGranted,
     PutWanted,
+    RequestFailed,
     Span,
     Tokens,
 )
@@ -28,6 +30,7 @@ from mooncake_lite.roles.compute_rank import ComputeRank
 from mooncake_lite.roles.kv_mover import LoadJob, moves
 from store.keys import PrefixChain, block_digest
 from transport.engine import Batch
+from transport.errors import TransferError
 
 IDLE_WAIT_S = 0.2
 
@@ -114,7 +117,7 @@ class DecodeRole:
             request.load = LoadJob(
                 rank.engine, rank.transfers, rank.staging, request.sequence, refs, rank.number
             )
-        if self.loading is not None and self.loading.load is not None and self.loading.load.advance():
+        if self.loading is not None and self._loaded(self.loading):
             request, self.loading = self.loading, None
             assert request.load is not None
             request.sequence.num_computed = len(request.sequence.token_ids) - 1
@@ -123,12 +126,25 @@ class DecodeRole:
             request.began = time.perf_counter()
             self.running.append(request)
 
+    def _loaded(self, request: _Running) -> bool:
+        """Whether the KV of the loading request is in its pages; a load that fails ends its request."""
+        assert request.load is not None
+        try:
+            return request.load.advance()
+        except TransferError as error:
+            self.loading = None
+            self.rank.engine.free(request.sequence)
+            reason = f"KV could not be moved: {error}"
+            self.rank.tell(RequestFailed(request.job.request_id, reason))
+            return False
+
     def _cancel(self, request_id: str) -> None:
         """Forget a request at once; one that is loading is waited for, its KV is flying into staging."""
         for request in [*self.waiting, *self.running, *([self.loading] if self.loading else [])]:
             if request.job.request_id == request_id:
                 if request is self.loading and request.load is not None:
-                    request.load.finish()
+                    with contextlib.suppress(TransferError):
+                        request.load.finish()
                     self.loading = None
                 elif request in self.waiting:
                     self.waiting.remove(request)
@@ -233,9 +249,12 @@ class DecodeRole:
         for number, put in list(self._puts.items()):
             if put.batch is None or not put.batch.poll():
                 continue
-            put.batch.wait(0.0)
             del self._puts[number]
             self._free_slots += put.slots
-            if put.refs:
-                ids = [ref.object_id for ref in put.refs]
+            ids = [ref.object_id for ref in put.refs]
+            try:
+                put.batch.wait(0.0)
                 self.rank.tell(PutEnded(ids, [put.sums[i] for i in put.written]))
+            except TransferError:
+                self._dropped_puts += len(ids)
+                self.rank.tell(PutEnded([], [], ids))

@@ -14,12 +14,13 @@ from mooncake_lite.messages import (
     Cancel,
     Prefill,
     PrefillDone,
-    PrefillFailed,
+    RequestFailed,
     Span,
     Tokens,
 )
 from mooncake_lite.roles.compute_rank import ComputeRank
 from mooncake_lite.roles.kv_mover import LoadJob, store_blocks
+from transport.errors import TransferError
 
 IDLE_WAIT_S = 0.2
 
@@ -31,6 +32,7 @@ class PrefillRole:
         self.rank = rank
         self._queue: deque[Prefill] = deque()
         self._cancelled: set[str] = set()
+        self._current = ""
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -43,20 +45,28 @@ class PrefillRole:
         for message in self.rank.receive(wait_s):
             if isinstance(message, Prefill):
                 self._queue.append(message)
-            elif isinstance(message, Cancel):
+            elif isinstance(message, Cancel) and message.request_id in self._known():
                 self._cancelled.add(message.request_id)
+
+    def _known(self) -> set[str]:
+        """Requests that wait or are being computed; a Cancel for another one comes too late."""
+        return {job.request_id for job in self._queue} | {self._current}
 
     def _serve(self, job: Prefill) -> None:
         """One prefill from load to store; the conductor hears of its end in every case."""
         sequence = self.rank.new_sequence(job, job.token_ids, job.answered)
+        self._current = job.request_id
         try:
-            done = self._prefill(job, sequence)
+            done: PrefillDone | RequestFailed = self._prefill(job, sequence)
+        except TransferError as error:
+            done = RequestFailed(job.request_id, f"KV could not be moved: {error}")
         finally:
             self.rank.engine.free(sequence)
             self._cancelled.discard(job.request_id)
+            self._current = ""
         self.rank.tell(done)
 
-    def _prefill(self, job: Prefill, sequence: Sequence) -> PrefillDone | PrefillFailed:
+    def _prefill(self, job: Prefill, sequence: Sequence) -> PrefillDone | RequestFailed:
         rank, engine = self.rank, self.rank.engine
         began = time.perf_counter()
         prompt_tokens = len(job.token_ids)
@@ -71,7 +81,7 @@ class PrefillRole:
         while token is None:
             self._read(0.0)
             if rank.stopping or job.request_id in self._cancelled:
-                return PrefillFailed(job.request_id, "cancelled")
+                return RequestFailed(job.request_id, "cancelled")
             token = engine.prefill_chunk(sequence, rank.config.max_num_batched_tokens)
         compute = Span("compute", rank.number, time.perf_counter() - compute_began, 0, computed)
 

@@ -272,7 +272,7 @@ def test_a_cancelled_request_leaves_nothing_whatever_its_stage() -> None:
         told = cluster.tell("gateway-0", m.Cancel("a"))
         if stage == "prefill":
             assert told == [m.Cancel("a")]
-            cluster.tell("rank-1", m.PrefillFailed("a", "cancelled"))
+            cluster.tell("rank-1", m.RequestFailed("a", "cancelled"))
         elif stage == "decode":
             assert told == [m.Cancel("a")]
             cluster.tell("rank-2", m.DecodeDone("a", "cancelled", 1))
