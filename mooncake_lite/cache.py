@@ -20,9 +20,11 @@ from mooncake_lite.errors import CacheError
 
 VARIABLE = "MOONCAKE_LITE_CACHE"
 
-SUBFOLDERS = ("models", "digests", "locks", "numba")
-"""All that this project ever makes in the folder, and so all that `clear` may remove: the variable
-may point at a folder that holds other things."""
+SUBFOLDERS = ("models", "digests", "locks")
+KERNELS = "kernels-*"
+"""With the folders of compiled kernels (kernels_numba/runtime.py makes them) all that this project ever
+makes in the folder, and so all that `clear` may remove: the variable may point at a folder that holds
+other things."""
 
 _FIX = f"set {VARIABLE} to a folder you can write to"
 
@@ -102,11 +104,18 @@ def locked(name: str, timeout_s: float = 900.0) -> Iterator[None]:
         lock.release()
 
 
+def _made_here() -> list[Path]:
+    """The folders in the cache folder that are this project's, the locks' left out."""
+    folder = cache_folder()
+    named = [folder / name for name in SUBFOLDERS if name != "locks"]
+    return [path for path in (*named, *sorted(folder.glob(KERNELS))) if path.is_dir()]
+
+
 def size_bytes() -> int:
     """Bytes of all files that `clear` would remove."""
     total = 0
-    for name in SUBFOLDERS:
-        for folder, _, files in os.walk(cache_folder() / name):
+    for made in _made_here():
+        for folder, _, files in os.walk(made):
             for file in files:
                 try:
                     status = os.lstat(os.path.join(folder, file))
@@ -126,8 +135,7 @@ def clear_cache() -> int:
         return 0
     with locked("models"):
         before = size_bytes()
-        for name in SUBFOLDERS:
-            if name != "locks" and (path := cache_folder() / name).exists():
-                with cache_errors():
-                    shutil.rmtree(path)
+        for path in _made_here():
+            with cache_errors():
+                shutil.rmtree(path)
         return before - size_bytes()

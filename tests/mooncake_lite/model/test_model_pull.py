@@ -325,12 +325,17 @@ def test_the_cache_folder_is_the_variable_or_below_the_home_folder(
 def test_clearing_removes_what_we_made_and_nothing_else(own_cache: Path, tiny_published: Any) -> None:
     built(tiny_published)
     (own_cache / "thesis.tex").write_text("not ours")
+    (own_cache / "numba").mkdir()
+    (own_cache / "kernels-x").mkdir()
+    without = cache.size_bytes()
+    (own_cache / "kernels-x" / "decode.nbc").write_bytes(bytes(5000))
+    assert cache.size_bytes() == without + 5000
 
     result = CliRunner().invoke(cache_group, ["clear", "--yes"])
 
     assert result.exit_code == 0
     assert result.output.startswith("removed ")
-    assert sorted(path.name for path in own_cache.iterdir()) == ["locks", "thesis.tex"]
+    assert sorted(path.name for path in own_cache.iterdir()) == ["locks", "numba", "thesis.tex"]
     assert CliRunner().invoke(cache_group, ["clear", "--yes"]).output == f"{own_cache} is empty\n"
 
 
