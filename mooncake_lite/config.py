@@ -6,6 +6,7 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +19,8 @@ PAGE_TOKENS = 16
 fewer table entries. A pool block is a whole number of pages."""
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -41,6 +44,12 @@ def parse_bytes(text: str | int, name: str = "size") -> int:
     if size < 0:
         raise ConfigError(f"{name}={text!r} is negative")
     return size
+
+
+def check_device_name(device: str) -> None:
+    """Raises ConfigError when `device` names no kind of device that a model can be on."""
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"device={device!r}: use cpu or cuda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +110,7 @@ class ServeConfig:
             raise ConfigError(f"profile={self.profile!r}: use ft or fast")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
-        if not (self.device == "cpu" or self.device.split(":")[0] == "cuda"):
-            raise ConfigError(f"device={self.device!r}: use cpu or cuda")
+        check_device_name(self.device)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 
@@ -156,9 +164,9 @@ def config_from(values: dict[str, Any], source: str) -> ServeConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a configuration file, flat or under [serve].
+    """The keys of a configuration file: all of them flat, or all of them under [serve].
 
-    Raises ConfigError when the file is missing or not TOML.
+    Raises ConfigError when the file is missing, is not TOML, or has keys in both places.
     """
     try:
         with path.open("rb") as file:
@@ -169,4 +177,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} is not TOML: {error}") from None
-    return data.get("serve", data)
+    if "serve" not in data:
+        return data
+    table = data.pop("serve")
+    if not isinstance(table, dict):
+        raise ConfigError(f"config file {path}: serve={table!r} must be a table; write [serve]")
+    if data:
+        raise ConfigError(
+            f"config file {path}: {', '.join(data)} beside the table [serve] would be ignored; "
+            "write all keys in the table"
+        )
+    return table

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from typing import Literal
 
 import click
 
-from mooncake_lite.config import DEFAULT_MODEL
+from mooncake_lite.config import DEFAULT_MODEL, check_device_name
 from mooncake_lite.errors import ConfigError
 
 
@@ -37,17 +36,22 @@ def generate(
     raw: bool,
 ) -> None:
     """Answer PROMPT in this process and print the answer as it comes."""
+    check_device_name(device)
+
     from mooncake_lite.engine.local import generate_tokens, use_threads
+    from mooncake_lite.launch.machine import usable_cores
     from mooncake_lite.messages import Sampling
     from mooncake_lite.model import load_model, load_tokenizer, resolve_model
+    from mooncake_lite.model.progress import console_progress
 
-    folder = resolve_model(name)
+    with console_progress() as progress:
+        folder = resolve_model(name, progress=progress)
     tokenizer = load_tokenizer(folder)
     text = prompt if raw else tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     prompt_ids = tokenizer.encode(text, add_special_tokens=raw)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token")
-    use_threads(len(os.sched_getaffinity(0)))
+    use_threads(usable_cores())
     model = load_model(folder, dtype, device)
     seed = secrets.randbits(63) if seed is None else seed
     sampling = Sampling(temperature, top_p, top_k, seed)

@@ -128,6 +128,18 @@ class Model:
         return functional.rms_norm(values, (values.shape[-1],), weight, self.config.norm_eps)
 
 
+def _check_device(device: str) -> None:
+    """Raises ModelError when torch has no such device here."""
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ModelError(f"device {device!r} is not there: this torch sees no GPU; use cpu")
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count()
+    if kind != "cuda" or (index and not (index.isdigit() and int(index) < count)):
+        raise ModelError(f"device {device!r} is not there: use cpu, cuda, or cuda:0 to cuda:{count - 1}")
+
+
 def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu") -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
@@ -135,7 +147,6 @@ def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu") -> M
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise ModelError(f"device {device!r} is not there: this torch sees no GPU; use cpu")
+    _check_device(device)
     config = load_config(folder)
     return Model(config, load_weights(folder, config, dtype, device), dtype, device)

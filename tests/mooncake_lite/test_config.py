@@ -115,6 +115,29 @@ def test_a_file_may_be_flat_or_have_a_section(tmp_path: Path, text: str) -> None
     assert read_toml(file) == {"port": 9000}
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("serve = 3\n", "serve=3 must be a table; write [serve]"),
+        ("port = 9000\nhost = 'a'\n[serve]\nstore = 2\n", "port, host beside the table [serve]"),
+    ],
+)
+def test_a_file_in_which_keys_would_be_ignored_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_toml(file)
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:", "cuda:x", "CPU", "cpu:0"])
+def test_a_device_of_no_known_kind_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="use cpu or cuda"):
+        ServeConfig(device=device)
+    assert ServeConfig(device="cuda:1").device == "cuda:1"
+
+
 def test_a_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_toml(tmp_path / "none.toml")

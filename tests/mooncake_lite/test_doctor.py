@@ -55,6 +55,15 @@ def _in_use(name: str) -> bool:
 
 
 @pytest.mark.quick
+def test_elsewhere_than_on_linux_the_doctor_says_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
+    (system,) = [found for found in doctor._system() if found.name == "system"]
+    assert system.state == "missing"
+    assert system.value.startswith("Darwin ")
+    assert "generate, scheduler and store work; serve needs Linux" in system.follows
+
+
+@pytest.mark.quick
 def test_without_the_gpu_extra_ptx_is_a_note_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "none")
     answers = GOOD | {"nvvm": {"error": "No module named 'numba.cuda'"}}
