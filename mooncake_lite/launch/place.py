@@ -30,6 +30,21 @@ SOURCES = (
 it too, and is no rank."""
 
 
+def ranks_near(environment: Mapping[str, str] = os.environ) -> range | None:
+    """The ranks on this rank's host, before MPI has started; None where the launcher does not tell.
+
+    Open MPI's mpirun tells how many they are and the how-manieth this one is. It places ranks by slot
+    unless told otherwise, so neighbours have neighbouring numbers. MPI itself knows for sure, later.
+    """
+    place = world_from_environment(environment)
+    index = environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "")
+    count = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    if place is None or not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        return None
+    first = max(0, place.rank - int(index))
+    return range(first, min(first + int(count), place.size))
+
+
 def world_from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
     """This process's place in the job that launched it; None outside of a job."""
     for rank_name, size_name, launcher in SOURCES:

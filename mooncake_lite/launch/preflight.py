@@ -20,6 +20,7 @@ from mooncake_lite.errors import ConfigError, LaunchError
 from mooncake_lite.launch.machine import Machine, find_mpirun
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
+from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.sizes import context_length, segment_bytes
@@ -118,7 +119,13 @@ def check_device(config: ServeConfig) -> None:
 
 
 def check_profile(config: ServeConfig) -> None:
-    """The Open MPI that is there must be able to do what the profile asks for."""
+    """The Open MPI that is there must be able to do what the profile asks for.
+
+    Under srun no mpirun takes part, and none needs to be there.
+    """
+    place = world_from_environment()
+    if place is not None and place.launched_by == "srun":
+        return
     if refusal := inspect_open_mpi(find_mpirun()).refusal(config.profile):
         raise LaunchError(f"profile={config.profile!r}: {refusal}")
 
@@ -183,8 +190,14 @@ def _locked_by_another(path: Path) -> bool:
 
 
 def roles_here(config: ServeConfig) -> list[str]:
-    """Roles of the ranks that mpirun puts on this host: by slots, in the order of --hosts."""
+    """Roles of the ranks that mpirun puts on this host: by slots, in the order of --hosts.
+
+    Under a user's own mpirun, its word on how many ranks are here counts.
+    """
     roles = [config.role_of(rank) for rank in range(config.ranks)]
+    near = ranks_near()
+    if near is not None:
+        return roles[near.start : near.stop]
     hosts = parse_hosts(config.hosts)
     if not hosts:
         return roles

@@ -17,7 +17,8 @@ import xxhash
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError, UserError
-from mooncake_lite.launch.place import Place, world_from_environment
+from mooncake_lite.launch.machine import usable_cores
+from mooncake_lite.launch.place import Place, ranks_near, world_from_environment
 from mooncake_lite.launch.rank_process import (
     RankFile,
     block_stop_signals,
@@ -101,7 +102,7 @@ def run(config: ServeConfig) -> int:
     except UserError as error:
         return _refuse(place, error)
     watch_signals(process.on_signal)
-    set_thread_environment(threads_for(config, len(os.sched_getaffinity(0)), process.role))
+    set_thread_environment(_threads(config, process.role))
     try:
         from mooncake_lite.roles.assemble import play
 
@@ -113,6 +114,13 @@ def run(config: ServeConfig) -> int:
             traceback.print_exc()
         process.fail(f"{type(error).__name__}: {error}".splitlines()[0])
     return 1
+
+
+def _threads(config: ServeConfig, role: str) -> int:
+    """As many as can be told before MPI has started; compute ranks correct it once they know their node."""
+    near = ranks_near()
+    roles = None if near is None else [config.role_of(rank) for rank in near]
+    return threads_for(config, usable_cores(), role, roles)
 
 
 def _open_run_dir() -> RunDir:

@@ -130,6 +130,28 @@ def test_on_several_hosts_only_the_ranks_of_this_one_count() -> None:
     assert checks.roles_here(config) == ["decode", "store"]
 
 
+def under_mpirun(patch: pytest.MonkeyPatch, rank: int, size: int, index: int, count: int) -> None:
+    for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", index), ("LOCAL_SIZE", count)):
+        patch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+
+
+def test_under_ones_own_mpirun_a_host_is_charged_with_its_own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_mpirun(monkeypatch, rank=0, size=4, index=0, count=2)
+    small = replace(ROOMY, shared_memory_bytes=128 * 2**20)  # not for the store's 512 MiB
+    assert preflight(ServeConfig(port=free_port()), model=SMALL_MODEL, machine=small) == []
+    under_mpirun(monkeypatch, rank=0, size=4, index=0, count=4)
+    assert "720 MiB are needed" in refusal(small)
+
+
+def test_under_srun_no_mpirun_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert "mpirun is neither beside this Python" in refusal()
+    for name, value in (("PMIX_RANK", "0"), ("SLURM_STEP_NUM_TASKS", "4")):
+        monkeypatch.setenv(name, value)
+    assert preflight(ServeConfig(port=free_port()), model=SMALL_MODEL, machine=ROOMY) == []
+
+
 def test_a_tier_folder_in_use_by_another_cluster_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store-0").mkdir()
     lock = os.open(tmp_path / "store-0" / "lock", os.O_RDWR | os.O_CREAT)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.launch import machine
+from mooncake_lite.launch.place import ranks_near
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 
 pytestmark = pytest.mark.quick
@@ -38,6 +42,35 @@ def test_only_ranks_of_the_same_node_share_its_cores() -> None:
     config = ServeConfig(prefill=2, decode=2)
     assert threads_for(config, 16, "prefill", ["conductor", "prefill"]) == 16
     assert threads_for(config, 16, "prefill") == 4
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "index", "count", "near"),
+    [
+        (0, 4, 0, 2, range(0, 2)),
+        (3, 4, 1, 2, range(2, 4)),
+        (1, 4, 1, 4, range(0, 4)),
+        (2, 4, 0, 9, range(2, 4)),
+        (1, 4, 5, 2, None),
+    ],
+)
+def test_neighbours_are_told_by_mpirun_before_mpi_starts(
+    rank: int, size: int, index: int, count: int, near: range | None
+) -> None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, index, count)
+    told = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, values)}
+    assert ranks_near(told) == near
+    assert ranks_near({"PMIX_RANK": "1", "SLURM_NTASKS": "4"}) is None
+
+
+def test_cores_are_counted_where_there_is_no_affinity_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    assert machine.usable_cores() == 6
+    monkeypatch.setattr(machine, "_read", lambda path: "200000 100000")
+    assert machine.usable_cores() == 2, "a container's quota"
 
 
 def test_a_flag_decides_where_it_is_given() -> None:
