@@ -125,7 +125,6 @@ class ClusterStatus(Message, frozen=True):
 
     ready: bool
     detail: str
-    draining: bool = False
 
 
 class Rejected(Message, frozen=True):
@@ -199,7 +198,6 @@ class GatewayAt(Message, frozen=True):
 
     gateway: str
     endpoint: str
-    curve_key: str = ""
 
 
 class Prefill(Message, frozen=True):
@@ -242,10 +240,14 @@ class PrefillDone(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True):
-    """Prefill or decode -> conductor: this rank gives the request up (its KV could not be moved, cancelled)."""
+    """Prefill or decode -> conductor: this rank gives the request up.
+
+    writing   a transfer failed, so that bytes may still arrive in the pool: its ranges stay unused
+    """
 
     request_id: str
     reason: str
+    writing: bool = False
 
 
 class Decode(Message, frozen=True):

@@ -20,7 +20,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import UserError
 from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.launch.preflight import preflight
-from mooncake_lite.launch.rank_process import forget_shared_memory
+from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
@@ -179,7 +179,7 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
                 waiting.discard(peer)
                 dropped += message.dropped
         waiting -= monitor.lost().keys()
-    for peer in ranks:
+    for peer in ranks if not stop.lost else ():
         monitor.forget(peer)
         hub.send(peer, m.Stop("leave", 0.0))
     if dropped:
@@ -222,9 +222,11 @@ class _Neighbours:
     def conductor_is_gone(self) -> bool:
         return self.heart.seconds_since_monitor() > self.config.dead_after_s
 
-    def wait_to_leave(self, stop: m.Stop, dropped: int) -> None:
+    def wait_to_leave(self, stop: m.Stop, dropped: int, may_leave: bool) -> None:
         """Report that this rank has flushed; return when all others have, or after the grace."""
         self.conductor.send(m.Stopped(self.number, dropped))
+        if may_leave:
+            return
         deadline = time.monotonic() + stop.grace_s + 2 * STOP_EXTRA_S
         while time.monotonic() < deadline and not self.conductor_is_gone():
             if any(isinstance(msg, m.Stop) for msg in self.conductor.receive(0.2)):
@@ -265,8 +267,11 @@ def _work(process: RankProcess) -> int:
     if stop is None or stop.lost:
         process.fail(f"stopped: {stop.reason if stop else 'the conductor is gone'}")
     assert stop is not None
-    neighbours.wait_to_leave(stop, part.close(stop.grace_s))
+    neighbours.wait_to_leave(stop, part.close(stop.grace_s), part.may_leave)
     neighbours.heart.stop()
+    if part.still_reading:
+        process.file.write("stopped", stop.reason)
+        hard_exit(0)
     transfers.close()
     neighbours.conductor.close()
     return process.leave(stop.reason, world.finish)
@@ -297,6 +302,16 @@ class _Store:
     def close(self, grace_s: float) -> int:
         """Flush; the blocks that could not be saved in time."""
         return self._role.close(grace_s)
+
+    @property
+    def may_leave(self) -> bool:
+        """The others have left already."""
+        return self._role.may_leave
+
+    @property
+    def still_reading(self) -> bool:
+        """The segment may not be unmapped."""
+        return self._role.still_reading
 
 
 class _Compute:
@@ -340,3 +355,10 @@ class _Compute:
         """Nothing of a compute rank outlives it."""
         self._rank.close()
         return 0
+
+    @property
+    def may_leave(self) -> bool:
+        """The others have left already."""
+        return self._rank.may_leave
+
+    still_reading = False

@@ -26,7 +26,7 @@ class ComputeRank:
     conductor      the spoke to the conductor's hub
     open_gateway   connects to a gateway's token endpoint
     must_stop      true when the conductor is gone
-    stop           the Stop message, once it has come
+    stop           the first Stop message, once it has come; may_leave: the second one came with it
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ComputeRank:
         self._must_stop = must_stop
         self._gateways: dict[str, Spoke] = {}
         self.stop: Stop | None = None
+        self.may_leave = False
         self._reported_at = 0.0
         self._counters: dict[str, float] = {}
 
@@ -69,7 +70,8 @@ class ComputeRank:
         rest = []
         for message in self._conductor.receive(wait_s):
             if isinstance(message, Stop):
-                self.stop = message
+                self.may_leave = self.stop is not None  # the second one; the first says why
+                self.stop = self.stop or message
             elif isinstance(message, GatewayAt):
                 if message.gateway not in self._gateways:
                     self._gateways[message.gateway] = self._open_gateway(message.endpoint)

@@ -172,7 +172,7 @@ class ConductorRole:
             self._drop(record)
         elif record.stage == "prefill":
             self.hub.send(f"rank-{record.prefill}", cancel)
-        elif record.stage == "decode":
+        elif record.stage in ("loading", "decode"):
             self.hub.send(f"rank-{record.decode}", cancel)
 
     def _drop(self, record: RequestRecord) -> None:
@@ -210,7 +210,7 @@ class ConductorRole:
                 return True
             self.directory.revoke_owner(record.request_id, now)
             record.reset()
-            others = any(other.stage != "waiting" for other in self.records.values())
+            others = any(other.holds_pool for other in self.records.values())
             if others or self.directory.stats()["unsaved_bytes"]:
                 return False
         return False
@@ -275,7 +275,9 @@ class ConductorRole:
             self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
 
     def _on_blocks_loaded(self, peer: str, loaded: m.BlocksLoaded) -> None:
-        record = self._loads.pop(loaded.number)
+        record = self._loads.pop(loaded.number, None)
+        if record is None:
+            return
         refs = record.awaiting.pop(loaded.number)
         now = time.monotonic()
         for ref, ok, sums in zip(refs, loaded.ok, loaded.checksums):
@@ -302,13 +304,26 @@ class ConductorRole:
         self.directory.revoke_owner(record.request_id, now)
         record.reset()
         self.policy.on(scheduler.RequestDeferred(record.request_id), now)
+        self._blocked = False
 
     def _send_prefill(self, record: RequestRecord) -> None:
         record.stage = "prefill"
-        self.hub.send(f"rank-{record.prefill}", record.prefill_message())
+        if not self._to_rank(record, record.prefill, record.prefill_message()):
+            return
+        if record.answered:
+            return  # resumed: it was counted when it came
         self.metrics.count("prefix_cache_queries_total", len(record.token_ids))
         for tier, tokens in record.cached.items():
             self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
+
+    def _to_rank(self, record: RequestRecord, rank: int, message: m.Message) -> bool:
+        """Hand a request to a rank; when that cannot be sent, the request has failed."""
+        if self.hub.send(f"rank-{rank}", message):
+            return True
+        reason = f"rank {rank} cannot be reached"
+        self.hub.send(record.submit.gateway, m.Failed(record.request_id, reason))
+        self._drop(record)
+        return False
 
     # ------------------------------------------------------------------------------ prefill -> decode
 
@@ -324,9 +339,9 @@ class ConductorRole:
         if done.finish or record.cancelled:
             self._finish(record)
             return
-        record.stage = "decode"
+        record.stage = "loading"
         salt = record.submit.salt if self.config.enable_prefix_caching else b""
-        self.hub.send(f"rank-{record.decode}", record.decode_message(salt))
+        self._to_rank(record, record.decode, record.decode_message(salt))
 
     def _publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
         """Written objects become visible, and those that their store rank may keep are written behind."""
@@ -347,11 +362,15 @@ class ConductorRole:
             return
         if not record.cancelled:
             self.hub.send(record.submit.gateway, m.Failed(failed.request_id, failed.reason))
+        self.directory.revoke_owner(failed.request_id, time.monotonic(), writer_may_live=failed.writing)
         self._drop(record)
 
     def _on_decode_loaded(self, peer: str, loaded: m.DecodeLoaded) -> None:
         """The decode rank has all KV in its pages: the tail and the leases may go."""
         self.directory.revoke_owner(loaded.request_id, time.monotonic())
+        record = self.records.get(loaded.request_id)
+        if record is not None:
+            record.stage = "decode"
         self._blocked = False
         self._feed_policy()
 
@@ -411,8 +430,10 @@ class ConductorRole:
     def _on_put_ended(self, peer: str, ended: m.PutEnded) -> None:
         now = time.monotonic()
         self._publish(ended.object_ids, ended.checksums, now)
-        for object_id in [*ended.object_ids, *ended.failed]:
-            self.directory.revoke_owner(self._grants.pop(object_id), now)
+        for object_id in ended.object_ids:
+            self.directory.revoke_owner(self._grants.pop(object_id, ""), now)
+        for object_id in ended.failed:  # late bytes may still come: nobody gets this range again
+            self.directory.revoke_owner(self._grants.pop(object_id, ""), now, writer_may_live=True)
         self._blocked = False
         self._feed_policy()
 
@@ -430,6 +451,7 @@ class ConductorRole:
 
     def _on_tier_evicted(self, peer: str, evicted: m.TierEvicted) -> None:
         self.directory.tier_evicted(evicted.rank, evicted.keys)
+        self._blocked = False
         self._feed_policy()
 
     def _feed_policy(self) -> None:

@@ -74,12 +74,13 @@ class DecodeRole:
     def run(self) -> None:
         """Serve until told to stop."""
         while not self.rank.stopping:
-            self._read(0.0 if self.running or self.loading or self._puts else IDLE_WAIT_S)
+            busy = self.running or self.loading or self.waiting or self._puts
+            self._read(0.0 if busy else IDLE_WAIT_S)
             self._load()
             self._finish_puts()
             if self.running:
                 self._iterate()
-            elif self.loading or self._puts:
+            elif self.loading or self.waiting or self._puts:
                 time.sleep(0.0002)  # only transfers are under way; give them the core
             self._count()
 
@@ -159,6 +160,8 @@ class DecodeRole:
         """One token for every running request."""
         self._make_room()
         batch = list(self.running)
+        if not batch:
+            return  # the only one made room for a request that is loading
         began = time.perf_counter()
         tokens = self.rank.engine.decode_step([request.sequence for request in batch])
         self.rank.count_decode(len(batch), time.perf_counter() - began)
@@ -238,7 +241,9 @@ class DecodeRole:
             self.rank.tell(PutWanted(self._put_number, self.rank.number, keys, digests))
 
     def _write_granted(self, granted: PutGranted) -> None:
-        put = self._puts[granted.number]
+        put = self._puts.get(granted.number)
+        if put is None:
+            return
         chosen = [i for i, place in enumerate(granted.places) if place is not None]
         put.refs = [place for place in granted.places if place is not None]
         put.written = chosen

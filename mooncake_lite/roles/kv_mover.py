@@ -16,6 +16,7 @@ from mooncake_lite.engine import Engine, Sequence
 from mooncake_lite.messages import BlockRef, Span
 from store.layout import BlockLayout
 from transport.engine import Batch, Transfer, TransferEngine
+from transport.errors import TransferError
 
 TRANSFER_LIMIT_S = 60.0
 """No batch of transfers takes longer on a working machine; after it the rank reports the failure."""
@@ -53,6 +54,19 @@ def moves(
     ]  # fmt: skip
 
 
+def arrive(batch: Batch) -> None:
+    """Wait for a batch. Raises TransferError when one of its transfers failed and none is under way any more.
+
+    One that does not end at all is a broken rank: its staging may not be used again (RuntimeError).
+    """
+    try:
+        batch.wait(TRANSFER_LIMIT_S)
+    except TransferError:
+        if not batch.poll():
+            raise RuntimeError(f"a transfer has not ended after {TRANSFER_LIMIT_S:.0f} s") from None
+        raise
+
+
 class LoadJob:
     """Pool -> pages for one sequence, in groups: while one is put into pages, the next one travels."""
 
@@ -86,7 +100,6 @@ class LoadJob:
     def finish(self) -> Span:
         """Wait for the rest. Raises TransferError."""
         while self._flying is not None:
-            self._flying.wait(TRANSFER_LIMIT_S)
             self._land()
         return self.span()
 
@@ -99,8 +112,8 @@ class LoadJob:
         """The flying group has arrived: send for the next one, put this one into pages."""
         number, group = self._arrived, self._groups[self._arrived]
         assert self._flying is not None
-        self._flying.wait(TRANSFER_LIMIT_S)
-        self._flying = None
+        flying, self._flying = self._flying, None
+        arrive(flying)
         self._arrived += 1
         self._submit()
         blocks = self._staging.half(number)[: len(group)]
@@ -133,8 +146,8 @@ def store_blocks(
         engine.store_blocks(sequence, first + start, blocks)
         sums += [staging.layout.checksums(block) for block in blocks]
         if flying is not None:
-            flying.wait(TRANSFER_LIMIT_S)
+            arrive(flying)
         flying = transfers.submit(moves("write", group, blocks))
     if flying is not None:
-        flying.wait(TRANSFER_LIMIT_S)
+        arrive(flying)
     return sums

@@ -59,7 +59,7 @@ class PrefillRole:
         try:
             done: PrefillDone | RequestFailed = self._prefill(job, sequence)
         except TransferError as error:
-            done = RequestFailed(job.request_id, f"KV could not be moved: {error}")
+            done = RequestFailed(job.request_id, f"KV could not be moved: {error}", writing=True)
         finally:
             self.rank.engine.free(sequence)
             self._cancelled.discard(job.request_id)

@@ -11,7 +11,7 @@ class RequestRecord:
 
         token_ids   the prompt, and after a preemption the answer so far behind it
         keys, digests   of the full blocks of token_ids; empty when reuse is off
-        stage       waiting -> [promoting ->] prefill -> decode; back to waiting after a preemption
+        stage       waiting -> [promoting ->] prefill -> loading -> decode; preempted: waiting again
         load        pool objects of the reused prefix, in order
         store       pool objects that prefill writes, in order; load + store are all full blocks
         tail        pool object of the last, partial block
@@ -34,6 +34,11 @@ class RequestRecord:
         self.spans: list[Span] = []
         self._waiting_since = now
         self.reset()
+
+    @property
+    def holds_pool(self) -> bool:
+        """It has objects or leases in the pool, which it will give back."""
+        return self.stage in ("promoting", "prefill", "loading")
 
     def reset(self) -> None:
         """Nothing is allocated or leased."""
@@ -68,7 +73,8 @@ class RequestRecord:
         submit = self.submit
         return Prefill(
             self.request_id, submit.gateway, self.token_ids, self.load, self.store, self.tail,
-            submit.sampling, submit.max_tokens, submit.stop_ids, self.answered, self.cached, self.spans,
+            submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
+            {} if self.answered else self.cached, self.spans,
         )  # fmt: skip
 
     def first_token(self, done: PrefillDone) -> None:

@@ -24,7 +24,7 @@ from mooncake_lite.messages import (
     TierIndex,
 )
 from mooncake_lite.roles.compute_rank import REPORT_EVERY_S, rank_stats
-from store.errors import BadBlock, BlockMissing
+from store.errors import BadBlock, BlockMissing, StoreError
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
@@ -63,6 +63,7 @@ class StoreRole:
         )  # fmt: skip
         self._reported_at = 0.0
         self.stop: Stop | None = None
+        self.may_leave = False
 
     def _start_writer(self, tier: HDF5Tier) -> TierWriter:
         def tell(message: Message) -> None:
@@ -100,7 +101,8 @@ class StoreRole:
                 elif isinstance(message, LoadBlocks):
                     self._load(message)
                 elif isinstance(message, Stop):
-                    self.stop = message
+                    self.may_leave = self.stop is not None  # the second one; the first says why
+                    self.stop = self.stop or message
             self._send_outbox()
             self._report_when_due()
 
@@ -110,8 +112,16 @@ class StoreRole:
             return 0
         dropped = self._writer.stop(limit_s)
         if self._tier is not None and self._writer.ended:
-            self._tier.close()
+            try:
+                self._tier.close()
+            except StoreError as error:
+                print(f"mooncake-lite: {error}", flush=True)
         return dropped
+
+    @property
+    def still_reading(self) -> bool:
+        """After close: the disk is so slow that the segment is still being read; it may not be unmapped."""
+        return self._writer is not None and not self._writer.ended
 
     def seal_now(self) -> None:
         """Seal the open file at once; safe to call from a signal's thread."""

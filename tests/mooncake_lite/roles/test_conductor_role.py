@@ -31,11 +31,12 @@ class FakeHub:
     def __init__(self) -> None:
         self.sent: list[tuple[str, m.Message]] = []
         self.counters = Counters()
+        self.unreachable: set[str] = set()
 
     def send(self, peer: str, message: m.Message) -> bool:
         msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
         self.sent.append((peer, message))
-        return True
+        return peer not in self.unreachable
 
 
 class Cluster:
@@ -315,6 +316,24 @@ def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_b
     decode = next(message for message in sent if isinstance(message, m.Decode))
     assert decode.answered == 51
     assert decode.keys == prefix_keys([*range(150), *range(50)], BLOCK, b"model")
+
+
+def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> None:
+    cluster = Cluster()
+    cluster.hub.unreachable.add("rank-1")
+    sent = cluster.submit("a", list(range(150)))
+    assert isinstance(sent[-1], m.Failed)
+    assert cluster.role.records == {}
+    assert cluster.directory.stats()["objects"] == 0
+
+
+def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:
+    cluster = Cluster()
+    cluster.submit("a", list(range(150)))
+    (failed,) = cluster.tell("rank-1", m.RequestFailed("a", "a cable", writing=True))
+    assert failed == m.Failed("a", "a cable")
+    assert cluster.directory.stats()["quarantined_bytes"] == 3 * LAYOUT.nbytes
+    assert cluster.role.records == {}
 
 
 def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
