@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -39,12 +40,14 @@ class Cluster:
     flags      what follows `serve`; --host and --port are added
     log        file that takes the child's output
     program    how to call the command (tests give another one)
+    child      env, user, group and the like, as for subprocess.Popen (tests start another user's cluster)
     """
 
-    def __init__(self, flags: list[str], log: Path, program: tuple[str, ...] = ()) -> None:
+    def __init__(self, flags: list[str], log: Path, program: tuple[str, ...] = (), **child: Any) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log = log
+        self._child = child
         program = program or (sys.executable, "-m", "mooncake_lite", "serve")
         self._argv = [*program, *flags, "--host", "127.0.0.1", "--port", str(self.port)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,9 +60,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with self._log.open("wb") as log:
-            self._process = start_child(
-                self._argv, new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            self._process = start_child(self._argv, new_session=True, **streams, **self._child)
         return self
 
     def __exit__(

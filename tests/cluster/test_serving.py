@@ -178,17 +178,17 @@ def test_a_client_that_leaves_frees_its_pages_within_a_second(serving: Cluster) 
 
 
 def test_one_request_too_many_is_refused_with_a_time_to_come_back(serving: Cluster) -> None:
-    """16 slots and 24 places in the queue: of 60 at once some must be refused, and the others served."""
+    """16 slots and 24 places in the queue: of 60 at once some are refused, and all others served."""
 
     def ask(number: int) -> httpx.Response:
-        body = {"prompt": f"Story number {number}:", "max_tokens": 8, "temperature": 0}
+        body = {"prompt": f"Story number {number}:", "max_tokens": 48, "ignore_eos": True}
         return httpx.post(f"{serving.base_url}/v1/completions", json=body, timeout=120)
 
     with ThreadPoolExecutor(60) as pool:
         answers = list(pool.map(ask, range(60)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) + sum(answer.status_code == 200 for answer in answers) == 60
-    assert len(refused) < 45
+    assert 1 <= len(refused) <= 60 - 24
     for answer in refused:
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["type"]

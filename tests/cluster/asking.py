@@ -1,0 +1,24 @@
+"""Asking a cluster many prompts at once, as the tests of shapes, families and users do."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+TOKENS = 32
+"""Of each answer."""
+
+
+def ask_all(url: str, prompts: list[list[int]], at_once: int = 4) -> tuple[list[str], list[int]]:
+    """Greedy answers and cached tokens, by prompt."""
+
+    def ask(prompt: list[int]) -> tuple[str, int]:
+        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return answer["choices"][0]["text"], cached
+
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(ask, prompts))
+    return [text for text, _ in found], [cached for _, cached in found]

@@ -1,0 +1,38 @@
+"""Tiny random models in folders that a cluster can serve, with a tokenizer whose text tells every id."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from tests.mooncake_lite.model.conftest import tiny_model
+
+VOCABULARY = 199
+CONTEXT = 512
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+}
+
+FLAGS = ["--pool-bytes", "32MiB", "--kv-cache-bytes", "32MiB", "--max-model-len", str(CONTEXT)]
+
+
+def tiny_folder(family: str, folder: Path) -> Path:
+    """A model of a family; token 7 is written <7>, so equal texts are equal tokens."""
+    tiny_model(family, folder, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **FAMILIES[family])
+    inner = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([AddedToken(f"<{i}>", special=True, normalized=False) for i in (1, 2)])
+    inner.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def prompts(count: int = 8) -> list[list[int]]:
+    """Of 70 to 350 tokens, in pairs that share a prefix of several blocks."""
+    chosen = random.Random(5)
+    bodies = [[chosen.randrange(3, VOCABULARY) for _ in range(400)] for _ in range(-(-count // 2))]
+    return [bodies[i // 2][: 70 + 40 * i] for i in range(count)]
