@@ -143,6 +143,8 @@ class Failed(Message, frozen=True):
 
 
 class MetricsReply(Message, frozen=True):
+    """All metrics of the cluster, in answer to the MetricsRequest of this number."""
+
     number: int
     metrics: list[Metric]
 
@@ -323,7 +325,7 @@ class PutEnded(Message, frozen=True):
 
 
 class RankStats(Message, frozen=True):
-    """Rank -> conductor, about twice a second: this rank's metrics."""
+    """Rank -> conductor, every quarter of a second at most (REPORT_EVERY_S): this rank's metrics."""
 
     rank: int
     metrics: list[Metric]
@@ -377,8 +379,11 @@ class SaveBlocks(Message, frozen=True):
 
 
 class BlocksSaved(Message, frozen=True):
-    """Store -> conductor: written to an open segment file (the DRAM copy is no longer needed for the
-    write), `durable` false; or sealed in one, `durable` true; or `dropped` (disk full, bad bytes)."""
+    """Store -> conductor: what became of blocks that were to be written behind.
+
+    state   "written" to the open segment file, so the DRAM copy is no longer needed; "durable" in a sealed
+            one; "dropped": not written (queue or disk full, bad bytes), so DRAM has the only copy
+    """
 
     rank: int
     keys: list[int]

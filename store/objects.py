@@ -16,6 +16,12 @@ from typing import NamedTuple
 
 
 class ObjectState(Enum):
+    """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
+
+    PRIVATE       of one request, without a key: a tail
+    QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
+    """
+
     WRITING = "being written"
     VISIBLE = "visible"
     PRIVATE = "private"

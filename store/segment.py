@@ -50,6 +50,7 @@ class Segment:
         self.state_bytes[obj.state] -= self.allocator.free(obj.offset)
 
     def set_state(self, obj: PoolObject, state: ObjectState) -> None:
+        """Change an object's state, and the bytes counted by state with it."""
         padded = self.allocator.padded(obj.nbytes)
         self.state_bytes[obj.state] -= padded
         self.state_bytes[state] += padded
@@ -57,6 +58,7 @@ class Segment:
         self.note_evictable(obj)
 
     def set_unsaved(self, obj: PoolObject, unsaved: bool) -> None:
+        """Whether the tier still has to write an object: until then it may not be evicted."""
         padded = self.allocator.padded(obj.nbytes)
         self.unsaved_bytes += padded * (unsaved - obj.unsaved)
         obj.unsaved = unsaved

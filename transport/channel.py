@@ -60,6 +60,7 @@ class Counters:
     strangers: int = 0
 
     def as_dict(self) -> dict[str, int]:
+        """The counters by name."""
         return asdict(self)
 
 
@@ -308,6 +309,7 @@ class Hub(_Channel):
         return self._sent([identity, data], router)
 
     def close(self) -> None:
+        """Close every socket; what still waits to be sent has the linger time of each. Twice does nothing."""
         if self._events is not None and not self.closed:
             self._poller.unregister(self._events)
             self._routers["tcp"].disable_monitor()

@@ -78,6 +78,7 @@ class Job:
 
     @property
     def nbytes(self) -> int:
+        """Of all its ranges."""
         return sum(view.nbytes for view in self.views)
 
 
@@ -100,6 +101,7 @@ class Exchange:
 
     @property
     def receiving(self) -> bool:
+        """Whether bytes come to this side: it reads, or serves a write."""
         return (self.op == "read") == (self.job is not None)
 
 

@@ -53,6 +53,7 @@ class ProcessWatch:
         return gone
 
     def close(self) -> None:
+        """Watch nobody any more."""
         for name in list(self._fds):
             self.remove(name)
 

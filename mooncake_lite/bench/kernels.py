@@ -45,6 +45,7 @@ class PagedKV:
 
     @property
     def nbytes(self) -> int:
+        """Of keys and values together."""
         return self.keys.nbytes + self.values.nbytes
 
 

@@ -33,6 +33,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        """Pages that nobody owns."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:

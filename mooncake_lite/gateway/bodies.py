@@ -30,15 +30,21 @@ _INT64 = 2**63
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
+    """include_usage: a stream ends with a chunk that has the usage and no choices."""
+
     include_usage: bool | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only those of type "text" are taken."""
+
     type: str
     text: str | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message of a chat. Tool calls are named here so that they are refused and not overlooked."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     tool_calls: list[Any] | None = None
@@ -63,20 +69,28 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(GenerateBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
     messages: list[ChatMessage]
 
 
 class CompletionBody(GenerateBody, kw_only=True):
+    """POST /v1/completions: text, token ids, or a list that holds one of these."""
+
     prompt: str | list[Any]
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: prompt or messages, and not both."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
     model: str | None = None
     tokens: list[int]
 

@@ -137,6 +137,7 @@ class Cluster:
 
     @property
     def state(self) -> State:
+        """As of now: the conductor's last word, unless it has been silent for too long."""
         if self._stopping:
             return State.STOPPING
         if self._status is None or self._heard_at is None:
@@ -161,6 +162,7 @@ class Cluster:
 
     @property
     def open_requests(self) -> int:
+        """Requests between admit and close."""
         return len(self._open)
 
     # ------------------------------------------------------------------ requests

@@ -78,9 +78,11 @@ class Endpoints:
     # ------------------------------------------------------------------ generating
 
     async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions: an answer, whole or as events. Raises RequestError."""
         return await self._generate(request, bodies.parse_chat)
 
     async def completions(self, request: Request) -> Response:
+        """POST /v1/completions: likewise, without a chat template. Raises RequestError."""
         return await self._generate(request, bodies.parse_completion)
 
     async def _generate(self, request: Request, parse: Callable[[bytes], bodies.Ask]) -> Response:
@@ -134,6 +136,7 @@ class Endpoints:
     # ------------------------------------------------------------------ tokens and models
 
     async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the token ids of a text or a chat, also of one that is too long."""
         model, prompt = bodies.parse_tokenize(await self._body(request))
         self._check_model(model)
         ids = await self._prompts.token_ids(prompt, chat=not isinstance(prompt, str))
@@ -141,14 +144,17 @@ class Endpoints:
         return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None})
 
     async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids. Raises RequestError for an id that there is not."""
         model, token_ids = bodies.parse_detokenize(await self._body(request))
         self._check_model(model)
         return _json({"prompt": await self._prompts.text(token_ids)})
 
     async def models(self, request: Request) -> Response:
+        """GET /v1/models: a list of the one model."""
         return _json({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
+        """GET /v1/models/ID: its card. Raises RequestError (404) for another id."""
         self._check_model(request.path_params["model"])
         return _json(self._card())
 
@@ -168,16 +174,19 @@ class Endpoints:
     # ------------------------------------------------------------------ about the service
 
     async def health(self, request: Request) -> Response:
+        """GET /health: 200 when every rank is ready, else 503 and what is missing."""
         state = self._cluster.state
         ready = state is State.READY
         answer = {"status": "ok" if ready else state.value, "detail": self._cluster.detail}
         return _json(answer, status=200 if ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics: Prometheus text, of the whole cluster."""
         await self._cluster.fresh_metrics()
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
+        """GET /version: of mooncake-lite."""
         return _json({"version": mooncake_lite.__version__})
 
     # ------------------------------------------------------------------ around every endpoint

@@ -32,6 +32,7 @@ class Published:
 
     @property
     def gguf_name(self) -> str:
+        """The file's name without its folder in the wheel."""
         return self.member.rsplit("/", 1)[-1]
 
 

@@ -1,6 +1,6 @@
 """What a prefill and a decode rank have in common: an engine, a segment, and three kinds of neighbours.
 
-Built by `rank.py`, used by the roles. Messages go to the conductor and to gateways over ZeroMQ, KV to
+Built by `assemble.py`, used by the roles. Messages go to the conductor and to gateways over ZeroMQ, KV to
 and from the pool through the transfer engine.
 """
 
@@ -60,6 +60,7 @@ class ComputeRank:
 
     @property
     def stopping(self) -> bool:
+        """The role's loop has to end: a Stop has come, or the conductor is gone."""
         return self.stop is not None or self._must_stop()
 
     # ------------------------------------------------------------------------------ neighbours
@@ -88,6 +89,7 @@ class ComputeRank:
         self._gateways[gateway].send(message)
 
     def close(self) -> None:
+        """Close the connections to gateways; the conductor's belongs to the caller."""
         for spoke in self._gateways.values():
             spoke.close()
 
@@ -119,6 +121,7 @@ class ComputeRank:
         self._add("decode_iterations_total", 1)
 
     def count_preemption(self) -> None:
+        """A request was sent back for want of pages."""
         self._add("num_preemptions_total", 1)
 
     def report(self, running: int, waiting: int, dropped_puts: int) -> None:

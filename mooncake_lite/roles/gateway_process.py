@@ -54,6 +54,7 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
+        """Of the child process."""
         return self._child.pid
 
     def lost(self) -> str | None:

@@ -40,6 +40,7 @@ class Staging:
         self.puts = list(range(2 * self.half_blocks, count))
 
     def half(self, number: int) -> np.ndarray:
+        """(half_blocks, *block_shape): the first half for even numbers, the second for odd ones."""
         return self.blocks[(number % 2) * self.half_blocks : (number % 2 + 1) * self.half_blocks]
 
 

@@ -25,15 +25,19 @@ class Members:
 
     @property
     def spans_hosts(self) -> bool:
+        """Ranks are on more than one node."""
         return len(set(self._nodes)) > 1
 
     def node_of(self, rank: int) -> int:
+        """Number of the node that this rank is on."""
         return self._nodes[rank]
 
     def add_rank(self, hello: RankHello) -> None:
+        """A rank has loaded and registered."""
         self.ranks[hello.rank] = hello
 
     def add_gateway(self, hello: GatewayHello) -> None:
+        """A gateway is there; one that says hello again may have more endpoints."""
         self.gateways[hello.gateway] = hello
 
     def add_index(self, rank: int) -> None:

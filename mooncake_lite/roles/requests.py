@@ -70,6 +70,7 @@ class RequestRecord:
         return self.keys[self.load.index(ref)]
 
     def prefill_message(self) -> Prefill:
+        """What its prefill rank is told; everything has been allocated and leased."""
         submit = self.submit
         return Prefill(
             self.request_id, submit.gateway, self.token_ids, self.load, self.store, self.tail,
@@ -84,6 +85,7 @@ class RequestRecord:
         self.spans = done.spans
 
     def decode_message(self, salt: bytes) -> Decode:
+        """What its decode rank is told after PrefillDone; an empty salt: blocks are not to go back."""
         submit = self.submit
         return Decode(
             self.request_id, submit.gateway, self.token_ids, self.answered, self.load + self.store,
