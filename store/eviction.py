@@ -39,15 +39,19 @@ class LRU:
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def on_insert(self, item: int, nbytes: int, now: float, *, cost_s: float, class_id: int) -> None:
+        """A new item is the newest one."""
         self._order[item] = None
 
     def on_access(self, item: int, now: float) -> None:
+        """An item that was used is the newest one again."""
         self._order.move_to_end(item)
 
     def on_remove(self, item: int) -> None:
+        """Forget an item. Raises KeyError for one that is not known."""
         del self._order[item]
 
     def victims(self, now: float) -> Iterator[int]:
+        """All items, the least recently used first; nothing is removed."""
         return iter(self._order)
 
     def __len__(self) -> int:

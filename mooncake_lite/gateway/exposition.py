@@ -100,6 +100,7 @@ class GatewayGauges(Collector):
         self._cluster = cluster
 
     def collect(self) -> Iterator[Family]:
+        """Read the sockets' counters and the number of open requests now."""
         text = "Bytes of messages over ZeroMQ at the gateway"
         wire = CounterMetricFamily(PREFIX + "gateway_zmq_bytes", text, labels=("channel", "direction"))
         for labels, count in self._cluster.sockets.bytes.items():
@@ -122,6 +123,7 @@ class ClusterSamples(Collector):
         self._taken = taken
 
     def collect(self) -> Iterator[Family]:
+        """The conductor's last MetricsReply, one family for each name."""
         families: dict[str, Family] = {}
         for sample in self._cluster.metrics:
             name = sample.name if sample.name.startswith(PREFIX) else PREFIX + sample.name

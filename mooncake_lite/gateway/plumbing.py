@@ -104,6 +104,7 @@ class EventStream(Response):
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI side of the response: returns when the last event is sent or the client has left."""
         try:
             await while_connected(receive, self._send_all(send))
         except ClientGone:
@@ -171,4 +172,5 @@ class QuietServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """Do nothing; uvicorn would install handlers here."""
         yield
