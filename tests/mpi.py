@@ -21,14 +21,13 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lite.launch.mpirun import COMMON, PROFILES
+from mooncake_lite.launch.open_mpi import inspect_open_mpi
+
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "MOONCAKE_LITE_TEST_RUN"
-FLAGS = {
-    "ft": ["--with-ft", "ulfm", "--mca", "pml", "ob1", "--mca", "osc", "^ucx"],
-    "fast": [],
-    "plain": [],
-}
-"""What the launcher gives to mpirun, by profile."""
+FLAGS: dict[str, tuple[str, ...]] = PROFILES | {"plain": ()}
+"""What the launcher gives to mpirun, by profile; "plain": nothing, as somebody else's mpirun line may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,12 @@ def find_mpirun() -> str:
     return found
 
 
+def skip_without_ucx() -> None:
+    """Skip the test where ompi_info lists no UCX."""
+    if refusal := inspect_open_mpi(Path(find_mpirun())).refusal("fast"):
+        pytest.skip(refusal)
+
+
 def mpi_environment(folder: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables for mpirun: nothing of an outer job, temporary files in `folder`, one thread per rank."""
     env = {
@@ -92,7 +97,7 @@ def run_mpi(
     mark = secrets.token_hex(8)
     # Not pytest's folder: paths of Unix sockets may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="mlt") as folder:
-        command = [*prefix, find_mpirun(), "-n", str(n), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+        command = [*prefix, find_mpirun(), "-n", str(n), *COMMON]
         command += ["--prtemca", "prte_tmpdir_base", folder, *FLAGS[profile], *mpirun_args]
         command += [sys.executable, str(program), *map(str, args)]
         start = time.monotonic()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import ROOT, mpi_environment, run_mpi
+from tests.mpi import ROOT, mpi_environment, run_mpi, skip_without_ucx
 from tests.two_nodes import two_nodes
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -37,6 +37,7 @@ def test_every_byte_arrives_between_all_ranks(nodes: int, tmp_path: Path) -> Non
 
 
 def test_the_fast_profile_moves_bytes_too(tmp_path: Path) -> None:
+    skip_without_ucx()
     output = run_on(1, 2, "moves.py", "7", "fast", folder=tmp_path, profile="fast")
     assert output.count(", ok") == 2
 
