@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kernels_numba.blocks import gather_blocks as gather_blocks
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.blocks import scatter_kv as scatter_kv
-    from kernels_numba.warm import warm_up as warm_up
 
 _HOME = {
     "paged_attention_decode": "attention_decode",
@@ -26,7 +25,6 @@ _HOME = {
     "gather_blocks": "blocks",
     "scatter_blocks": "blocks",
     "copy_pages": "blocks",
-    "warm_up": "warm",
 }
 
 __all__ = sorted(_HOME)

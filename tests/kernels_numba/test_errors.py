@@ -177,9 +177,3 @@ def test_copy_on_write_refuses_pages_that_are_not_there() -> None:
 def test_every_refusal_is_a_kernel_error_and_a_value_error() -> None:
     assert issubclass(ArgumentError, KernelError)
     assert issubclass(ArgumentError, ValueError)
-
-
-def test_warming_up_for_an_unknown_dtype_is_refused() -> None:
-    shapes = {"heads": 2, "kv_heads": 1, "head_dim": 32, "page_size": 16, "block_tokens": 64, "layers": 1}
-    with pytest.raises(DtypeError, match="dtype=float16: expected float32 or bfloat16"):
-        kernels_numba.warm_up(dtype="float16", **shapes)
