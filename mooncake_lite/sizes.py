@@ -9,9 +9,8 @@ from __future__ import annotations
 from mooncake_lite.config import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model import ModelConfig
+from mooncake_lite.model.config import ITEMSIZE
 from store.layout import BlockLayout
-
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 MIN_STAGING_BLOCKS = 6
 """Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""

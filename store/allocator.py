@@ -52,11 +52,6 @@ class RangeAllocator:
         """Bytes in allocated ranges, rounding included."""
         return self.capacity - self.free_bytes
 
-    @property
-    def largest_free(self) -> int:
-        """Bytes of the largest free range."""
-        return self._sizes[-1] >> _OFFSET_BITS if self._sizes else 0
-
     def padded(self, nbytes: int) -> int:
         """`padded_size` with this allocator's alignment."""
         return padded_size(nbytes, self.alignment)

@@ -10,7 +10,7 @@ Explained in docs/lifecycle.md. One block is contiguous:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
@@ -38,11 +38,6 @@ class BlockLayout:
         return (self.layers, 2, self.kv_heads, self.block_tokens, self.head_dim)
 
     @property
-    def token_nbytes(self) -> int:
-        """KV bytes of one token, all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.itemsize
-
-    @property
     def layer_nbytes(self) -> int:
         """Bytes of one layer of a block."""
         return 2 * self.kv_heads * self.block_tokens * self.head_dim * self.itemsize
@@ -66,16 +61,6 @@ class BlockLayout:
         head = self.block_tokens * self.head_dim * self.itemsize
         keys = start + first * head
         return (keys, count * head), (keys + nbytes // 2, count * head)
-
-    def tail_layout(self, tokens: int, page_tokens: int = 1) -> BlockLayout:
-        """Layout of a partial block of `tokens` tokens, rounded up to whole pages; fewer than a block's."""
-        if not 0 < tokens < self.block_tokens:
-            raise LayoutError(f"a tail has from 1 to {self.block_tokens - 1} tokens, not {tokens}")
-        return replace(self, block_tokens=-(-tokens // page_tokens) * page_tokens)
-
-    def tail_nbytes(self, tokens: int, page_tokens: int = 1) -> int:
-        """Bytes of a partial block, rounded up to whole pages of page_tokens."""
-        return self.tail_layout(tokens, page_tokens).nbytes
 
     def checksums(self, buffer: object) -> list[int]:
         """XXH3-64 (seed 0) of each layer's range of a block.

@@ -195,11 +195,6 @@ class HDF5Tier:
         return True
 
     @property
-    def open_keys(self) -> list[int]:
-        """Keys in the open file: written, not durable."""
-        return list(self._writer.keys) if self._writer else []
-
-    @property
     def open_bytes(self) -> int:
         """Bytes of blocks in the open file."""
         return self._writer.nbytes if self._writer else 0

@@ -61,11 +61,6 @@ def pages_for(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
-def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one page in all layers, keys and values."""
-    return config.layers * 2 * config.kv_heads * PAGE_TOKENS * config.head_dim * dtype.itemsize
-
-
 def new_caches(config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """KV pages of all layers, one array: (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim).
 

@@ -30,10 +30,6 @@ class Sequence:
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
 
-    @property
-    def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
-
     def slots(self, start: int, end: int) -> list[int]:
         """Flat cache slot (page * PAGE_TOKENS + offset) of tokens start..end-1."""
         return [self.pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in range(start, end)]

@@ -46,7 +46,6 @@ class State(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     LOST = "lost"
     STOPPING = "stopping"
 
@@ -144,8 +143,6 @@ class Cluster:
             return State.STARTING
         if time.monotonic() - self._heard_at > self._silence_s:
             return State.LOST
-        if self._status.draining:
-            return State.DRAINING
         return State.READY if self._status.ready else State.STARTING
 
     @property

@@ -63,10 +63,6 @@ class Job:
             os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, name)
 
-    @property
-    def mpirun_pid(self) -> int:
-        return self._mpirun.pid
-
     def mpirun_code(self) -> int | None:
         """mpirun's exit code, negative for a signal; None while it runs."""
         return self._mpirun.poll()

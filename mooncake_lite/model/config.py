@@ -73,10 +73,6 @@ class ModelConfig:
     qk_norm: bool
     eos_ids: tuple[int, ...]
 
-    def kv_bytes_per_token(self, dtype: DType) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * ITEMSIZE[dtype]
-
     def kv_identity(self) -> str:
         """Every setting that changes the values of KV, as one line of JSON; equal in every process."""
         scaling = self.rope_scaling

@@ -55,12 +55,6 @@ class Model:
         cosine, sine = rotary_tables(inverse, config.max_position)
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
 
-    def empty_caches(self, pages: int, page_tokens: int) -> torch.Tensor:
-        """Zeroed KV pages for this model: (layers, 2, pages, kv_heads, page_tokens, head_dim)."""
-        config = self.config
-        shape = (config.layers, 2, pages, config.kv_heads, page_tokens, config.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
     @torch.inference_mode()
     def forward(
         self,

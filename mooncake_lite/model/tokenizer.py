@@ -43,10 +43,6 @@ class Tokenizer:
         """Tokens that text can turn into; a model's embedding may have more rows."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. add_special_tokens adds what the model wants around a plain text (BOS);
         False for the text of a chat template, which has brought it along. Half of a surrogate pair, which

@@ -16,7 +16,6 @@ def test_sizes_are_those_of_the_array() -> None:
     array = np.zeros(LAYOUT.shape, np.uint16)
     assert LAYOUT.nbytes == array.nbytes
     assert LAYOUT.layer_nbytes == array[0].nbytes
-    assert LAYOUT.token_nbytes * LAYOUT.block_tokens == array.nbytes
 
 
 def test_a_layer_is_one_range_and_a_run_of_heads_two() -> None:
@@ -29,15 +28,6 @@ def test_a_layer_is_one_range_and_a_run_of_heads_two() -> None:
     for offset, nbytes in LAYOUT.head_ranges(2, 1, 2):
         assert (flat[offset : offset + nbytes].view(np.uint16) == 9).all()
     assert sum(nbytes for _, nbytes in LAYOUT.head_ranges(2, 1, 2)) == 2 * int((array == 9).sum())
-
-
-def test_a_tail_is_rounded_up_to_whole_pages() -> None:
-    assert LAYOUT.tail_nbytes(5) == 5 * LAYOUT.token_nbytes
-    assert LAYOUT.tail_nbytes(5, page_tokens=8) == 8 * LAYOUT.token_nbytes
-    assert LAYOUT.tail_layout(9, page_tokens=8).block_tokens == 16
-    for tokens in (0, 16):
-        with pytest.raises(LayoutError, match="1 to 15"):
-            LAYOUT.tail_nbytes(tokens)
 
 
 def test_a_flipped_bit_changes_the_checksum_of_its_layer_alone() -> None:

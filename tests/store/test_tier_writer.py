@@ -214,7 +214,7 @@ def test_blocks_lost_with_their_file_are_reported_dropped_after_they_were_writte
     reports.wait_for(lambda keys: len(keys["written"]) == 3)
 
     def broken() -> list[int]:
-        keys = tuple(tier.open_keys)
+        keys = tuple(tier._writer.keys)
         tier._writer.abandon()
         tier._writer = None
         raise TierWriteError("Input/output error", keys)

@@ -44,9 +44,11 @@ class PagedLoop:
     def __init__(self, model: Any, sequences: int = 1, max_tokens: int = 256):
         import torch
 
+        from mooncake_lite.engine.pages import new_caches
+
         self.model = model
         pages = -(-max_tokens // PAGE_TOKENS)
-        self.caches = model.empty_caches(sequences * pages, PAGE_TOKENS)
+        self.caches = new_caches(model.config, sequences * pages, model.dtype, model.device)
         order = np.random.default_rng(7).permutation(sequences * pages).astype(np.int32)
         self.tables = torch.from_numpy(order.reshape(sequences, pages).copy())
 

@@ -45,12 +45,10 @@ def folder_with(tmp_path: Path, **changes: Any) -> Path:
     return tmp_path
 
 
-def test_sizes_are_read_and_kv_bytes_follow(tmp_path: Path) -> None:
+def test_sizes_are_read(tmp_path: Path) -> None:
     config = load_config(folder_with(tmp_path))
 
     assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (3, 4, 2, 16)
-    assert config.kv_bytes_per_token("float32") == 3 * 2 * 2 * 16 * 4
-    assert config.kv_bytes_per_token("bfloat16") == 3 * 2 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize(
