@@ -8,7 +8,6 @@ holds what it knows of one request. Explained in docs/lifecycle.md.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,14 +18,12 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics
 from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.requests import RequestRecord
+from mooncake_lite.roles.room import Room, block_ref
 from store.directory import Directory
 from store.errors import PoolFull
 from store.keys import PrefixChain, block_digests
-from store.objects import BlockStored, PoolObject, Wanted
+from store.objects import BlockStored
 from transport.channel import Hub
-
-LEASE_S = 3600.0
-"""A request's lease on its blocks ends when its KV has been read; this bound is for our own bugs."""
 
 TICK_S = 0.1
 
@@ -52,12 +49,12 @@ class ConductorRole:
         self.directory = directory
         self.members = members
         self.policy = scheduler.Conductor(config.max_queue)
+        self.room = Room(directory, members, config.block_size)
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
         self._loads: dict[int, RequestRecord] = {}
         self._next_load = 1
-        self._grants: dict[int, str] = {}
         self._blocked = False
         self.stop: m.Stop | None = None
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -206,7 +203,12 @@ class ConductorRole:
         """
         for use_ssd in (True, False):
             with contextlib.suppress(PoolFull):
-                self._start(record, placement, now, use_ssd)
+                record.begin(placement, now)
+                on_ssd = self.room.reserve(record, now, use_ssd)
+                if on_ssd:
+                    self._promote(record, on_ssd)
+                else:
+                    self._send_prefill(record)
                 return True
             self.directory.revoke_owner(record.request_id, now)
             record.reset()
@@ -214,52 +216,6 @@ class ConductorRole:
             if others or self.directory.stats()["unsaved_bytes"]:
                 return False
         return False
-
-    def _start(
-        self, record: RequestRecord, placement: scheduler.Placement, now: float, use_ssd: bool
-    ) -> None:
-        """Lease what is reused, make room for what will be written. Raises PoolFull."""
-        record.begin(placement, now)
-        hits = self.directory.lookup(record.keys, record.digests, now)
-        if not use_ssd:
-            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
-        in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
-        self.directory.lease(record.request_id, in_dram, now, now + LEASE_S)
-        on_ssd: dict[int, list[int]] = {}
-        for index, hit in enumerate(hits):
-            if hit.object_id is None:
-                on_ssd.setdefault(hit.rank, []).append(index)
-        record.load = [m.BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
-        for rank, indices in on_ssd.items():
-            wanted = [self._wanted(record, index) for index in indices]
-            places = self.directory.allocate_many(record.request_id, wanted, now=now, rank=rank)
-            for index, place in zip(indices, places):
-                record.load[index] = _ref(place)
-        self._make_room(record, now)
-        record.count_cached(self.config.block_size, {i for indices in on_ssd.values() for i in indices})
-        if on_ssd:
-            self._promote(record, on_ssd)
-        else:
-            self._send_prefill(record)
-
-    def _make_room(self, record: RequestRecord, now: float) -> None:
-        """Places for the KV that prefill will write: full blocks, then the tail. Raises PoolFull."""
-        full = len(record.token_ids) // self.config.block_size
-        wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
-        has_tail = len(record.token_ids) % self.config.block_size > 0
-        if has_tail:
-            wanted.append(Wanted(self.directory.layout.nbytes))
-        node = self.members.node_of(record.prefill)
-        places = self.directory.allocate_many(record.request_id, wanted, now=now, node=node)
-        record.store = [_ref(place) for place in places]
-        record.tail = record.store.pop() if has_tail else None
-        mine = [ref.object_id for ref in record.load + record.store]
-        self.directory.lease(record.request_id, mine, now, now + LEASE_S)  # until decode has read them
-
-    def _wanted(self, record: RequestRecord, index: int) -> Wanted:
-        """A full block of a request, under its key unless reuse is off."""
-        nbytes = self.directory.layout.nbytes
-        return Wanted(nbytes, record.keys[index], record.digests[index]) if record.keys else Wanted(nbytes)
 
     def _promote(self, record: RequestRecord, on_ssd: dict[int, list[int]]) -> None:
         """Ask store ranks to read blocks from SSD into the DRAM just allocated."""
@@ -348,7 +304,7 @@ class ConductorRole:
         self.directory.put_end_many(object_ids, checksums, now)
         for rank, places in self.directory.take_saves().items():
             save = m.SaveBlocks(
-                [_ref(place) for place in places],
+                [block_ref(place) for place in places],
                 [place.key or 0 for place in places],
                 [place.digest for place in places],
                 [list(place.checksums) for place in places],
@@ -410,30 +366,14 @@ class ConductorRole:
 
     def _on_put_wanted(self, peer: str, wanted: m.PutWanted) -> None:
         """Places for blocks that became full while decoding; a full pool or a known key means no place."""
-        now = time.monotonic()
-        node = self.members.node_of(wanted.rank)
-        places: list[m.BlockRef | None] = []
-        for index, (key, digest) in enumerate(zip(wanted.keys, wanted.digests)):
-            owner = f"put/{wanted.rank}/{wanted.number}/{index}"
-            places.append(None)
-            if self.directory.lookup([key], [digest], now, touch=False):
-                continue
-            with contextlib.suppress(PoolFull):
-                place = self.directory.allocate(
-                    owner, self.directory.layout.nbytes, now=now, node=node, key=key, digest=digest
-                )
-                self._grants[place.object_id] = owner
-                places[-1] = _ref(place)
-        self.hub.send(peer, m.PutGranted(wanted.number, places))
+        self.hub.send(peer, self.room.grant(wanted, time.monotonic()))
         self._feed_policy()
 
     def _on_put_ended(self, peer: str, ended: m.PutEnded) -> None:
+        """Blocks that a decode rank has written become visible, or their places are taken back."""
         now = time.monotonic()
         self._publish(ended.object_ids, ended.checksums, now)
-        for object_id in ended.object_ids:
-            self.directory.revoke_owner(self._grants.pop(object_id, ""), now)
-        for object_id in ended.failed:  # late bytes may still come: nobody gets this range again
-            self.directory.revoke_owner(self._grants.pop(object_id, ""), now, writer_may_live=True)
+        self.room.end(ended, now)
         self._blocked = False
         self._feed_policy()
 
@@ -478,8 +418,3 @@ class ConductorRole:
 
     def _on_rank_stats(self, peer: str, stats: m.RankStats) -> None:
         self.metrics.from_rank(stats)
-
-
-def _ref(place: PoolObject) -> m.BlockRef:
-    """How messages name a pool object."""
-    return m.BlockRef(place.object_id, place.rank, place.offset, place.nbytes)
