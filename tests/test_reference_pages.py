@@ -1,0 +1,90 @@
+"""docs/reference/http.md and metrics.md name what the code has, and nothing else."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from mooncake_lite.gateway.fields import NEUTRAL
+from mooncake_lite.roles.cluster_metrics import HELP
+from store.ledger import COUNTERS as POOL_COUNTERS
+from store.tier import COUNTERS as TIER_COUNTERS
+from transport.channel import Counters
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).parents[1]
+HTTP = (ROOT / "docs/reference/http.md").read_text(encoding="utf-8")
+METRICS = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+FIRST_CELL = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
+
+
+def cells(page: str, begin: str, end: str) -> set[str]:
+    """What stands in backquotes in the first cells of the tables between two lines of a page."""
+    part = page.partition(begin)[2].partition(end)[0]
+    return {name for cell in FIRST_CELL.findall(part) for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_the_page_lists_each_endpoint_with_its_method() -> None:
+    code = (ROOT / "mooncake_lite/gateway/endpoints.py").read_text(encoding="utf-8")
+    routes = {f"{method} {path}" for method, path in re.findall(r'\("(GET|POST)", "([^"]+)", self', code)}
+
+    assert len(routes) > 5
+    assert cells(HTTP, "## Endpoints", "The key is wanted") == routes
+
+
+def test_the_page_lists_each_field_that_the_bodies_have() -> None:
+    fields = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+
+    assert cells(HTTP, "## Fields of a request", "A field that would change") == fields
+
+
+def test_the_page_lists_each_refused_field_with_the_values_that_are_accepted() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", HTTP.partition("| refused |")[2].split("\n\n")[0], re.M)
+    code = [
+        (name, ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values))
+        for name, values in NEUTRAL.items()
+    ]
+
+    assert rows == code
+
+
+def test_the_page_names_the_fields_of_tokenize_and_detokenize() -> None:
+    part = HTTP.partition("## Tokens")[2].partition("## Errors")[0]
+
+    for field in (*TokenizeBody.__struct_fields__, *DetokenizeBody.__struct_fields__):
+        assert f"`{field}`" in part
+
+
+def test_the_page_lists_each_metric_of_the_conductor() -> None:
+    names = {*HELP, "schedule_decision_seconds", *(f"control_{name}_total" for name in Counters().as_dict())}
+
+    assert cells(METRICS, "## Of the conductor", "The pool, from") == names
+
+
+def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:
+    pool = cells(METRICS, "The pool, from", "## Of the ranks")
+    tier = cells(METRICS, "Store ranks;", "## Some questions")
+
+    assert {name for name in pool if name.endswith("_total")} == {
+        f"pool_{name}_total" for name in POOL_COUNTERS
+    }
+    assert {f"tier_{name}_total" for name in TIER_COUNTERS} <= tier
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "end"),
+    [
+        ("mooncake_lite/gateway/exposition.py", "## Of the gateway", "## Of the conductor"),
+        ("mooncake_lite/roles/compute_rank.py", "Prefill and decode ranks:", "Store ranks;"),
+    ],
+)
+def test_each_metric_of_the_page_is_in_the_code(path: str, begin: str, end: str) -> None:
+    code = (ROOT / path).read_text(encoding="utf-8")
+    names = cells(METRICS, begin, end)
+
+    assert len(names) > 5
+    for name in names:
+        assert f'"{name}"' in code or f'"{name.removesuffix("_total")}"' in code
