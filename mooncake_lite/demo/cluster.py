@@ -60,7 +60,11 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with self._log.open("wb") as log:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            streams: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": subprocess.STDOUT,
+            }
             self._process = start_child(self._argv, new_session=True, **streams, **self._child)
         return self
 

@@ -15,7 +15,9 @@ def ask_all(url: str, prompts: list[list[int]], at_once: int = 4) -> tuple[list[
 
     def ask(prompt: list[int]) -> tuple[str, int]:
         body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+        assert response.status_code == 200, response.text
+        answer = response.json()
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         return answer["choices"][0]["text"], cached
 

@@ -181,7 +181,7 @@ def test_one_request_too_many_is_refused_with_a_time_to_come_back(serving: Clust
     """16 slots and 24 places in the queue: of 60 at once some are refused, and all others served."""
 
     def ask(number: int) -> httpx.Response:
-        body = {"prompt": f"Story number {number}:", "max_tokens": 48, "ignore_eos": True}
+        body = {"prompt": f"Story number {number}:", "max_tokens": 24, "ignore_eos": True}
         return httpx.post(f"{serving.base_url}/v1/completions", json=body, timeout=120)
 
     with ThreadPoolExecutor(60) as pool:
