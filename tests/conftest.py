@@ -5,10 +5,14 @@ Used by `make soak`. Without the option tests are as they stand in their files: 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
 
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; test_soak.py fails when that changes."""

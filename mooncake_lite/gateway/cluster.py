@@ -236,7 +236,7 @@ class Cluster:
                 hello_at = now + HELLO_S
             if now >= ping_at:
                 self._send_ping()
-                ping_at = now + self._limits.ping_s
+                ping_at = now + min(self._limits.ping_s, self._silence_s / 4)
             if state is State.LOST and self._open:
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
