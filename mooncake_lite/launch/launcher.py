@@ -145,7 +145,10 @@ class Launcher:
                 f"not ready after {self._config.start_timeout_s:.0f} s "
                 f"({', '.join(busy) or 'the gateway does not answer'}); --start-timeout-s gives it longer"
             )
-        if 0 not in states or any(state.state != "ready" for state in states.values()):
+        expected = 1 if self._config.hosts else self._config.ranks  # files of other hosts are not seen here
+        if 0 not in states or len(states) < expected:
+            return False
+        if any(state.state != "ready" for state in states.values()):
             return False
         if not answers(self._config):
             return False
