@@ -85,8 +85,7 @@ def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_de
     prompts = reference.prompts(model_folder)[:10]
     expected = reference.greedy_texts(model_folder, prompts, asking.TOKENS)
     flags = [*SMALL, "--prefill", "2", "--decode", "2", "--store", "2", "--ssd-dir", str(tmp_path / "tier")]
-    # Not the least value, 2: the gateway hears an idle conductor only every 2 s.
-    flags += ["--dead-after-s", "3", "--max-num-batched-tokens", "4096"]
+    flags += ["--dead-after-s", "2", "--max-num-batched-tokens", "4096"]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
