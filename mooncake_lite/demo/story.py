@@ -28,7 +28,7 @@ QUESTIONS = {
     "b": "What are prefill and decode? Explain both.",
     "c": "Explain it again in simpler words.",
 }
-MAX_TOKENS = {"a": 32, "b": 112, "c": 48}
+MAX_TOKENS = {"a": 24, "b": 80, "c": 32}
 """b is the longest: its answer must fill at least one block of 64 tokens, or c has nothing of it to reuse."""
 
 NOTICE_FIRST = {

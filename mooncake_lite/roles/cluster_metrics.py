@@ -56,7 +56,8 @@ class ClusterMetrics:
         found += [Metric(name, "gauge", HELP.get(name, name), {}, value) for name, value in gauges.items()]
         for name, value in pool.items():
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-            found.append(Metric(f"pool_{name}", kind, f"KVCache pool: {name.replace('_', ' ')}", {}, value))
+            words = f"KVCache pool: {name.replace('_', ' ')}"
+            found.append(Metric(f"pool_{name.removeprefix('pool_')}", kind, words, {}, value))
         for name, value in channel.items():
             found.append(
                 Metric(f"control_{name}_total", "counter", f"Conductor's ZeroMQ hub: {name}", {}, value)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.engine import Engine, Sequence
-from mooncake_lite.messages import Decode, GatewayAt, Message, Metric, Prefill, RankStats, Stop
+from mooncake_lite.messages import Decode, GatewayAt, Message, Prefill, Stop
 from mooncake_lite.roles.kv_mover import Staging
+from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
 from transport.channel import Spoke
 from transport.engine import TransferEngine
-
-REPORT_EVERY_S = 0.25
 
 
 class ComputeRank:
@@ -143,18 +141,3 @@ class ComputeRank:
         values["kv_cache_usage_perc"] = 1.0 - pages.num_free / pages.num_pages
         values["kv_cache_pages_used"] = pages.num_pages - pages.num_free
         self.tell(rank_stats(self.number, self.role, values, self.transfers))
-
-
-def rank_stats(number: int, role: str, values: dict[str, float], transfers: TransferEngine) -> RankStats:
-    """This rank's metrics: `values` by name (counters end in _total), and what its transfers moved."""
-    labels = {"rank": str(number), "role": role}
-
-    def metric(name: str, value: float, **more: str) -> Metric:
-        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-        words = name.removesuffix("_total").replace("_", " ")
-        return Metric(name, kind, words, {**labels, **more}, float(value))
-
-    metrics = [metric(name, value) for name, value in values.items()]
-    for path, moved in transfers.counters.items():
-        metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
-    return RankStats(number, metrics)

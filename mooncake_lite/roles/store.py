@@ -23,7 +23,7 @@ from mooncake_lite.messages import (
     TierEvicted,
     TierIndex,
 )
-from mooncake_lite.roles.compute_rank import REPORT_EVERY_S, rank_stats
+from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
 from store.errors import BadBlock, BlockMissing, StoreError
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
@@ -180,8 +180,11 @@ class StoreRole:
         """This rank's counters, and those of the tier and its writer."""
         values = dict(self._counters)
         if self._tier is not None and self._writer is not None:
-            gauges = {"blocks", "bytes", "open_bytes"}
-            for name, value in self._tier.stats().items():
-                values[f"tier_{name}" if name in gauges else f"tier_{name}_total"] = value
-            values |= {f"tier_writer_{name}": value for name, value in self._writer.stats().items()}
+            values |= _named("tier_", self._tier.stats(), gauges={"blocks", "bytes", "open_bytes"})
+            values |= _named("tier_writer_", self._writer.stats(), gauges={"queued", "unsealed"})
         return values
+
+
+def _named(prefix: str, stats: dict[str, int], gauges: set[str]) -> dict[str, float]:
+    """Metric name -> value: what is not a gauge only grows, and its name says so."""
+    return {f"{prefix}{name}" if name in gauges else f"{prefix}{name}_total": n for name, n in stats.items()}

@@ -6,15 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-TOKENS = 32
-"""Of each answer."""
+from tests.cluster.reference import ANSWER_TOKENS
 
 
-def ask_all(url: str, prompts: list[list[int]], at_once: int = 4) -> tuple[list[str], list[int]]:
+def ask_all(url: str, prompts: list[list[int]], at_once: int = 16) -> tuple[list[str], list[int]]:
     """Greedy answers and cached tokens, by prompt."""
 
     def ask(prompt: list[int]) -> tuple[str, int]:
-        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+        body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
         assert response.status_code == 200, response.text
         answer = response.json()

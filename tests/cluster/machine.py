@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -92,6 +93,14 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=2).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def metric(url: str, name: str) -> float:
+    """The sum of all samples in /metrics whose name ends in this pattern, labels apart."""
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    found = re.findall(rf"^mooncake_lite\w*?{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    assert found, f"no metric {name}"
+    return sum(map(float, found))
 
 
 def rank_of(process: psutil.Process) -> int:

@@ -21,7 +21,7 @@ def test_a_family_answers_as_one_process_does_cold_from_dram_and_from_hdf5(
 ) -> None:
     folder = tiny.tiny_folder(family, tmp_path / "model")
     prompts = tiny.prompts()
-    expected = reference.greedy_texts(folder, prompts, asking.TOKENS)
+    expected = reference.greedy_texts(folder, prompts)
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
     with Cluster(flags, tmp_path / "log") as cluster:
@@ -41,6 +41,6 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
     prompts = tiny.prompts(4)
     with Cluster([str(folder), *tiny.FLAGS, "--profile", "fast"], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
-        expected = reference.greedy_texts(folder, prompts, asking.TOKENS)
+        expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         assert cluster.stop() < 5.0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -26,13 +24,16 @@ pytestmark = pytest.mark.cluster
 COLD_START_LIMIT_S = 90.0
 """What a start may take that has to compile every kernel."""
 
+SILENCE_S = 2.0
+"""The least that --dead-after-s takes."""
+
 
 def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is_a_miss(
     tmp_path: Path, model_folder: Path
 ) -> None:
     """The first of the three starts finds no compiled kernels, as on a fresh machine."""
     prompts = reference.prompts(model_folder)
-    expected = reference.greedy_texts(model_folder, prompts, asking.TOKENS)
+    expected = reference.greedy_texts(model_folder, prompts)
     flags = [*SMALL, "--ssd-dir", str(tmp_path / "tier")]
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     with Cluster(flags, tmp_path / "log 1", env=no_kernels(tmp_path, model_folder)) as cluster:
@@ -64,10 +65,7 @@ def no_kernels(tmp_path: Path, model_folder: Path) -> dict[str, str]:
 
 def bad_in_tier(cluster: Cluster) -> float:
     """Files and blocks of the tier that failed a check, by /metrics."""
-    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10).text
-    found = re.findall(r"^mooncake_lite\w*tier_(?:files|blocks)_bad\w*(?:{.*})? (\S+)$", text, re.MULTILINE)
-    assert found
-    return sum(map(float, found))
+    return machine.metric(cluster.base_url, r"tier_(?:files|blocks)_bad\w*")
 
 
 def damage(file: Path) -> None:
@@ -81,25 +79,30 @@ def damage(file: Path) -> None:
 def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_death(
     tmp_path: Path, model_folder: Path
 ) -> None:
-    """A cold prompt of 3,500 tokens in one forward pass takes longer than a rank may be silent."""
+    """A cold prompt of 2,000 tokens in one forward pass takes longer than a rank may be silent."""
     prompts = reference.prompts(model_folder)[:10]
-    expected = reference.greedy_texts(model_folder, prompts, asking.TOKENS)
+    expected = reference.greedy_texts(model_folder, prompts)
     flags = [*SMALL, "--prefill", "2", "--decode", "2", "--store", "2", "--ssd-dir", str(tmp_path / "tier")]
-    flags += ["--dead-after-s", "2", "--max-num-batched-tokens", "4096"]
+    flags += ["--dead-after-s", str(SILENCE_S), "--max-num-batched-tokens", "4096"]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         again, cached = asking.ask_all(cluster.base_url, prompts)
         assert again == expected
         assert cached == [len(prompt) // 64 * 64 for prompt in prompts]
+        before = machine.metric(cluster.base_url, "prefill_seconds_total")
         ids = reference.tokenizer(model_folder).encode(document_text())
-        body = {"prompt": (ids[::-1] * 4)[:3500], "max_tokens": 2, "ignore_eos": True}
-        began = time.monotonic()
+        body = {"prompt": (ids[::-1] * 4)[:2000], "max_tokens": 2, "ignore_eos": True}
         answer = httpx.post(f"{cluster.base_url}/v1/completions", json=body, timeout=120)
-        print(f"prefill of 3,500 tokens: {time.monotonic() - began:.1f} s")
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 2
         assert machine.healthy(cluster.base_url)
+        machine.wait_until(lambda: machine.metric(cluster.base_url, "prefill_seconds_total") > before, 3.0)
+        seconds = machine.metric(cluster.base_url, "prefill_seconds_total") - before
+    if seconds < SILENCE_S:
+        pytest.skip(
+            f"this machine prefills 2,000 tokens in {seconds:.1f} s: too soon to be taken for a death"
+        )
 
 
 def test_a_tier_folder_in_use_is_refused_in_one_line_and_its_cluster_goes_on(tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_a_tier_folder_in_use_is_refused_in_one_line_and_its_cluster_goes_on(tmp
 def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_folder: Path) -> None:
     """Conductor and prefill on one node, decode and store on the other: every byte of KV crosses MPI."""
     prompts = reference.prompts(model_folder)[:6]
-    expected = reference.greedy_texts(model_folder, prompts, asking.TOKENS)
+    expected = reference.greedy_texts(model_folder, prompts)
     program = Path(__file__).parent / "programs" / "ask.py"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -131,7 +134,7 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_fo
                 serve, stdout=log, stderr=subprocess.STDOUT, env=machine.environment(), start_new_session=True
             )
         try:
-            ask = [*nodes.on(0), sys.executable, str(program), url, str(asking.TOKENS)]
+            ask = [*nodes.on(0), sys.executable, str(program), url, str(reference.ANSWER_TOKENS)]
             answer = subprocess.run(
                 ask, input=json.dumps(prompts), capture_output=True, text=True, timeout=START_LIMIT_S + 60
             )

@@ -98,7 +98,7 @@ def test_another_user_cannot_look_into_a_clusters_folder(pair: Pair) -> None:
 def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
     """The second one has cached nothing of what the first one was asked, and outlives it."""
     prompts = tiny.prompts(6)
-    expected = reference.greedy_texts(pair.model, prompts, asking.TOKENS)
+    expected = reference.greedy_texts(pair.model, prompts)
     first, second = pair.first.base_url, pair.second.base_url
     assert asking.ask_all(first, prompts[:1])[0] == expected[:1]
     assert asking.ask_all(second, prompts[:1]) == (expected[:1], [0])

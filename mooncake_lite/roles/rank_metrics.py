@@ -1,0 +1,29 @@
+"""A rank's metrics on their way to `/metrics`: the report that every working rank sends.
+
+Used by `compute_rank.py` and `store.py`; answered by `cluster_metrics.py`. Imports nothing heavy: a store
+rank never loads torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mooncake_lite.messages import Metric, RankStats
+from transport.engine import TransferEngine
+
+REPORT_EVERY_S = 0.25
+
+
+def rank_stats(number: int, role: str, values: dict[str, float], transfers: TransferEngine) -> RankStats:
+    """This rank's metrics: `values` by name (counters end in _total), and what its transfers moved."""
+    labels = {"rank": str(number), "role": role}
+
+    def metric(name: str, value: float, **more: str) -> Metric:
+        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+        words = name.removesuffix("_total").replace("_", " ")
+        return Metric(name, kind, words, {**labels, **more}, float(value))
+
+    metrics = [metric(name, value) for name, value in values.items()]
+    for path, moved in transfers.counters.items():
+        metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
+    return RankStats(number, metrics)
