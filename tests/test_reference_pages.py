@@ -69,7 +69,7 @@ def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:
     tier = cells(METRICS, "Store ranks;", "## Some questions")
 
     assert {name for name in pool if name.endswith("_total")} == {
-        f"pool_{name}_total" for name in POOL_COUNTERS
+        f"pool_{name.removeprefix('pool_')}_total" for name in POOL_COUNTERS
     }
     assert {f"tier_{name}_total" for name in TIER_COUNTERS} <= tier
 

@@ -44,6 +44,9 @@ TERM_EARLY_AT_S = 1.0
 KILL_AT_S = 4.75
 """When everything of this job that is left is killed, so that the command ends within 5 s."""
 
+MPIRUN_SLOWER_S = 0.3
+"""Ranks can be seen to end before the mpirun whose death they followed; its exit code tells them apart."""
+
 AFTERMATH_S = 2.5
 """How long ranks may take to end after mpirun has ended, or after the conductor has."""
 
@@ -180,8 +183,11 @@ class Launcher:
 
     def _end(self, job: Job) -> str:
         """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
-        mpirun_code = job.mpirun_code()
         lost = list(job.lost)
+        started = time.monotonic()
+        while job.mpirun_code() is None and time.monotonic() - started < MPIRUN_SLOWER_S:
+            self._pump(job, 0.05)
+        mpirun_code = job.mpirun_code()
         started = time.monotonic()
         job.terminate()
         while job.running() and time.monotonic() - started < AFTERMATH_S:

@@ -9,7 +9,7 @@ import httpx
 from tests.cluster.reference import ANSWER_TOKENS
 
 
-def ask_all(url: str, prompts: list[list[int]], at_once: int = 16) -> tuple[list[str], list[int]]:
+def ask_all(url: str, prompts: list[list[int]], at_once: int = 20) -> tuple[list[str], list[int]]:
     """Greedy answers and cached tokens, by prompt."""
 
     def ask(prompt: list[int]) -> tuple[str, int]:

@@ -14,8 +14,12 @@ from mooncake_lite.model import load_config, resolve_model
 
 START_LIMIT_S = 120.0
 
-SMALL = ["--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB", "--max-model-len", "4096"]
-"""A cluster that fits beside others: 86 blocks in the pool, 5,461 tokens of pages in each engine."""
+SMALL = [
+    *("--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB", "--max-model-len", "4096"),
+    *("--max-num-seqs", "20"),
+]
+"""A cluster that fits beside others: 86 blocks in the pool, 5,461 tokens of pages in each engine, and the 20
+prompts of `reference` in one batch."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,9 +32,9 @@ def model_folder() -> Path:
 
 @pytest.fixture(scope="package")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests that only talk to it; with an SSD tier, a short queue and 16 slots."""
+    """One cluster for all tests that only talk to it; with an SSD tier, a short queue and 20 slots."""
     folder = tmp_path_factory.mktemp("serving")
-    flags = [*SMALL, "--ssd-dir", str(folder / "tier"), "--max-queue", "24"]
+    flags = [*SMALL, "--ssd-dir", str(folder / "tier"), "--max-queue", "20"]
     with Cluster(flags, folder / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster

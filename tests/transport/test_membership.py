@@ -16,6 +16,8 @@ from transport.membership import Answer, Beat, Heart, Monitor
 from transport.pids import ProcessWatch, process_exists
 from transport.wire import Decoder
 
+pytestmark = pytest.mark.cluster
+
 LIMIT_S = 10.0
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.mpi import ROOT, mpi_environment, run_mpi, skip_without_ucx
 from tests.two_nodes import two_nodes
 
+pytestmark = pytest.mark.cluster
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 

@@ -26,6 +26,8 @@ from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, answer
 from transport.curve import CurveKeys
 
+pytestmark = pytest.mark.cluster
+
 BODY = {"prompt": "hello", "stream": True}
 
 

@@ -13,6 +13,8 @@ from mooncake_lite import messages as m
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import MAX_MODEL_LEN, SERVED_ID, FakeCluster, GatewayProcess
 
+pytestmark = pytest.mark.cluster
+
 HELLO = [{"role": "user", "content": "hello"}]
 
 

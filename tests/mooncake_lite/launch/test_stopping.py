@@ -13,6 +13,8 @@ import pytest
 
 from tests.mooncake_lite.launch.conftest import STOP_LIMIT_S, Cluster, wait_for
 
+pytestmark = pytest.mark.cluster
+
 Start = Callable[..., Cluster]
 
 
