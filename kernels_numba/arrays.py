@@ -1,7 +1,8 @@
 """Which array lives where, and as what a kernel sees it; the checks that all public functions share.
 
-Called at the head of every public function. Knows no kernel. A uint16 array means bfloat16 bits everywhere.
-NaN-safe and copy-free: a view or an error. Explained in docs/explain/paged-attention.md.
+Called at the head of every public function. Knows no kernel. Inside the package a uint16 array means
+bfloat16 bits, an int16 array float16 bits: Numba computes with neither type on the CPU.
+A view or an error, never a copy. Explained in docs/explain/paged-attention.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from kernels_numba.errors import DtypeError, KindError, LayoutError, ShapeError
 
 CPU, CUDA = "cpu", "cuda"
-FLOATS = ("float32", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16")
 
 
 def _torch_of(array: Any) -> Any:
@@ -54,10 +55,10 @@ def dtype_name(array: Any) -> str:
 
 
 def check_float(name: str, array: Any, same_as: tuple[str, Any] | None = None) -> None:
-    """float32 or bfloat16, and the same as the partner's. Raises DtypeError."""
+    """float32, float16 or bfloat16, and the same as the partner's. Raises DtypeError."""
     own = dtype_name(array)
     if own not in FLOATS:
-        raise DtypeError(f"{name}.dtype", own, "float32 or bfloat16 (uint16 holds bfloat16 bits)")
+        raise DtypeError(f"{name}.dtype", own, "float32, float16 or bfloat16 (uint16 holds bfloat16 bits)")
     if same_as is not None and dtype_name(same_as[1]) != own:
         raise DtypeError(f"{name}.dtype", own, f"{dtype_name(same_as[1])}, as {same_as[0]} has")
 
@@ -98,12 +99,14 @@ def strides_of(array: Any) -> tuple[int, ...]:
 
 
 def as_numpy(array: Any) -> np.ndarray:
-    """A CPU array as NumPy sees it, without a copy; bfloat16 as uint16."""
+    """A CPU array as the kernels take it, without a copy; bfloat16 as uint16, float16 as int16."""
     torch = _torch_of(array)
     if torch is None:
-        return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+        bits = {"bfloat16": np.uint16, "float16": np.int16}.get(array.dtype.name)
+        return array if bits is None else array.view(bits)
     tensor = array.detach() if array.requires_grad else array
-    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(tensor.dtype)
+    return (tensor if bits is None else tensor.view(bits)).numpy()
 
 
 def empty_like(array: Any) -> Any:

@@ -53,6 +53,22 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
     return device
 
 
+NO_WINDOW = 2**31 - 1
+"""A window as kernels take it, when there is none: no context is longer."""
+
+
+def check_window(window: int | None) -> int:
+    """The window as a kernel takes it: a token sees itself and the window - 1 tokens before it, None: all.
+
+    Raises RangeError.
+    """
+    if window is None:
+        return NO_WINDOW
+    if not 1 <= window <= NO_WINDOW:
+        raise RangeError("window", window, "None, or at least 1 token")
+    return int(window)
+
+
 @njit(cache=True, nogil=True)
 def check_tables(block_tables, context_lens, pages, page_size):
     """(-1, 0), or the first sequence and logical page that cannot be; logical page -1: the length itself."""
