@@ -1,7 +1,8 @@
 """Scalars inside CPU kernels: 16-bit floats as bits, a vectorising exp2, and a copy of bytes by address.
 
 Called inside @njit kernels only. Numba computes with no 16-bit float on the CPU, so here a uint16 array *is*
-a bfloat16 array (the upper halves of float32s) and an int16 array a float16 array. Explained in docs/explain/paged-attention.md.
+a bfloat16 array (the upper halves of float32s) and an int16 array a float16 array. Explained in
+docs/explain/paged-attention.md.
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
@@ -91,7 +92,7 @@ def _widen(value):
 
 
 def store(array: Any, index: Any, value: Any) -> Any:
-    """array[index] = value, a float32, rounded to the nearest even 16-bit float where the array holds those."""
+    """array[index] = value, a float32, rounded to the nearest even one where the array holds 16 bits."""
     raise NotImplementedError("inside kernels only")
 
 
