@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,20 +118,17 @@ def test_a_tier_folder_in_use_is_refused_in_one_line_and_its_cluster_goes_on(tmp
 
 @pytest.mark.skipif(bool(two_nodes.problem()), reason=two_nodes.problem())
 def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_folder: Path) -> None:
-    """Conductor and prefill on one node, decode and store on the other: every byte of KV crosses MPI."""
+    """serve --hosts: conductor and prefill on one node, decode and store on the other, so that every byte of
+    KV crosses MPI, and every message the network, under CURVE."""
     prompts = reference.prompts(model_folder)[:6]
     expected = reference.greedy_texts(model_folder, prompts)
     program = Path(__file__).parent / "programs" / "ask.py"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with two_nodes.two_nodes(tmp_path) as nodes:
-        line = [shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"]
-        line += nodes.mpirun_args(2, 2)
-        serve = [*nodes.on(0), *line, *machine.SERVE, *SMALL, "--port", str(port)]
+        serve = [*nodes.on(0), *machine.SERVE, *SMALL, "--port", str(port), *nodes.serve_args(2, 2)]
         with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(
-                serve, stdout=log, stderr=subprocess.STDOUT, env=machine.environment(), start_new_session=True
-            )
+            process = subprocess.Popen(serve, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             ask = [*nodes.on(0), sys.executable, str(program), url, str(reference.ANSWER_TOKENS)]
             answer = subprocess.run(

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
@@ -23,13 +24,16 @@ with httpx.Client(timeout=60, trust_env=False) as client:
         if time.monotonic() > deadline:
             sys.exit("the server did not get ready")
         time.sleep(0.2)
-    texts = []
-    for prompt in prompts:
+
+    def ask(prompt: list[int]) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        answer = client.post(f"{url}/v1/completions", json=body)
-        if answer.status_code != 200:
-            sys.exit(answer.text)
-        texts.append(answer.json()["choices"][0]["text"])
+        return client.post(f"{url}/v1/completions", json=body)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    if refused := [answer.text for answer in answers if answer.status_code != 200]:
+        sys.exit(refused[0])
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
     time.sleep(1.0)  # ranks report their counters a few times a second
     lines = client.get(f"{url}/metrics").text.splitlines()
 moved = sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r".*mpi_bytes_.*two_sided", line))
