@@ -10,15 +10,16 @@ from mooncake_lite.engine import Engine, Sequence, pages_for
 from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
+from mooncake_lite.model.config import DType
 
 ANSWER_TOKENS = 32
 """Of each answer."""
 
 
 @cache
-def model(folder: Path) -> Model:
+def model(folder: Path, dtype: DType) -> Model:
     use_threads(2)
-    return load_model(folder, "float32", "cpu")
+    return load_model(folder, dtype, "cpu")
 
 
 @cache
@@ -32,29 +33,33 @@ def prompts(folder: Path, count: int = 20) -> list[list[int]]:
     return [ids[(i % 4) * 300 : (i % 4) * 300 + 70 + 7 * i] for i in range(count)]
 
 
-def greedy_texts(folder: Path, prompts: list[list[int]], max_tokens: int = ANSWER_TOKENS) -> list[str]:
+def greedy_texts(
+    folder: Path, prompts: list[list[int]], max_tokens: int = ANSWER_TOKENS, dtype: DType = "float32"
+) -> list[str]:
     """The greedy answers' texts, of ANSWER_TOKENS tokens at most."""
-    return [tokenizer(folder).decode(ids[:max_tokens]) for ids in greedy_ids(folder, prompts)]
+    return [tokenizer(folder).decode(ids[:max_tokens]) for ids in greedy_ids(folder, prompts, dtype)]
 
 
-def greedy_ids(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+def greedy_ids(folder: Path, prompts: list[list[int]], dtype: DType = "float32") -> list[list[int]]:
     """The greedy answers' tokens, ANSWER_TOKENS each or fewer; many tests ask for the same prompts."""
-    known = _answers(folder)
+    known = _answers(folder, dtype)
     new = [prompt for prompt in prompts if tuple(prompt) not in known]
-    known.update(zip(map(tuple, new), _generate(folder, new)))
+    known.update(zip(map(tuple, new), _generate(folder, dtype, new)))
     return [known[tuple(prompt)] for prompt in prompts]
 
 
 @cache
-def _answers(folder: Path) -> dict[tuple[int, ...], list[int]]:
+def _answers(folder: Path, dtype: DType) -> dict[tuple[int, ...], list[int]]:
     """prompt -> answer, of this run of the tests."""
     return {}
 
 
-def _generate(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+def _generate(folder: Path, dtype: DType, prompts: list[list[int]]) -> list[list[int]]:
     """All prompts in one running batch of one engine."""
     ends = frozenset(tokenizer(folder).eos_ids)
-    engine = Engine(model(folder), sum(pages_for(len(p) + ANSWER_TOKENS) for p in prompts), BLOCK_TOKENS)
+    engine = Engine(
+        model(folder, dtype), sum(pages_for(len(p) + ANSWER_TOKENS) for p in prompts), BLOCK_TOKENS
+    )
     answers = [_prefilled(engine, prompt, ends) for prompt in prompts]
     running = [sequence for sequence, finish in answers if finish is None]
     while running:
