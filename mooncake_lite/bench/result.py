@@ -87,6 +87,47 @@ def against(
     return statistics.median(mine), statistics.median(theirs), min(bound)
 
 
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something to be timed, and what it is called."""
+
+    name: str
+    run: Callable[[], object]
+
+
+def compare(
+    name: str,
+    unit: str,
+    figure: Callable[[float], float],
+    runs: int,
+    ours: Callable[[], object],
+    peers: Sequence[Action],
+    limit: Action | None = None,
+) -> list[Row]:
+    """One row for each peer, all timed in turns in the same run.
+
+    figure   seconds -> the figure in `unit`
+    """
+    others = [*peers, limit] if limit else [*peers]
+    mine, *taken = _times(runs, [ours, *(other.run for other in others)])
+    bound = Other(limit.name, figure(min(taken[-1]))) if limit else None
+    own = figure(statistics.median(mine))
+    return [
+        Row(name, unit, own, Other(peer.name, figure(statistics.median(seconds))), bound, runs)
+        for peer, seconds in zip(peers, taken)
+    ]
+
+
+def milliseconds(seconds: float) -> float:
+    """For `compare`."""
+    return seconds * 1e3
+
+
+def gigabytes_per_second(nbytes: int) -> Callable[[float], float]:
+    """For `compare`: what moving so many bytes in some seconds comes to."""
+    return lambda seconds: nbytes / 1e9 / seconds
+
+
 def _times(runs: int, actions: Sequence[Callable[[], object]]) -> list[list[float]]:
     """Seconds of each run. Actions take turns, so that a slow moment of the machine hits all alike."""
     times: list[list[float]] = [[] for _ in actions]
