@@ -8,5 +8,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rewrite-tutorials",
         action="store_true",
         default=False,
-        help="replace the outputs in the pages by the real ones, and read the diff",
+        help="replace the outputs and figures of the pages by the real ones, and read the diff",
     )

@@ -12,6 +12,7 @@ from typing import Literal
 
 _FENCE = re.compile(r"^(`{3,})\s*([^`\s]*)[^`]*$")
 _EXIT = re.compile(r"\s+# exit (\d+)$")
+_FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^/)\s]+\.svg)\)")
 ANYTHING = "..."
 
 
@@ -78,6 +79,18 @@ def steps(text: str) -> list[Step]:
         elif fence.kind == "console":
             found += _console_steps(lines, fence, printed)
     return found
+
+
+def figures(text: str) -> dict[str, int]:
+    """The figures that a page's own code draws: what it shows from `figures/` beside it -> 1-based line."""
+    lines = text.split("\n")
+    shown_only = {index for fence in fences(lines) for index in range(fence.start, fence.stop)}
+    return {
+        target: index + 1
+        for index, line in enumerate(lines)
+        if index not in shown_only
+        for target in _FIGURE.findall(line)
+    }
 
 
 def _with_following(found: list[Fence]) -> list[tuple[Fence, Fence | None]]:

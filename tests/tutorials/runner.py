@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
-from tests.tutorials.pages import Step, matches, rewrite, steps
+from tests.tutorials.pages import Step, figures, matches, rewrite, steps
 from tests.tutorials.processes import POLL_S, PythonWorker, Session
 
 STEP_LIMIT_S = 150.0
@@ -64,7 +65,10 @@ class PageRun:
         self._python: PythonWorker | None = None
 
     def run(self) -> int:
-        """All steps in order; how many there were. Raises PageError at the first that fails."""
+        """All steps in order; how many there were.
+
+        Raises PageError at the first that fails, or when a figure has not been drawn.
+        """
         found = steps(self._text)
         try:
             for step in found:
@@ -74,7 +78,18 @@ class PageRun:
             stopped = self._stop()
         if not stopped:
             raise PageError(f"{self.page}: a background job had to be killed at the end of the page")
+        for figure, line in figures(self._text).items():
+            if not self._drawn(figure).exists():
+                name = self._drawn(figure).name
+                raise PageError(f"{self.page}:{line}: {figure} is shown, but no block has written {name}")
         return len(found)
+
+    def copy_figures(self) -> None:
+        """Put what the page has drawn beside the page."""
+        for figure in figures(self._text):
+            target = self.page.parent / figure
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(self._drawn(figure), target)
 
     def rewritten(self) -> str:
         """The page with the outputs that differed replaced by the real ones."""
@@ -145,6 +160,10 @@ class PageRun:
             raise self._failed(step, "the job did not end and was killed", session)
         return session.output()[before:]
 
+    def _drawn(self, figure: str) -> Path:
+        """Where the page's code writes a figure: under its bare name, in the folder that it runs in."""
+        return self._folder / Path(figure).name
+
     def _expected(self, step: Step) -> str | None:
         return None if step.expected is None else "\n".join(self._lines[slice(*step.expected)])
 
@@ -156,12 +175,15 @@ class PageRun:
             self.replacements[step.expected] = output
 
     def check(self) -> None:
-        """Raises PageError when an output differed."""
+        """Raises PageError when an output differed, or a figure does not lie beside the page."""
         for (start, stop), output in sorted(self.replacements.items()):
             wanted = "\n".join(self._lines[start:stop])
             raise PageError(
                 f"{self.page}:{start + 1}: the page says\n{wanted}\nbut what is printed is\n{output}"
             )
+        for figure, line in figures(self._text).items():
+            if not (self.page.parent / figure).exists():
+                raise PageError(f"{self.page}:{line}: {figure} is not there; run with --rewrite-tutorials")
 
     def _failed(self, step: Step, why: str, session: Session | None = None) -> PageError:
         printed = f"\n{session.output()[-3000:]}" if session else ""
@@ -184,14 +206,16 @@ def run_page(
 ) -> int:
     """Run a page in an empty scratch folder; how many steps it had.
 
-    rewrite_outputs   write what is really printed into the page instead of failing
+    rewrite_outputs   write what is really printed into the page instead of failing, and its figures beside it
     limit_s           seconds that one step may take
     Raises PageError, naming the page and the line.
     """
     run = PageRun(page, scratch, limit_s)
     count = run.run()
-    if rewrite_outputs and run.replacements:
-        page.write_text(run.rewritten(), encoding="utf-8")
+    if rewrite_outputs:
+        run.copy_figures()
+        if run.replacements:
+            page.write_text(run.rewritten(), encoding="utf-8")
     else:
         run.check()
     return count

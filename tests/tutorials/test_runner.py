@@ -137,6 +137,35 @@ def test_rewriting_keeps_dots_that_match(tmp_path: Path) -> None:
     assert (tmp_path / "page.md").read_text() == "\n".join(lines) + "\n"
 
 
+DRAWS = ("```python", "print('<svg/>', file=open('a.svg', 'w'), end='')", "```", "![A](figures/a.svg)")
+
+
+def test_rewriting_puts_the_figures_that_the_code_draws_beside_the_page(tmp_path: Path) -> None:
+    run(tmp_path, *DRAWS, rewrite=True)
+
+    assert (tmp_path / "figures" / "a.svg").read_text() == "<svg/>"
+    assert run_page(tmp_path / "page.md", tmp_path / "again") == 1
+
+
+def test_a_figure_that_does_not_lie_beside_the_page_fails(tmp_path: Path) -> None:
+    with pytest.raises(PageError, match=r"page\.md:4: figures/a\.svg is not there"):
+        run(tmp_path, *DRAWS)
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_a_figure_that_no_block_draws_fails_and_stays_as_it_is(tmp_path: Path, rewrite: bool) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "a.svg").write_text("old")
+
+    with pytest.raises(PageError, match=r"page\.md:4: .* no block has written a\.svg"):
+        run(tmp_path, "```python", "1", "```", "![A](figures/a.svg)", rewrite=rewrite)
+    assert (tmp_path / "figures" / "a.svg").read_text() == "old"
+
+
+def test_an_image_from_elsewhere_or_within_code_is_shown_only(tmp_path: Path) -> None:
+    run(tmp_path, "![B](../docs/b.svg)", "```text", "![A](figures/a.svg)", "```")
+
+
 def test_a_session_is_stopped_with_all_its_process_groups(tmp_path: Path) -> None:
     command = 'python -c "import os, time; os.setpgid(0, 0); print(1, flush=True); time.sleep(60)" & wait'
     session = Session(command, tmp_path, environment(1), tmp_path / "out")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tutorials.pages import steps
+from tests.tutorials.pages import figures, steps
 from tests.tutorials.runner import run_page
 
 ROOT = Path(__file__).parents[2]
@@ -29,3 +29,12 @@ def test_every_tutorial_and_the_readme_have_something_to_run() -> None:
 
     assert tutorials
     assert set(PAGES) >= {*tutorials, ROOT / "README.md"}
+
+
+@pytest.mark.quick
+def test_every_figure_beside_the_tutorials_is_shown_by_one() -> None:
+    shown = {
+        name for page in ROOT.glob("tutorials/*.md") for name in figures(page.read_text(encoding="utf-8"))
+    }
+
+    assert {f"figures/{file.name}" for file in ROOT.glob("tutorials/figures/*")} == shown
