@@ -127,10 +127,12 @@ LOG2_E = 1.4426950408889634
 LOWEST = np.float32(-1e30)
 """Stands for minus infinity in a mask: finite, so that LOWEST - LOWEST is 0 and not NaN."""
 
-_C0, _C1, _C2 = np.float32(1.0), np.float32(0.6931472067), np.float32(0.2402265121)
-_C3, _C4 = np.float32(0.05550327214), np.float32(0.009618025603)
-_C5, _C6 = np.float32(0.001340043217), np.float32(0.0001546973196)
-_FLOOR, _HALF, _ZERO = np.float32(-126.0), np.float32(0.5), np.float32(0.0)
+EXP2_FIT = (1.0, 0.6931472067, 0.2402265121, 0.05550327214, 0.009618025603, 0.001340043217, 0.0001546973196)
+"""2**f for |f| <= 1/2: coefficients of f**0, f**1, ..., a Chebyshev fit."""
+EXP2_FLOOR = -126.0
+"""Below, 2**x counts as 0: it would not be a normal float32."""
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(c) for c in EXP2_FIT)
+_FLOOR, _HALF, _ZERO = np.float32(EXP2_FLOOR), np.float32(0.5), np.float32(0.0)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, inline="never")

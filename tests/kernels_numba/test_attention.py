@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import kernels_numba
 from kernels_numba.attention_decode import decode_v0, decode_v1
-from kernels_numba.attention_prefill import prefill_v0, prefill_v1
 from tests.kernels_numba.paging import Paged, as_dtype, as_float32, expected, make_paged, rounded, tolerance
 
 LENGTHS = [1, 16, 17, 40, 130]
@@ -26,18 +25,6 @@ def decode(paged: Paged, dtype: str = "float32") -> np.ndarray:
     out = np.full(paged.query.shape, np.nan, np.float32)
     result = kernels_numba.paged_attention_decode(
         *arguments(paged, dtype), paged.context_lens, scale=paged.scale, out=as_dtype(out, dtype)
-    )
-    return as_float32(result)
-
-
-def prefill(paged: Paged, dtype: str = "float32") -> np.ndarray:
-    out = np.full(paged.query.shape, np.nan, np.float32)
-    result = kernels_numba.paged_attention_prefill(
-        *arguments(paged, dtype),
-        paged.query_lens,
-        paged.context_lens,
-        scale=paged.scale,
-        out=as_dtype(out, dtype),
     )
     return as_float32(result)
 
@@ -60,37 +47,9 @@ def test_decode_agrees_with_torch_for_every_group_width_and_page(
     assert_close(decode(paged, dtype), paged, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "page_size"),
-    [(2, 2, 32, 8), (9, 3, 64, 16), (8, 2, 128, 32), (5, 1, 256, 64), (4, 2, 40, 16)],
-)
-def test_prefill_agrees_with_torch_for_every_group_width_and_page(
-    dtype, heads, kv_heads, head_dim, page_size
-) -> None:
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
-    paged = make_paged(context_lens=LENGTHS, query_lens=[1, 16, 3, 40, 60], dtype=dtype, **shape)
-    assert_close(prefill(paged, dtype), paged, dtype)
-
-
 def test_a_long_context_is_split_into_pieces_and_merged_exactly() -> None:
     paged = make_paged(context_lens=[1500, 257, 3], query_lens=[1, 1, 1], heads=6, kv_heads=2)
     assert_close(decode(paged), paged)
-
-
-def test_a_prompt_in_chunks_gives_what_it_gives_at_once() -> None:
-    whole = make_paged(context_lens=[300], query_lens=[300], heads=9, kv_heads=3, head_dim=64)
-    at_once, chunks = prefill(whole), []
-    for first, last in ((0, 128), (128, 256), (256, 300)):
-        chunk = kernels_numba.paged_attention_prefill(
-            np.ascontiguousarray(whole.query[first:last]),
-            *arguments(whole)[1:],
-            np.array([last - first], np.int32),
-            np.array([last], np.int32),
-            scale=whole.scale,
-        )
-        chunks.append(chunk)
-    np.testing.assert_allclose(np.concatenate(chunks), at_once, rtol=0, atol=tolerance("float32", 300))
 
 
 def test_sequences_may_share_the_pages_of_a_common_prefix() -> None:
@@ -99,34 +58,21 @@ def test_sequences_may_share_the_pages_of_a_common_prefix() -> None:
     assert_close(decode(paged), paged)
 
 
-def test_a_sequence_of_no_tokens_decodes_to_zeros_and_none_prefills_to_nothing() -> None:
+def test_a_sequence_of_no_tokens_decodes_to_zeros() -> None:
     paged = make_paged(context_lens=[5, 0, 9], query_lens=[1, 1, 1])
     assert_close(decode(paged), paged)
-    paged = make_paged(context_lens=[5, 0, 9], query_lens=[5, 0, 2])
-    assert_close(prefill(paged), paged)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_empty_batch_gives_an_empty_array(dtype) -> None:
     paged = make_paged(context_lens=[], query_lens=[], dtype=dtype)
     assert decode(paged, dtype).shape == (0, 3, 32)
-    assert prefill(paged, dtype).shape == (0, 3, 32)
 
 
 def test_scores_far_apart_neither_overflow_nor_lose_the_largest() -> None:
     paged = make_paged(context_lens=[200, 33], query_lens=[1, 1])
     paged.query *= 300
     assert_close(decode(paged), paged)
-    assert_close(prefill(paged), paged)
-
-
-def test_the_newest_token_is_seen_and_the_next_one_is_not() -> None:
-    paged = make_paged(context_lens=[40], query_lens=[40], heads=1)
-    before = prefill(paged)
-    page, row = paged.block_tables[0, 20 // 16], 20 % 16
-    paged.value_cache[page, 0, row] += 100
-    changed = np.abs(prefill(paged) - before).max(axis=(1, 2)) > 0
-    assert changed.tolist() == [token >= 20 for token in range(40)]
 
 
 def test_every_kind_of_cpu_array_gives_its_own_kind_back() -> None:
@@ -146,11 +92,6 @@ def test_every_kind_of_cpu_array_gives_its_own_kind_back() -> None:
 
 
 def test_the_plain_rungs_and_the_oracles_agree_with_torch() -> None:
-    paged = make_paged(context_lens=[37, 5], query_lens=[9, 5], heads=4, kv_heads=2)
-    lengths, out = (paged.query_lens, paged.context_lens), np.empty_like(paged.query)
-    prefill_v1(*arguments(paged), *lengths, out, paged.scale)
-    assert_close(out, paged)
-    assert_close(prefill_v0(*arguments(paged), *lengths, paged.scale), paged)
     paged = make_paged(context_lens=[37, 5], query_lens=[1, 1], heads=4, kv_heads=2)
     out = np.empty_like(paged.query)
     decode_v1(*arguments(paged), paged.context_lens, out, paged.scale)
@@ -177,13 +118,6 @@ def ragged_batches(draw: st.DrawFn) -> tuple[Paged, str]:
         seed=draw(st.integers(0, 1000)),
     )
     return paged, dtype
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(ragged_batches())
-def test_any_ragged_batch_prefills_as_torch_does(batch) -> None:
-    paged, dtype = batch
-    assert_close(prefill(paged, dtype), paged, dtype)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
