@@ -5,7 +5,8 @@ Called by the model's forward pass once a layer and step. Knows arrays, not requ
     v1  plain loops, one (sequence, head) after the other: every query head reads the keys for itself
     v2  query heads of a group share each key row, in one pass over the pages (online softmax)
     v3  attention_decode_tiles.py: sums in registers, prefetched pages, contexts split over the cores
-@@MEASURED@@
+Milliseconds, float32, 2 cores with AVX2, 8 x 2048 tokens, 9/3 heads x 64; 4 x 4096, 32/8 x 128:
+    MEAS
 Index mapping, the same in every rung:
 
     query        (batch, heads, head_dim)                    out has its shape
@@ -20,7 +21,7 @@ Index mapping, the same in every rung:
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
 # mypy: disable-error-code="no-untyped-def, call-arg"
-# ruff: noqa: ANN201, ANN202
+# ruff: noqa: ANN201
 
 from __future__ import annotations
 
@@ -79,9 +80,11 @@ def paged_attention_decode(
     device = arrays.CPU
     if views is None:
         device = check_attention(query, key_cache, value_cache, block_tables, context_lens, out)
-    arrays.check_shape("block_tables", block_tables, query.shape[0], "max_pages")
-    arrays.check_shape("context_lens", context_lens, query.shape[0])
-    if query.shape[0] == 0:
+    batch = query.shape[0]
+    if views is None or views[3].shape[:-1] != (batch,) or views[4].shape != (batch,):
+        arrays.check_shape("block_tables", block_tables, batch, "max_pages")
+        arrays.check_shape("context_lens", context_lens, batch)
+    if batch == 0:
         return out
     if device == arrays.CUDA:
         from kernels_numba.attention_cuda import launch_decode
@@ -158,7 +161,7 @@ def decode_v1(query, key_cache, value_cache, block_tables, context_lens, out, sc
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def decode_v2(query, key_cache, value_cache, block_tables, context_lens, out, scale, window):
-    """Grouped: a group's heads take turns on each row while it is near, and the softmax grows page by page."""
+    """Grouped: a group's heads take turns on each row while it is near; the softmax grows page by page."""
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     group = heads // kv_heads

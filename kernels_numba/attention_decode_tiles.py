@@ -11,10 +11,12 @@ only. What it does about each of the three things that decode waits for:
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -35,26 +37,36 @@ from kernels_numba.vectors import (
 )
 
 TILE_TOKENS = 128
-"""Keys between two updates of the running maximum; keys and values of a tile then stay in the second cache."""
+"""Keys between two updates of the running maximum; keys and values of a tile then stay in a near cache."""
 MIN_SPLIT_TOKENS = 256
 """A shorter piece of a context costs more to merge than it wins."""
 ALONE_FLOATS = 1 << 17
-"""Fewer floats of keys than this are read by one core in the time that a second one needs to wake up."""
+"""Fewer floats of keys than this are read by one core in the time that a second one needs to join in."""
 PREFETCH_LINES = 8
-"""Of a page; with eight asked for the processor's own prefetching goes on. All 64 of them cost 20% where the
-KV is in the second cache, eight cost 5%; where it is in memory both save a third and more."""
+"""Of a page; the processor's own prefetching goes on from there. One core, 9/3 heads x 64: eight
+lines cost 5% where the KV is in the second cache and save 40% where
+it is in memory; all 64 of them cost 20% and save 27%."""
 LINE_BYTES = 64
 WIDTH = 4
 """Vectors of each value row that are added at once; with four heads that makes sixteen sums in registers."""
+
+PART: Any = {
+    "cache": True,
+    "nogil": True,
+    "fastmath": FAST,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+"""How the parts of a kernel are compiled, which Python never calls itself: without the code for that."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 def _score_kernel(heads):
-    """A kernel for `heads` query heads and four key rows at a time: their 4 * heads sums stay in registers."""
+    """A kernel for `heads` query heads and four key rows: their 4 * heads sums stay in registers."""
     sums = 4 * heads
 
-    @njit(cache=True, nogil=True, fastmath=FAST, forceinline=True)
+    @njit(forceinline=True, **PART)
     def score(queries, g, key_cache, page, kv_head, rows, scores, column):
         """scores[g + j, column + i] = queries[g + j] . key row rows[0] + i. Writes whole fours."""
         first, last = rows
@@ -78,7 +90,7 @@ def _score_kernel(heads):
 def _value_kernel(heads):
     """A kernel for `heads` query heads: a strip of their sums stays in registers while the rows go by."""
 
-    @njit(cache=True, nogil=True, fastmath=FAST, forceinline=True)
+    @njit(forceinline=True, **PART)
     def add(weights, g, value_cache, page, kv_head, rows, column, sums):
         """sums[g + j] += weights[g + j, column + i] * value row rows[0] + i."""
         first, last = rows
@@ -105,7 +117,7 @@ _score_4, _score_3, _score_2, _score_1 = (_score_kernel(heads) for heads in (4, 
 _add_4, _add_3, _add_2, _add_1 = (_value_kernel(heads) for heads in (4, 3, 2, 1))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART)
 def _score_page(queries, group, key_cache, page, kv_head, rows, scores, column):
     """The scores of a page's rows for a whole group, four heads at a time."""
     for g in range(0, group, 4):
@@ -119,7 +131,7 @@ def _score_page(queries, group, key_cache, page, kv_head, rows, scores, column):
             _score_1(queries, g, key_cache, page, kv_head, rows, scores, column)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART)
 def _add_page(weights, group, value_cache, page, kv_head, rows, column, sums):
     """The weighed values of a page's rows for a whole group, four heads at a time."""
     for g in range(0, group, 4):
@@ -133,7 +145,7 @@ def _add_page(weights, group, value_cache, page, kv_head, rows, column, sums):
             _add_1(weights, g, value_cache, page, kv_head, rows, column, sums)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@njit(forceinline=True, **PART)
 def _ask_for(cache, page, kv_head):
     """Ask for the first lines of a head's page; nothing waits for them."""
     line = LINE_BYTES // cache.itemsize
@@ -141,7 +153,7 @@ def _ask_for(cache, page, kv_head):
         prefetch(cache, (page, kv_head, 0, i))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART)
 def _soften(scores, group, count, highest, totals, sums):
     """Online softmax of one tile: scores become weights, older sums shrink to the new maximum."""
     for g in range(group):
@@ -162,7 +174,7 @@ def _soften(scores, group, count, highest, totals, sums):
             sums[g, d] *= shrink
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART)
 def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first, last, scores, part):
     """A group over the tokens [first, last); part = (highest, totals, sums)."""
     page_size = key_cache.shape[2]
@@ -188,7 +200,7 @@ def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first,
         start = stop
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _plan_pieces(context_lens, window, kv_heads, page_size, workers):
     """Pieces of equal length, a few per worker: (pieces, 3) rows of sequence, first token, last token."""
     tokens = 0
@@ -208,7 +220,7 @@ def _plan_pieces(context_lens, window, kv_heads, page_size, workers):
     return pieces[:count]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART)
 def _merge_pieces(pieces, highest, totals, sums, group, out):
     """out = the pieces of each sequence, weighed by what their maxima say; zeros where there is no piece."""
     heads, head_dim = out.shape[1:]
@@ -234,7 +246,7 @@ def _merge_pieces(pieces, highest, totals, sums, group, out):
                 store(out, (b, head, d), merged[d] * share)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums):
     """Take (piece of a context, kv head) after (piece, kv head) until none is left."""
     head_dim = query.shape[2]
@@ -271,8 +283,7 @@ def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, sc
         tokens += pieces[p, 2] - pieces[p, 1]
     taken = np.zeros(1, np.int64)
     if tokens * kv_heads * head_dim < ALONE_FLOATS:
+        workers = 1
+    for _ in prange(workers):
         _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums)
-    else:
-        for _ in prange(workers):
-            _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums)
     _merge_pieces(pieces, highest, totals, sums, group, out)

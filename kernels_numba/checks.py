@@ -60,7 +60,7 @@ _AS_THEY_ARE = (np.dtype(np.float32), _INT32, np.dtype(np.uint16))
 
 
 def plain_views(*six: Any) -> list[np.ndarray] | None:
-    """The arrays of `check_attention` as kernels take them, where one look shows that it would pass; else None.
+    """The arrays of `check_attention` as kernels take them, if one look shows that it would pass; else None.
 
     A model asks once a layer and token: this look takes a quarter of the time of asking one by one, which
     then finds out what is wrong, and knows the arrays that are not plain.

@@ -79,7 +79,7 @@ def copy_bytes(typing_context, target, source, count):
 
 @intrinsic
 def take_next(typing_context, counter):
-    """counter[0] before it is raised by one, in one step that no other thread can come between; int64 array."""
+    """counter[0] before it is raised by one, in a step that no thread can come between; int64 array."""
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(counter)(context, builder, arguments[0])

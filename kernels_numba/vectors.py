@@ -1,4 +1,4 @@
-"""Vectors of eight floats, held in registers: what a kernel uses where the compiler would not do it by itself.
+"""Vectors of eight floats, held in registers: for loops that the compiler does not vectorise well.
 
 Called inside @njit kernels only. Tuples of vectors are *tiles*: small matrices whose entries are vectors, as
 many as fit into registers. Everything is unrolled, so a count is a constant; LLVM turns a vector into one AVX

@@ -39,19 +39,21 @@ class Paged:
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     """float32 values that `dtype` holds exactly."""
-    return array if dtype == "float32" else torch.from_numpy(array).bfloat16().float().numpy()
+    return as_float32(as_dtype(array, dtype))
 
 
 def as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 as the kernels take it: itself, or the uint16 bits of bfloat16."""
-    return array if dtype == "float32" else torch.from_numpy(array).bfloat16().view(torch.uint16).numpy()
+    """float32 as the kernels take it: itself, float16, or the uint16 bits of bfloat16."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(array).bfloat16().view(torch.uint16).numpy()
+    return array.astype(dtype, copy=False)
 
 
 def as_float32(array: np.ndarray) -> np.ndarray:
     """The reverse of as_dtype."""
-    if array.dtype == np.float32:
-        return array
-    return torch.from_numpy(array.copy()).view(torch.bfloat16).float().numpy()
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.copy()).view(torch.bfloat16).float().numpy()
+    return array.astype(np.float32, copy=False)
 
 
 def make_paged(
@@ -99,12 +101,14 @@ def make_paged(
     )
 
 
-def expected(paged: Paged) -> np.ndarray:
-    """Causal attention of each sequence's new tokens, by torch in float64."""
+def expected(paged: Paged, window: int | None = None) -> np.ndarray:
+    """Causal attention of each sequence's new tokens over at most `window` tokens, by torch in float64."""
     results, row = [np.zeros((0, *paged.query.shape[1:]))], 0
     for b, (new, tokens) in enumerate(zip(paged.query_lens, paged.context_lens)):
         if tokens:
             mask = torch.ones(new, tokens, dtype=torch.bool).tril(int(tokens - new))
+            if window is not None:
+                mask = mask.triu(int(tokens - new) - window + 1)
             q, k, v = (
                 torch.from_numpy(a).double().transpose(0, 1)[None]
                 for a in (paged.query[row : row + new], paged.keys[b], paged.values[b])
@@ -123,7 +127,7 @@ def tolerance(dtype: str, tokens: int) -> float:
     """Largest absolute error to expect of outputs that are means of values around 1 (rarely above 5).
 
     float32: rounding of `tokens` additions, of the dot products and of exp2 (2e-7), times a value's size.
-    bfloat16: sums are float32 as well; what counts is that the output is rounded to 8 bits, half a unit of
-    2**-8 for numbers below 2 and four times that for the rare larger ones.
+    bfloat16 and float16: sums are float32 as well; what counts is that the output is rounded to 8 or 11 bits,
+    half a unit of 2**-8 or 2**-11 for numbers below 2 and four times that for the rare larger ones.
     """
-    return 3e-6 * max(1.0, tokens / 512) if dtype == "float32" else 2**-7
+    return {"bfloat16": 2**-7, "float16": 2**-10}.get(dtype, 3e-6 * max(1.0, tokens / 512))
