@@ -77,6 +77,17 @@ def copy_bytes(typing_context, target, source, count):
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+@intrinsic
+def take_next(typing_context, counter):
+    """counter[0] before it is raised by one, in a step that no thread can come between; int64 array."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(counter)(context, builder, arguments[0])
+        return builder.atomic_rmw("add", view.data, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(counter), generate
+
+
 def widen(value: Any) -> Any:
     """float32 of one cache element: itself, bfloat16 bits moved to the upper half, or float16 bits."""
     raise NotImplementedError("inside kernels only")
