@@ -26,7 +26,7 @@ def _helpers_digest() -> str:
     With the digest in the folder's name such an edit starts a fresh cache.
     """
     digest = hashlib.sha256()
-    for name in ("numerics.py", "runtime.py"):
+    for name in ("numerics.py", "runtime.py", "streaming.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
 
