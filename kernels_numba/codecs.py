@@ -137,7 +137,7 @@ class Int8(Codec):
 
     def _encode_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scales = _scale_bits(np.abs(rows).max(-1, keepdims=True), 127)
-        return scales, np.rint(_scaled(rows, scales, -127, 127)).astype(np.int8)
+        return scales, np.rint(_scaled(rows, scales)).astype(np.int8)
 
     def _decode_rows(self, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
         return codes.view(np.int8).astype(np.float32) * scales
@@ -178,7 +178,7 @@ class Int4(Codec):
         highest, lowest = grouped.max(-1), grouped.min(-1)
         scales = _scale_bits(np.maximum(np.abs(highest), np.abs(lowest)), 8)
         scales[(highest > -lowest) & (scales != _NAN_SCALE)] |= 0x8000
-        codes = np.rint(_scaled(grouped, scales[..., None], -8, 7)).astype(np.uint8) + np.uint8(8)
+        codes = (np.rint(_scaled(grouped, scales[..., None])) + np.float32(8)).clip(0, 15).astype(np.uint8)
         low, high = np.split(codes.reshape(rows.shape), 2, axis=-1)
         return scales, low | high << 4
 
@@ -204,7 +204,7 @@ class Fp8(Int8):
         from ml_dtypes import float8_e4m3fn
 
         scales = _scale_bits(np.abs(rows).max(-1, keepdims=True), 448)
-        return scales, _scaled(rows, scales, -448, 448).astype(float8_e4m3fn)
+        return scales, _scaled(rows, scales).astype(float8_e4m3fn)
 
     def _decode_rows(self, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
         from ml_dtypes import float8_e4m3fn
@@ -233,9 +233,8 @@ def _scale_bits(largest: np.ndarray, steps: int) -> np.ndarray:
     return np.where(np.isfinite(largest), rounded, _NAN_SCALE).astype(np.uint16)
 
 
-def _scaled(rows: np.ndarray, scales: np.ndarray, lowest: int, highest: int) -> Any:
-    """rows / scales within lowest..highest; 0 where the scale is NaN."""
+def _scaled(rows: np.ndarray, scales: np.ndarray) -> Any:
+    """rows / scales; 0 where the scale is NaN."""
     scale = _from_bfloat16(scales)
     with np.errstate(invalid="ignore"):
-        scaled = np.clip(rows * (np.float32(1) / scale), np.float32(lowest), np.float32(highest))
-    return np.where(np.isnan(scale), np.float32(0), scaled)
+        return np.where(np.isnan(scale), np.float32(0), rows * (np.float32(1) / scale))

@@ -21,7 +21,6 @@ from numba.extending import intrinsic  # isort: skip
 
 LINE = 64
 """Bytes of a cache line: a non-temporal store pays when it fills whole lines."""
-_LINES_AT_ONCE = 4
 
 _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_WORD, LINE // 8)
@@ -29,21 +28,16 @@ _VECTOR = ir.VectorType(_WORD, LINE // 8)
 
 @intrinsic
 def _stream_lines(typing_context, target, source, count):
-    """`count` bytes, a multiple of 4 lines, from address `source` to address `target`, which is a line's."""
+    """`count` bytes, whole lines, from address `source` to address `target`, where a line begins."""
 
     def generate(context, builder, signature, arguments):
         to, of, size = arguments
         hint = builder.module.add_metadata([ir.IntType(32)(1)])
-        step = _WORD(LINE * _LINES_AT_ONCE)
-        with cgutils.for_range_slice(builder, _WORD(0), size, step) as (start, _):
-            moved = []
-            for line in range(_LINES_AT_ONCE):
-                offset = builder.add(start, _WORD(line * LINE))
-                pointer = builder.inttoptr(builder.add(of, offset), _VECTOR.as_pointer())
-                moved.append((offset, builder.load(pointer, align=1)))
-            for offset, value in moved:
-                pointer = builder.inttoptr(builder.add(to, offset), _VECTOR.as_pointer())
-                builder.store(value, pointer, align=LINE).set_metadata("nontemporal", hint)
+        with cgutils.for_range_slice(builder, _WORD(0), size, _WORD(LINE)) as (offset, _):
+            pointer = builder.inttoptr(builder.add(of, offset), _VECTOR.as_pointer())
+            line = builder.load(pointer, align=1)
+            pointer = builder.inttoptr(builder.add(to, offset), _VECTOR.as_pointer())
+            builder.store(line, pointer, align=LINE).set_metadata("nontemporal", hint)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
@@ -64,7 +58,7 @@ def fence(typing_context):
 def stream_bytes(target, source, count):
     """`copy_bytes`, with whole lines of the target written past the caches. Call `fence` after the last one."""
     before = min(-target % LINE, count)
-    lines = (count - before) // (LINE * _LINES_AT_ONCE) * (LINE * _LINES_AT_ONCE)
+    lines = (count - before) // LINE * LINE
     copy_bytes(target, source, before)
     _stream_lines(target + before, source + before, lines)
     done = before + lines
