@@ -96,7 +96,7 @@ def scatter_kv(
 
 
 def _check_scatter(named: dict[str, Any]) -> str:
-    """All checks of scatter_kv but those of ids; returns the device. With "cosine" in it: rotary was given."""
+    """All checks of scatter_kv but those of ids; returns the device. "cosine" is there when rotary is."""
     key, key_cache, slots = named["key"], named["key_cache"], named["slot_mapping"]
     device = arrays.common_device({name: array for name, array in named.items() if array is not None})
     arrays.check_float("key", key)
@@ -162,9 +162,7 @@ def _scatter_rotated(
     if query is not None:
         turned = (_address(query), arrays.strides_of(query)[0] * itemsize, query.shape[1])
     step = arrays.strides_of(key)[0] * itemsize
-    scatter_rotated(
-        _address(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned
-    )
+    scatter_rotated(_address(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned)
 
 
 def gather_blocks(
@@ -189,9 +187,9 @@ def gather_blocks(
                   CPU only
 
     A move of PARALLEL_BYTES or more (of the caches) takes all threads and PARALLEL_CALL, if that is free at
-    once; otherwise, and for smaller ones, the calling thread does it alone and waits for nobody. So a transfer
-    thread beside a computing one slows down instead of waiting for the end of a kernel; while its own parallel
-    move runs (3 ms for 64 MB), attention waits.
+    once; otherwise, and for smaller ones, the calling thread does it alone and waits for nobody. So a
+    transfer thread beside a computing one gets slower instead of waiting for the end of a kernel; while a
+    parallel move of its own runs (4 ms for 64 MB), attention waits.
 
     Raises ShapeError, DtypeError, LayoutError, KindError; RangeError for a page out of range (CPU only).
     """
@@ -323,14 +321,14 @@ def _move_blocks(
         return
     view, ids, array = (arrays.as_numpy(a) for a in (caches, page_ids, blocks))
     _check_ids("page_ids", ids, view.shape[2])
-    written = (("caches", view) if to_pages else (name, array))
+    written = ("caches", view) if to_pages else (name, array)
     if not written[1].flags.writeable:
         raise LayoutError(written[0], "read-only array", "a writable array")
     strides = (view.strides[0], view.strides[1], view.strides[2], view.strides[3], array.strides[0])
     nbytes = ids.size * layer_count * 2 * head_count * view.strides[3]
     if codec is None or codec.number == 0:
-        kernels = (_move_block_runs_v1, _move_block_runs_v2)
-        arguments = (_address(view), _address(array), ids, strides, part, to_pages)
+        kernels: tuple[Any, Any] = (_move_block_runs_v1, _move_block_runs_v2)
+        arguments: tuple[Any, ...] = (_address(view), _address(array), ids, strides, part, to_pages)
     else:
         from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
 

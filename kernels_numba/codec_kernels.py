@@ -4,8 +4,8 @@ Called by blocks.gather_blocks and scatter_blocks, which check; codecs.py holds 
 codec, and v0. Two kernels serve every codec and every dtype of the caches, so a rank compiles no more than
 those. The ladder:
     v0  NumPy on gathered blocks (codecs.py), the oracle of the tests
-    v1  one page of one head at a time: widened into scratch that stays in the nearest cache, encoded from there
-        into scratch, and moved on: memory is read once and written once
+    v1  one page of one head at a time: widened into scratch that stays in the nearest cache, encoded from
+        there into scratch, and moved on: memory is read once and written once
     v2  all threads, planes dealt out; decoded pages are written past the caches
 
 Index mapping, T = page_size, in one unit of pages_per_block * T rows (blocks.py draws the rest):
@@ -14,13 +14,13 @@ Index mapping, T = page_size, in one unit of pages_per_block * T rows (blocks.py
            `- codes [i * T : (i + 1) * T, row bytes]  after all scales of the unit
 
 Every loop over channels vectorises: conversions are arithmetic on bits, without a branch or a call, and each
-operation on 32-bit integers says so again, or Numba would make it 64 bits. A page is encoded in two loops over
-its rows, scales first: in one, each row would wait for its own scale (10 against 50 ns a row). No float rules are
-relaxed, so the bytes are those of v0, and NaN and infinity take the way that codecs.py promises.
+operation on 32-bit integers says so again, or Numba would make it one of 64 bits. A page is encoded in two
+loops over its rows, scales first: in one, each row would wait for its own scale (10 against 50 ns a row). No
+float rules are relaxed, so the bytes are those of v0, and NaN and infinity become what codecs.py promises.
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def _find_scales(rows, steps, scales, factors, sizes):
 @njit(cache=True, nogil=True)
 def _largest_signed(group):
     """Bits of the largest x and of the smallest x, each without sign; 0 where there is none of that sign."""
-    above, below = np.int32(0), np.uint32(0)  # bits of negative numbers grow with their size, as unsigned ones
+    above, below = (
+        np.int32(0),
+        np.uint32(0),
+    )  # bits of negative numbers grow with their size, as unsigned ones
     for d in range(group.shape[0]):
         bits = float_to_bits(group[d])
         above = np.int32(bits) if np.int32(bits) > above else above
@@ -179,11 +182,10 @@ def _decode_int4(row, codes):
 @njit(cache=True, nogil=True)
 def _decode_fp8(row, scale, codes):
     """A code's bits, moved up, are those of a float16 2**8 times smaller, subnormal ones included."""
-    factor = scale * np.float32(256)
     for d in range(row.shape[0]):
         size, sign = np.int16(codes[d] & np.uint8(0x7F)), np.int16(codes[d] & np.uint8(0x80))
         value = half_to_float(np.int16(np.int16(size << np.int16(7)) | np.int16(sign << np.int16(8))))
-        row[d] = (value if size != np.int16(0x7F) else _NAN) * factor
+        row[d] = (value * np.float32(256) if size != np.int16(0x7F) else _NAN) * scale
 
 
 @njit(cache=True, nogil=True)

@@ -153,8 +153,8 @@ class Int4(Codec):
 
     There is one code more below 0 than above, and this gives it to the side that needs it: measured, a tenth
     less error than codes from -7 to 7. Error: half a scale, so the group's largest |x| / 15.8; but a whole
-    scale, |x| / 7.9, for numbers of the other sign that are almost as large. 2**-126 for groups below 2**-119.
-    head_dim must be even.
+    scale, |x| / 7.9, for numbers of the other sign that are almost as large. 2**-126 for groups below
+    2**-123. head_dim must be even.
     """
 
     name, number = "int4", 3

