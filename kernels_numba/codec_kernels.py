@@ -6,7 +6,8 @@ those. The ladder:
     v0  NumPy on gathered blocks (codecs.py), the oracle of the tests
     v1  one page of one head at a time: widened into scratch that stays in the nearest cache, encoded from
         there into scratch, and moved on: memory is read once and written once
-    v2  all threads, planes dealt out; decoded pages are written past the caches
+    v2  all threads, planes dealt out; decoded pages are written past the caches, encoded blocks are not: they
+        are small, and sent next (tried: a tenth slower)
 
 Index mapping, T = page_size, in one unit of pages_per_block * T rows (blocks.py draws the rest):
 

@@ -69,6 +69,7 @@ their meaning. Numba's plain fastmath=True also promises that there are none, an
 PARALLEL_CALL = threading.Lock()
 """Held around every call of a kernel with parallel=True. Numba's workqueue threading layer, the only one that
 is always there, aborts the process when two Python threads are inside such kernels at once; and two of them
-would only share the same cores. Block movers are not parallel and do not take it."""
+would only share the same cores. Block movers take it for large moves, and only if nobody holds it: else they
+move without help (blocks.gather_blocks)."""
 
 __all__ = ["FAST", "PARALLEL_CALL", "get_num_threads", "njit", "prange"]
