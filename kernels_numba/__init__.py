@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kernels_numba.blocks import gather_blocks as gather_blocks
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.blocks import scatter_kv as scatter_kv
+    from kernels_numba.codecs import codec as codec
 
 _HOME = {
     "paged_attention_decode": "attention_decode",
@@ -25,6 +26,7 @@ _HOME = {
     "gather_blocks": "blocks",
     "scatter_blocks": "blocks",
     "copy_pages": "blocks",
+    "codec": "codecs",
 }
 
 __all__ = sorted(_HOME)

@@ -3,9 +3,12 @@
 Called by the engine (a step's new keys and values; copy-on-write) and on KV's way to and from the pool. Knows
 bytes and shapes only: one compiled mover serves every dtype. The ladder of each:
     v0  NumPy indexing, the oracle of the tests
-    v1  one memcpy for each run of bytes that is contiguous on both sides, without the GIL
+    v1  one memcpy for each run of bytes that is contiguous on both sides, without the GIL: small moves
+    v2  blocks only: by all threads, past the caches, a page's heads one after the other because they lie side
+        by side; 70 MB three times as fast as v1: large moves, if no other thread is in a parallel kernel
 
-Not parallel kernels, so any number of Python threads may be inside at once. Index mapping:
+So any number of Python threads may be inside at once. Rotating on the way: rotary.py; codecs: codecs.py and
+codec_kernels.py. Index mapping:
 
     caches  (layers, 2, pages, kv_heads, page_size, head_dim)       one array; [:, 0] keys, [:, 1] values
     blocks  (blocks, layers, 2, kv_heads, block_tokens, head_dim)   block_tokens = pages_per_block * page_size
@@ -22,62 +25,158 @@ Not parallel kernels, so any number of Python threads may be inside at once. Ind
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.errors import LayoutError, RangeError
+from kernels_numba.errors import KindError, LayoutError, RangeError, ShapeError
 from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import njit
+from kernels_numba.runtime import PARALLEL_CALL, get_num_threads, njit, prange
+from kernels_numba.streaming import fence, stream_bytes
+
+if TYPE_CHECKING:
+    from kernels_numba.codecs import Codec
 
 Part: TypeAlias = slice | range | None
 
+PARALLEL_BYTES = 1 << 21
+"""From here on a move is parallel and past the caches: what is smaller is read again before it leaves the
+second-level cache, and done before a second thread would be awake."""
 
-def scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
-    """Write new tokens' keys and values into their slots.
 
-        key, value              (tokens, kv_heads, head_dim) float32 or bfloat16; each token contiguous,
-                                so a slice of a fused projection will do
+def scatter_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    rotary: tuple[Any, Any] | None = None,
+    positions: Any = None,
+    query: Any = None,
+) -> None:
+    """Write new tokens' keys and values into their slots; with `rotary`, turn the keys on the way.
+
+        key, value              (tokens, kv_heads, head_dim) float32, float16 or bfloat16; each token
+                                contiguous, so a slice of a fused projection will do
         key_cache, value_cache  (pages, kv_heads, page_size, head_dim), contiguous, the same dtype; written
         slot_mapping            (tokens,) int64, slot = page * page_size + row; -1 skips the token
+        rotary                  (cosine, sine), each (positions, 1, head_dim) float32, contiguous, the sine of
+                                the first half negated: the tables of mooncake_lite/model/rope.py
+        positions               (tokens,) int64, rows of the tables; with `rotary` only
+        query                   (tokens, heads, head_dim), as `key`; turned in place; with `rotary` only
 
-    Raises ShapeError, DtypeError, LayoutError, KindError; RangeError for a slot out of range (CPU only).
+    The key itself stays as it is. Values are bit for bit those of rope.rotate and a plain scatter_kv.
+    Raises ShapeError, DtypeError, LayoutError; KindError, also for `rotary` with device arrays, which have no
+    such form yet; RangeError for a slot or a position out of range (CPU only). Then nothing is written.
     """
     named = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
-    device = arrays.common_device(named | {"slot_mapping": slot_mapping})
-    arrays.check_float("key", key)
-    for name in ("value", "key_cache", "value_cache"):
-        arrays.check_float(name, named[name], ("key", key))
-    arrays.check_integer("slot_mapping", slot_mapping, "int64")
-    arrays.check_shape("key", key, "tokens", "kv_heads", "head_dim")
-    arrays.check_shape("value", value, *key.shape)
-    arrays.check_shape("key_cache", key_cache, "pages", key.shape[1], "page_size", key.shape[2])
-    arrays.check_shape("value_cache", value_cache, *key_cache.shape)
-    arrays.check_shape("slot_mapping", slot_mapping, key.shape[0])
-    for name in ("key_cache", "value_cache"):
-        arrays.check_contiguous(name, named[name])
-    arrays.check_contiguous("slot_mapping", slot_mapping)
+    named["slot_mapping"] = slot_mapping
+    if rotary is not None:
+        named |= {"cosine": rotary[0], "sine": rotary[1], "positions": positions, "query": query}
+    elif positions is not None or query is not None:
+        raise ShapeError("rotary", None, "(cosine, sine), since positions or query are given")
+    device = arrays.check_once(_check_scatter, named)
     if key.shape[0] == 0:
         return
-    for name in ("key", "value"):
-        if arrays.strides_of(named[name])[1:] != (key.shape[2], 1):
-            found = f"array of strides {arrays.strides_of(named[name])}"
-            raise LayoutError(name, found, f"strides (any, {key.shape[2]}, 1): each token contiguous")
     if device == arrays.CUDA:
         from kernels_numba.blocks_cuda import launch_scatter_kv
 
         launch_scatter_kv(key, value, key_cache, value_cache, slot_mapping)
         return
     slots = arrays.as_numpy(slot_mapping)
-    _check_ids("slot_mapping", slots, key_cache.shape[0] * key_cache.shape[2])
-    for new, cache in ((key, key_cache), (value, value_cache)):
-        source, target = arrays.as_numpy(new), arrays.as_numpy(cache)
-        shape = (target.shape[1], target.shape[2], target.shape[3] * target.itemsize)
-        _move_tokens(_address(target), _address(source), source.strides[0], slots, *shape)
+    pages, heads, page_size, head_dim = key_cache.shape
+    _check_ids("slot_mapping", slots, pages * page_size)
+    row_bytes = head_dim * key_cache.dtype.itemsize
+    if rotary is None:
+        step = arrays.strides_of(key)[0] * key_cache.dtype.itemsize
+        _move_tokens(_address(key_cache), _address(key), step, slots, heads, page_size, row_bytes)
+    else:
+        _scatter_rotated(key, key_cache, slots, rotary, positions, query)
+    step = arrays.strides_of(value)[0] * key_cache.dtype.itemsize
+    _move_tokens(_address(value_cache), _address(value), step, slots, heads, page_size, row_bytes)
 
 
-def gather_blocks(caches: Any, page_ids: Any, out: Any, *, layers: Part = None, heads: Part = None) -> None:
+def _check_scatter(named: dict[str, Any]) -> str:
+    """All checks of scatter_kv but those of ids; returns the device. "cosine" is there when rotary is."""
+    key, key_cache, slots = named["key"], named["key_cache"], named["slot_mapping"]
+    device = arrays.common_device({name: array for name, array in named.items() if array is not None})
+    arrays.check_float("key", key)
+    arrays.check_shape("key", key, "tokens", "kv_heads", "head_dim")
+    tokens, heads, head_dim = key.shape
+    for name in ("value", "key_cache", "value_cache"):
+        arrays.check_float(name, named[name], ("key", key))
+    arrays.check_integer("slot_mapping", slots, "int64")
+    arrays.check_shape("value", named["value"], tokens, heads, head_dim)
+    arrays.check_shape("key_cache", key_cache, "pages", heads, "page_size", head_dim)
+    arrays.check_shape("value_cache", named["value_cache"], *key_cache.shape)
+    arrays.check_shape("slot_mapping", slots, tokens)
+    for name in ("key_cache", "value_cache", "slot_mapping"):
+        arrays.check_contiguous(name, named[name])
+    _check_token_rows("key", key)
+    _check_token_rows("value", named["value"])
+    if "cosine" in named:
+        _check_rotary(named, device)
+    return device
+
+
+def _check_token_rows(name: str, array: Any) -> None:
+    """LayoutError unless each token of (tokens, heads, head_dim) is contiguous."""
+    strides = arrays.strides_of(array)
+    if strides[1:] != (array.shape[2], 1) and array.shape[0]:
+        expected = f"strides (any, {array.shape[2]}, 1): each token contiguous"
+        raise LayoutError(name, f"array of strides {strides}", expected)
+
+
+def _check_rotary(named: dict[str, Any], device: str) -> None:
+    """The arguments that only `rotary` brings, beside a checked key."""
+    tokens, _, head_dim = named["key"].shape
+    positions, query = named["positions"], named["query"]
+    if device != arrays.CPU:
+        raise KindError("rotary", f"tables on {device}", "None: only the CPU form can rotate")
+    if head_dim % 2:
+        raise ShapeError("key.shape[2]", head_dim, "an even head_dim: channels are turned in pairs")
+    if positions is None:
+        raise ShapeError("positions", None, f"({tokens},) int64, since rotary is given")
+    for name in ("cosine", "sine"):
+        arrays.check_integer(name, named[name], "float32")
+        arrays.check_shape(name, named[name], named["cosine"].shape[0], 1, head_dim)
+        arrays.check_contiguous(name, named[name])
+    arrays.check_integer("positions", positions, "int64")
+    arrays.check_shape("positions", positions, tokens)
+    arrays.check_contiguous("positions", positions)
+    if query is not None:
+        arrays.check_float("query", query, ("key", named["key"]))
+        arrays.check_shape("query", query, tokens, "heads", head_dim)
+        _check_token_rows("query", query)
+
+
+def _scatter_rotated(
+    key: Any, key_cache: Any, slots: np.ndarray, rotary: tuple[Any, Any], positions: Any, query: Any
+) -> None:
+    """Checked CPU arrays: turned keys into their slots, the query turned in place. Raises RangeError."""
+    from kernels_numba.rotary import scatter_rotated
+
+    cosine, sine, where = (arrays.as_numpy(a) for a in (*rotary, positions))
+    _check_ids("positions", where, cosine.shape[0], lowest=0)
+    itemsize = key_cache.dtype.itemsize
+    turned = (0, 0, 0)
+    if query is not None:
+        turned = (_address(query), arrays.strides_of(query)[0] * itemsize, query.shape[1])
+    step = arrays.strides_of(key)[0] * itemsize
+    scatter_rotated(_address(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned)
+
+
+def gather_blocks(
+    caches: Any,
+    page_ids: Any,
+    out: Any,
+    *,
+    layers: Part = None,
+    heads: Part = None,
+    codec: Codec | None = None,
+) -> None:
     """Copy pages of all layers into contiguous blocks, in one call.
 
         caches    (layers, 2, pages, kv_heads, page_size, head_dim), contiguous, one array
@@ -86,18 +185,34 @@ def gather_blocks(caches: Any, page_ids: Any, out: Any, *, layers: Part = None, 
                   the caches' dtype; each block contiguous, blocks at any distance; written
         layers    slice or range (step 1) of the caches' layers that `out` holds; None: all
         heads     the same for kv heads
+        codec     of codecs.py: the blocks are encoded while they are gathered, and `out` then is
+                  (blocks, len(layers), 2, len(heads), codec.unit_nbytes(tokens, head_dim, itemsize)) uint8;
+                  CPU only
+
+    A move of PARALLEL_BYTES or more (of the caches) takes all threads and PARALLEL_CALL, if that is free at
+    once; otherwise, and for smaller ones, the calling thread does it alone and waits for nobody. So a
+    transfer thread beside a computing one gets slower instead of waiting for the end of a kernel; while a
+    parallel move of its own runs (4 ms for 64 MB), attention waits.
 
     Raises ShapeError, DtypeError, LayoutError, KindError; RangeError for a page out of range (CPU only).
     """
-    _move_blocks("out", out, caches, page_ids, layers, heads, to_pages=False)
+    _move_blocks("out", out, caches, page_ids, layers, heads, codec, to_pages=False)
 
 
-def scatter_blocks(src: Any, caches: Any, page_ids: Any, *, layers: Part = None, heads: Part = None) -> None:
+def scatter_blocks(
+    src: Any,
+    caches: Any,
+    page_ids: Any,
+    *,
+    layers: Part = None,
+    heads: Part = None,
+    codec: Codec | None = None,
+) -> None:
     """Copy contiguous blocks into pages of all layers: the reverse of gather_blocks, the same arguments.
 
     No page may be named twice: which block it would get is left open.
     """
-    _move_blocks("src", src, caches, page_ids, layers, heads, to_pages=True)
+    _move_blocks("src", src, caches, page_ids, layers, heads, codec, to_pages=True)
 
 
 def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
@@ -145,32 +260,55 @@ def _span(name: str, wanted: Any, length: int) -> tuple[int, int]:
 
 def _check_ids(name: str, ids: np.ndarray, end: int, lowest: int = -1) -> None:
     """RangeError for the first id outside lowest..end-1."""
-    if ids.size and (int(ids.min()) < lowest or int(ids.max()) >= end):
-        where = tuple(int(i) for i in np.argwhere((ids < lowest) | (ids >= end))[0])
-        at = ", ".join(map(str, where))
-        raise RangeError(f"{name}[{at}]", int(ids[where]), f"an id from {lowest} to {end - 1}")
+    at = _first_outside(ids.reshape(-1), lowest, end)
+    if at >= 0:
+        where = tuple(int(i) for i in np.unravel_index(at, ids.shape))
+        shown = ", ".join(map(str, where))
+        raise RangeError(f"{name}[{shown}]", int(ids[where]), f"an id from {lowest} to {end - 1}")
 
 
-def _address(array: np.ndarray) -> int:
-    """Where the array's first byte lies."""
-    return array.__array_interface__["data"][0]
+@njit(cache=True, nogil=True)
+def _first_outside(ids, lowest, end):
+    """Index of the first of flat ids that is not in lowest..end-1; -1: none."""
+    for i in range(ids.shape[0]):
+        if not lowest <= ids[i] < end:
+            return i
+    return -1
+
+
+def _address(array: Any) -> int:
+    """Where the first byte of a CPU array lies."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
 
 
 def _move_blocks(
-    name: str, blocks: Any, caches: Any, page_ids: Any, layers: Part, heads: Part, to_pages: bool
+    name: str,
+    blocks: Any,
+    caches: Any,
+    page_ids: Any,
+    layers: Part,
+    heads: Part,
+    codec: Codec | None,
+    to_pages: bool,
 ) -> None:
-    """Checks of gather_blocks and scatter_blocks, then the copy in the one or the other direction."""
+    """Checks of gather_blocks and scatter_blocks, then the move in the one or the other direction."""
     device = arrays.common_device({"caches": caches, "page_ids": page_ids, name: blocks})
     arrays.check_float("caches", caches)
-    arrays.check_float(name, blocks, ("caches", caches))
     arrays.check_integer("page_ids", page_ids, "int32")
     arrays.check_shape("caches", caches, "layers", 2, "pages", "kv_heads", "page_size", "head_dim")
     arrays.check_shape("page_ids", page_ids, "blocks", "pages_per_block")
-    page_size, head_dim = caches.shape[4:]
     first_layer, layer_count = _span("layers", layers, caches.shape[0])
     first_head, head_count = _span("heads", heads, caches.shape[3])
-    tokens = page_ids.shape[1] * page_size
-    arrays.check_shape(name, blocks, page_ids.shape[0], layer_count, 2, head_count, tokens, head_dim)
+    tokens, head_dim = page_ids.shape[1] * caches.shape[4], caches.shape[5]
+    outer = (page_ids.shape[0], layer_count, 2, head_count)
+    if codec is None:
+        arrays.check_float(name, blocks, ("caches", caches))
+        arrays.check_shape(name, blocks, *outer, tokens, head_dim)
+    else:
+        codec.check(head_dim)
+        arrays.check_integer(name, blocks, "uint8")
+        unit = codec.unit_nbytes(tokens, head_dim, caches.dtype.itemsize)
+        arrays.check_shape(name, blocks, *outer, unit)
     arrays.check_contiguous("caches", caches)
     arrays.check_contiguous("page_ids", page_ids)
     if 0 in tuple(blocks.shape):
@@ -178,16 +316,41 @@ def _move_blocks(
     arrays.check_contiguous(f"{name}[0]", blocks[0])
     part = (first_layer, layer_count, first_head, head_count)
     if device == arrays.CUDA:
+        if codec is not None:
+            raise KindError("codec", f"{codec.name} with arrays on cuda", "None: codecs run on the CPU")
         from kernels_numba.blocks_cuda import launch_move_blocks
 
         launch_move_blocks(caches, page_ids, blocks, part, to_pages)
         return
     view, ids, array = (arrays.as_numpy(a) for a in (caches, page_ids, blocks))
     _check_ids("page_ids", ids, view.shape[2])
-    if not to_pages and not array.flags.writeable:
-        raise LayoutError(name, "read-only array", "a writable array")
+    written = ("caches", view) if to_pages else (name, array)
+    if not written[1].flags.writeable:
+        raise LayoutError(written[0], "read-only array", "a writable array")
     strides = (view.strides[0], view.strides[1], view.strides[2], view.strides[3], array.strides[0])
-    _move_block_runs(_address(view), _address(array), ids, strides, part, to_pages)
+    nbytes = ids.size * layer_count * 2 * head_count * view.strides[3]
+    if codec is None or codec.number == 0:
+        kernels: tuple[Any, Any] = (_move_block_runs_v1, _move_block_runs_v2)
+        arguments: tuple[Any, ...] = (_address(view), _address(array), ids, strides, part, to_pages)
+    else:
+        from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
+
+        kernels = (recode_v1, recode_v2)
+        kind, page_size = KINDS[arrays.dtype_name(caches)], view.shape[4]
+        shape = (kind, codec.number, page_size, head_dim, codec.groups(head_dim))
+        arguments = (_address(view), _address(array), ids, strides, part, shape, to_pages)
+    _run_by_size(nbytes, *kernels, arguments)
+
+
+def _run_by_size(nbytes: int, serial: Any, parallel: Any, arguments: tuple[Any, ...]) -> None:
+    """One of two forms of a kernel on `arguments`: see gather_blocks for which, and why."""
+    if nbytes >= PARALLEL_BYTES and get_num_threads() > 1 and PARALLEL_CALL.acquire(blocking=False):
+        try:
+            parallel(*arguments)
+        finally:
+            PARALLEL_CALL.release()
+    else:
+        serial(*arguments, nbytes >= PARALLEL_BYTES)
 
 
 def gather_blocks_v0(caches: np.ndarray, page_ids: np.ndarray, layers: slice, heads: slice) -> np.ndarray:
@@ -198,27 +361,43 @@ def gather_blocks_v0(caches: np.ndarray, page_ids: np.ndarray, layers: slice, he
 
 
 @njit(cache=True, nogil=True)
-def _move_block_runs(caches, blocks, page_ids, strides, part, to_pages):
-    """v1 of gather and scatter: walks the block in its own order: that side is read or written straight on.
+def _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, streamed):
+    """One block's keys or values of one layer. A page after the other: there the heads lie side by side."""
+    first_layer, layer_count, first_head, heads = part
+    b, plane = item // (layer_count * 2), item % (layer_count * 2)
+    pages, run = page_ids[b], strides[3]
+    layer = caches + (first_layer + plane // 2) * strides[0] + plane % 2 * strides[1]
+    block = blocks + b * strides[4] + plane * heads * pages.shape[0] * run
+    for i in range(pages.shape[0]):
+        if pages[i] >= 0:
+            for head in range(heads):
+                page = layer + pages[i] * strides[2] + (first_head + head) * run
+                piece = block + (head * pages.shape[0] + i) * run
+                target, source = (page, piece) if to_pages else (piece, page)
+                if streamed:
+                    stream_bytes(target, source, run)
+                else:
+                    copy_bytes(target, source, run)
+    if streamed:
+        fence()
 
-    caches and blocks are addresses, strides bytes: (layer, kv, page, head of caches; block of blocks).
+
+@njit(cache=True, nogil=True)
+def _move_block_runs_v1(caches, blocks, page_ids, strides, part, to_pages, streamed):
+    """gather and scatter by the calling thread alone.
+
+    caches and blocks are addresses, strides bytes: (layer, kv, page, head of caches; block of blocks);
+    part is (first layer, layers, first head, heads).
     """
-    layer_step, kv_step, page_step, head_step, block_step = strides
-    first_layer, layer_count, first_head, head_count = part
-    for b in range(page_ids.shape[0]):
-        block = blocks + b * block_step
-        for layer in range(first_layer, first_layer + layer_count):
-            for kv in range(2):
-                plane = caches + layer * layer_step + kv * kv_step
-                for head in range(first_head, first_head + head_count):
-                    for i in range(page_ids.shape[1]):
-                        if page_ids[b, i] >= 0:
-                            page = plane + page_ids[b, i] * page_step + head * head_step
-                            if to_pages:
-                                copy_bytes(page, block, head_step)
-                            else:
-                                copy_bytes(block, page, head_step)
-                        block += head_step
+    for item in range(page_ids.shape[0] * part[1] * 2):
+        _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, streamed)
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _move_block_runs_v2(caches, blocks, page_ids, strides, part, to_pages):
+    """The same by all threads: the keys or the values of a layer of a block are dealt out."""
+    for item in prange(page_ids.shape[0] * part[1] * 2):
+        _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, True)
 
 
 @njit(cache=True, nogil=True)

@@ -26,7 +26,7 @@ def _helpers_digest() -> str:
     With the digest in the folder's name such an edit starts a fresh cache.
     """
     digest = hashlib.sha256()
-    for name in ("numerics.py", "register_blocks.py", "runtime.py", "vectors.py"):
+    for name in ("numerics.py", "register_blocks.py", "runtime.py", "streaming.py", "vectors.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -69,6 +69,7 @@ their meaning. Numba's plain fastmath=True also promises that there are none, an
 PARALLEL_CALL = threading.Lock()
 """Held around every call of a kernel with parallel=True. Numba's workqueue threading layer, the only one that
 is always there, aborts the process when two Python threads are inside such kernels at once; and two of them
-would only share the same cores. Block movers are not parallel and do not take it."""
+would only share the same cores. Block movers take it for large moves, and only if nobody holds it: else they
+move without help (blocks.gather_blocks)."""
 
 __all__ = ["FAST", "PARALLEL_CALL", "get_num_threads", "njit", "prange"]

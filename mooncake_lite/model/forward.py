@@ -75,10 +75,10 @@ class Model:
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
         """
         hidden = functional.embedding(token_ids, self.weights.embedding)
-        angles = self.cosine[positions], self.sine[positions]
+        angles = None if self.device.type == "cpu" else (self.cosine[positions], self.sine[positions])
         for layer, cache in zip(self.weights.layers, caches):
             hidden = hidden + self._attention(
-                self._norm(hidden, layer.attention_norm), layer, cache, angles, batch
+                self._norm(hidden, layer.attention_norm), layer, cache, positions, angles, batch
             )
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
         if rows is not None:
@@ -90,19 +90,28 @@ class Model:
         hidden: torch.Tensor,
         layer: LayerWeights,
         cache: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden)."""
+        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden).
+
+        angles: the positions' rows of the rotary tables; None on the CPU, whose scatter_kv looks them up
+        and rotates to the same bits in two thirds of the time.
+        """
         tokens, head_dim = hidden.shape[0], self.config.head_dim
         query = functional.linear(hidden, *layer.query).view(tokens, -1, head_dim)
         key = functional.linear(hidden, *layer.key).view(tokens, -1, head_dim)
         value = functional.linear(hidden, *layer.value).view(tokens, -1, head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
-        query, key = rotate(query, *angles), rotate(key, *angles)
-        keys, values = cache[0], cache[1]
-        scatter_kv(key, value, keys, values, batch.slot_mapping)
+        keys, values, slots = cache[0], cache[1], batch.slot_mapping
+        if angles is None:
+            rotary = self.cosine, self.sine
+            scatter_kv(key, value, keys, values, slots, rotary=rotary, positions=positions, query=query)
+        else:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+            scatter_kv(key, value, keys, values, slots)
         tables, lens = batch.block_tables, batch.context_lens
         if batch.one_token_each:
             attended = paged_attention_decode(query, keys, values, tables, lens, scale=self.scale)

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 import kernels_numba
 from kernels_numba.blocks import gather_blocks_v0
+from kernels_numba.errors import DtypeError, RangeError, ShapeError
+from kernels_numba.rotary import rotate_v0
+from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
 
 SHAPE = (3, 2, 12, 4, 8, 16)
 """layers, key or value, pages, kv_heads, page_size, head_dim"""
@@ -93,6 +96,72 @@ def test_new_tokens_land_in_their_slots_and_minus_one_is_skipped(dtype) -> None:
             want[0, slot // 8, :, slot % 8], want[1, slot // 8, :, slot % 8] = key[token], value[token]
     kernels_numba.scatter_kv(key, value, caches[0, 0], caches[0, 1], slots)
     np.testing.assert_array_equal(caches[0], want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_keys_and_queries_are_turned_to_the_bits_that_the_model_computes(dtype: str) -> None:
+    kind, random = getattr(torch, dtype), np.random.default_rng(3)
+    tables = rotary_tables(inverse_frequencies(16, 10000.0, None), 40)
+    fused = torch.from_numpy(random.standard_normal((6, 4 + 2 + 2, 16), np.float32)).to(kind)
+    query, key, value = fused[:, :4], fused[:, 4:6], fused[:, 6:]  # views with a stride over tokens
+    positions = torch.tensor([39, 0, 7, 7, 21, 1])
+    slots = torch.tensor([17, -1, 95, 0, 18, 30])
+    angles = [table[positions] for table in tables]
+    want_query, turned, before = rotate(query, *angles), rotate(key, *angles), fused.clone()
+    caches = torch.from_numpy(random.standard_normal((2, 12, 2, 8, 16), np.float32)).to(kind)
+    want = caches.clone()
+    kernels_numba.scatter_kv(turned, value, want[0], want[1], slots)
+
+    kernels_numba.scatter_kv(
+        key, value, caches[0], caches[1], slots, rotary=tables, positions=positions, query=query
+    )
+
+    assert torch.equal(caches, want)
+    assert torch.equal(query, want_query), "in place, for the skipped token as well"
+    assert torch.equal(fused[:, 4:], before[:, 4:]), "keys and values stay as they are"
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([2, 6, 64]), st.integers(0, 99))
+def test_any_rotation_is_that_of_the_oracle(tokens, heads, head_dim, seed) -> None:
+    random = np.random.default_rng(seed)
+    half = random.uniform(0, 2 * np.pi, (9, 1, head_dim // 2)).astype(np.float32)
+    cosine = np.concatenate((np.cos(half), np.cos(half)), -1)
+    sine = np.concatenate((-np.sin(half), np.sin(half)), -1)
+    key = random.standard_normal((tokens, heads, head_dim), np.float32)
+    positions, slots = random.integers(0, 9, tokens), random.permutation(8)[:tokens]
+    caches = np.full((2, 2, heads, 4, head_dim), np.nan, np.float32)
+    kernels_numba.scatter_kv(
+        key, key, caches[0], caches[1], slots, rotary=(cosine, sine), positions=positions
+    )
+    want = rotate_v0(key, cosine, sine, positions)
+    for token, slot in enumerate(slots):
+        found = caches[0, slot // 4, :, slot % 4]
+        # two products and a sum, each rounded to 24 digits, of numbers whose size the last factor bounds
+        assert (np.abs(found - want[token]) <= 2.0**-23 * 2 * np.abs(key[token]).max()).all()
+        np.testing.assert_array_equal(caches[1, slot // 4, :, slot % 4], key[token])
+    assert np.isnan(caches).sum() == caches.size - 2 * tokens * heads * head_dim
+
+
+def test_what_does_not_fit_a_rotation_is_refused_before_anything_is_written() -> None:
+    cache = np.zeros((2, 1, 8, 4), np.float32)
+    new, slots = np.ones((2, 1, 4), np.float32), np.array([3, 4], np.int64)
+    tables = (np.ones((5, 1, 4), np.float32), np.ones((5, 1, 4), np.float32))
+
+    def scatter(**changed) -> None:
+        kernels_numba.scatter_kv(new, new, cache, cache, slots, **changed)
+
+    with pytest.raises(RangeError, match=r"positions\[1\]=5: expected an id from 0 to 4"):
+        scatter(rotary=tables, positions=np.array([4, 5]))
+    with pytest.raises(ShapeError, match=r"positions=None: expected \(2,\) int64, since rotary is given"):
+        scatter(rotary=tables)
+    with pytest.raises(ShapeError, match="rotary=None"):
+        scatter(positions=slots)
+    with pytest.raises(ShapeError, match=r"sine.shape=\(4, 1, 4\): expected \(5, 1, 4\)"):
+        scatter(rotary=(tables[0], tables[1][:4]), positions=slots)
+    with pytest.raises(DtypeError, match=r"query\.dtype=float16: expected float32, as key has"):
+        scatter(rotary=tables, positions=slots, query=new.astype(np.float16))
+    assert not cache.any()
 
 
 def test_pages_are_copied_in_order_over_all_layers() -> None:
