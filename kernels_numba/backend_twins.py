@@ -166,12 +166,12 @@ def broadcast(value: Any, lane: Any):
 
 def warp_sum(value: Any, lanes: int):
     """Added in the butterfly's order."""
+    own, values = _exchange(value)
     distance = lanes // 2
     while distance:
-        own, values = _exchange(value)
-        value = np.float32(value + values[own ^ distance])
+        values = [np.float32(v + values[i ^ distance]) for i, v in enumerate(values)]
         distance //= 2
-    return value
+    return values[own]
 
 
 def warp_max(value: Any, lanes: int):

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 
 import kernels_numba
@@ -42,6 +43,15 @@ class PoisonedShared(kernelapi.FakeCUDAShared):
                 array = self._allocations[line] = np.empty(shape, dtype)
                 array.reshape(-1).view(np.uint8)[:] = 0xFF  # a NaN in every float format
             return self._allocations[line]
+
+
+class PatientThread(simulator.BlockThread):
+    """The simulator's manager asks its threads without a pause whether they live, and so keeps them from
+    running: let it give way each time. Two to three times as fast."""
+
+    def is_alive(self) -> bool:
+        time.sleep(0)
+        return super().is_alive()
 
 
 class Case:
@@ -108,7 +118,9 @@ class Case:
         if self.dtype == "bfloat16":
             found = (found.astype(np.uint32) << 16).view(np.float32)
         error = np.abs(found - (self.want if want is None else want)).max()
-        assert error < {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-7}[self.dtype], error
+        # outputs reach 4: half a unit of their last place is 2**-7 for bfloat16, and on tensor cores the weights
+        # are rounded too, by 2**-9 of them
+        assert error < {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}[self.dtype], error
 
 
 def device(*arrays: np.ndarray) -> list:
@@ -208,7 +220,7 @@ def checks() -> list[tuple[str, Any]]:
     """(name, check), in the order in which they run."""
     plain, tiled = attention_cuda.launch_plain, attention_cuda.launch_tiled
     mma = attention_cuda.launch_prefill
-    decode_lens = ((70, 33, 1), (1, 1, 1))
+    lens, one_each = (70, 1), (1, 1)
     return [
         ("public float32", lambda: check_public("float32", 3, 32)),
         ("public bfloat16", lambda: check_public("bfloat16", 1, 72)),
@@ -216,13 +228,13 @@ def checks() -> list[tuple[str, Any]]:
         ("plain", lambda: check_rung(plain, Case("float32", 2, 8, window=4))),
         ("tiled, a group in two", lambda: check_rung(tiled, Case("float32", 18, 8))),
         ("tiled, window", lambda: check_rung(tiled, Case("float16", 3, 8, (80, 7), (5, 7), window=9))),
-        ("mma 64", lambda: check_rung(mma, Case("bfloat16", 3, 64, (70, 9, 4), (6, 9, 0), kv_heads=2), warps=2)),
+        ("mma 64", lambda: check_rung(mma, Case("bfloat16", 3, 64, (70, 9, 4), (6, 9, 0)), warps=2)),
         ("mma 128, window", lambda: check_rung(mma, Case("float16", 2, 128, (75,), (17,), window=40), warps=1)),
-        ("decode", lambda: check_decode(Case("float32", 5, 40, *decode_lens, kv_heads=2))),
-        ("decode, window", lambda: check_decode(Case("bfloat16", 2, 32, *decode_lens, window=50))),
+        ("decode", lambda: check_decode(Case("float32", 5, 40, (40, 1), one_each))),
+        ("decode, window", lambda: check_decode(Case("bfloat16", 2, 32, lens, one_each, window=50, kv_heads=2))),
         ("decode, two passes", lambda: check_decode(Case("float32", 1, 256, (9,), (1,)))),
-        ("decode mma", lambda: check_decode(Case("bfloat16", 4, 128, *decode_lens))),
-        ("decode mma, window", lambda: check_decode(Case("float16", 17, 64, (70, 5), (1, 1), window=40))),
+        ("decode mma", lambda: check_decode(Case("bfloat16", 4, 128, lens, one_each))),
+        ("decode mma, window", lambda: check_decode(Case("float16", 17, 64, (70,), (1,), window=36, kv_heads=2))),
         ("empty sequence", check_an_empty_sequence_decodes_to_zeros),
         ("blocks by element", lambda: check_blocks(np.uint16, 1)),
         ("blocks by 16 bytes", lambda: check_blocks(np.float32, 32)),
@@ -236,7 +248,8 @@ def checks() -> list[tuple[str, Any]]:
 def main() -> None:
     assert SIMULATED
     kernelapi.FakeCUDAShared = PoisonedShared
-    sys.setswitchinterval(1e-4)  # the simulator's manager polls: let it give way to its threads
+    simulator.BlockThread = PatientThread
+    sys.setswitchinterval(1e-3)
     for module in (attention_mma_cuda, attention_decode_cuda):
         module.MIN_PIECE, module.PIECE_STEP = PIECE, PIECE
     assert blocks_cuda.CHUNK == 16
