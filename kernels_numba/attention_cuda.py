@@ -29,7 +29,7 @@ import numpy as np
 from kernels_numba.arrays import dtype_name
 from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
 from kernels_numba.attention_mma_cuda import HEAD_DIMS, make_attend
-from kernels_numba.backend_cuda import addresses, aligned, cuda, narrow, on_device, widen
+from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_device, widen
 from kernels_numba.checks import NO_WINDOW
 
 THREADS = 64
@@ -164,13 +164,13 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
 @functools.cache
 def _compiled(kernel: Any) -> Any:
     """A rung as it is launched; compiled for each element type on its first launch."""
-    return cuda.jit(kernel)
+    return compiled(kernel)
 
 
 @functools.cache
 def _attend(element: str, head_dim: int) -> Any:
     """v3 of prefill as it is launched."""
-    return cuda.jit(make_attend(element, head_dim, False))
+    return compiled(make_attend(element, head_dim, False), shared=True)
 
 
 def launch_prefill(

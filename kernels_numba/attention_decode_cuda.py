@@ -38,6 +38,7 @@ from kernels_numba.backend_cuda import (
     addresses,
     bfloat16_pair,
     broadcast,
+    compiled,
     cuda,
     divide,
     exp2,
@@ -236,7 +237,7 @@ def make_merge(element: str) -> Any:
 @functools.cache
 def _compiled(make: Any, *shape: Any) -> Any:
     """A kernel as it is launched; compiled on its first launch."""
-    return cuda.jit(make(*shape))
+    return compiled(make(*shape), shared=make is make_attend)
 
 
 def plan_splits(pairs: int, max_tokens: int, sms: int) -> int:

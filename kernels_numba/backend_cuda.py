@@ -15,6 +15,7 @@ its own, "kernels_numba.cuda_x" included, and then recurses without end.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,14 @@ else:
             return builder.trunc(builder.select(is_nan, bits.type(QUIET_NAN), rounded), ir.IntType(16))
 
         return array.dtype(types.float32, array), generate
+
+
+def compiled(kernel: Any, *, shared: bool = False) -> Any:
+    """The kernel as it is launched; compiled on its first launch. shared: of the memory that L1 and shared memory
+    divide, all it can have is wanted for shared memory."""
+    if SIMULATED or not shared or "shared_memory_carveout" not in inspect.signature(cuda.jit).parameters:
+        return cuda.jit(kernel)
+    return cuda.jit(kernel, shared_memory_carveout=100)
 
 
 def _stream_of(tensor: Any) -> Any:
@@ -220,6 +229,7 @@ __all__ = [
     "store_bfloat16",
     "store_float16",
     "aligned",
+    "compiled",
     "store_word",
     "warp_max",
     "warp_sum",

@@ -20,7 +20,11 @@ from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-WORDS4, FLOATS4, FLOATS2 = types.UniTuple(types.uint32, 4), types.UniTuple(types.float32, 4), types.UniTuple(types.float32, 2)
+WORDS4, FLOATS4, FLOATS2 = (
+    types.UniTuple(types.uint32, 4),
+    types.UniTuple(types.float32, 4),
+    types.UniTuple(types.float32, 2),
+)
 FULL_WARP = 0xFFFFFFFF
 
 
@@ -62,7 +66,9 @@ def load16(typing_context, base, offset):
     def generate(context, builder, signature, arguments):
         at = _address(builder, *arguments, signature.args[1])
         line = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
-        return _as_tuple(context, builder, WORDS4, _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,l", [at]))
+        return _as_tuple(
+            context, builder, WORDS4, _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,l", [at])
+        )
 
     return WORDS4(types.int64, offset), generate
 
@@ -74,7 +80,9 @@ def store16(typing_context, base, offset, words):
     def generate(context, builder, signature, arguments):
         at = _address(builder, arguments[0], arguments[1], signature.args[1])
         parts = [builder.extract_value(arguments[2], i) for i in range(4)]
-        _assembly(builder, "st.global.v4.u32 [$0], {$1, $2, $3, $4};", ir.VoidType(), "l,r,r,r,r", [at, *parts])
+        _assembly(
+            builder, "st.global.v4.u32 [$0], {$1, $2, $3, $4};", ir.VoidType(), "l,r,r,r,r", [at, *parts]
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64, offset, WORDS4), generate
@@ -351,7 +359,9 @@ def _multiplier(name: str, element: str):
                 "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
             )
             constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-            after = _assembly(builder, line, _fields(4, F32), constraints, [*arguments[1:], *before], fixed=False)
+            after = _assembly(
+                builder, line, _fields(4, F32), constraints, [*arguments[1:], *before], fixed=False
+            )
             return _as_tuple(context, builder, FLOATS4, after)
 
         return FLOATS4(FLOATS4, *[types.uint32] * 6), generate

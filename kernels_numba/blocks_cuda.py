@@ -1,9 +1,9 @@
 """Moving KV on CUDA: the CUDA forms of blocks.py, which holds interface, checks and index mapping. The ladder:
-    v1  one thread an element, neighbours next to each other along head_dim, so that both sides of every copy
-        are read and written in whole lines. Any element, any alignment
-    v2  16 bytes a thread and move, and a warp for a run that is contiguous on both sides: four moves are on their
-        way in each lane, the page's place is worked out once a run. By address: what the bytes mean does not
-        matter. Called wherever rows and addresses are multiples of 16 bytes, as the attention kernels' are
+v1  one thread an element, neighbours next to each other along head_dim, so that both sides of every copy
+    are read and written in whole lines. Any element, any alignment
+v2  16 bytes a thread and move, and a warp for a run that is contiguous on both sides: four moves are on their
+    way in each lane, the page's place is worked out once a run. By address: what the bytes mean does not
+    matter. Called wherever rows and addresses are multiples of 16 bytes, as the attention kernels' are
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,6 +21,7 @@ from kernels_numba.arrays import strides_of
 from kernels_numba.backend_cuda import (
     addresses,
     aligned,
+    compiled,
     cuda,
     divide,
     load16,
@@ -181,7 +182,7 @@ def copy_pages_v2(caches, sources, targets, pairs, pages, page_chunks):
 
 @functools.cache
 def _compiled(kernel: Any) -> Any:
-    return cuda.jit(kernel)
+    return compiled(kernel)
 
 
 def launch_scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
