@@ -7,7 +7,7 @@ Those two hold the interface, the checks and the index mapping. The ladder:
         element type, head_dim and alignment; decode is prefill of one new token
     v3  decode: attention_decode_cuda, contexts in pieces    prefill: attention_mma_cuda, tensor cores
     v4  decode: attention_mma_cuda, pieces on tensor cores
-Without a GPU: v1 to v4 run in the simulator and lower to PTX. Which one is called: launch_prefill, launch_decode.
+All of them run in the simulator and lower to PTX. launch_prefill and launch_decode choose.
 
     block x  -> tile of TILE_ROWS // heads_here new tokens of one sequence (blocks too many return at once)
     block y  -> kv head h          block z -> which query heads of its group
@@ -186,9 +186,11 @@ def launch_prefill(
     *,
     warps: int = 0,
 ) -> None:
-    """v3 where it fits, else v2, on device arrays that paged_attention_prefill has checked. Reads no length on
-    the host, so it neither waits for the device nor breaks the capture of a graph: the grid covers the worst
-    case. warps: of a v3 block, 16 rows each; 0 chooses four, or eight where a group needs them."""
+    """v3 where it fits, else v2, on device arrays that paged_attention_prefill has checked.
+
+    Reads no length on the host, so it neither waits for the device nor breaks the capture of a graph: the
+    grid covers the worst case. warps: of a v3 block, 16 rows each; 0 chooses four, eight for a big group.
+    """
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     element, group = dtype_name(query), heads // kv_heads

@@ -4,8 +4,8 @@ Launched by attention_decode, which holds the interface and the index mapping. T
 graph: no length is read on the host, the workspace comes from torch. The ladder goes on from attention_cuda:
     v3  one warp for a piece of a context and up to four query heads of a group: 16-byte loads, the lanes of a
         key add up their channels' products, online softmax in registers. Any element type and head_dim
-    v4  attention_mma_cuda for bfloat16 and float16 of head_dim 64 and 128: all query heads of a group at once on
-        tensor cores, keys and values on their way in shared memory instead of registers
+    v4  attention_mma_cuda for bfloat16 and float16 of head_dim 64 and 128: all query heads of a group at once
+        on tensor cores, keys and values on their way in shared memory instead of registers
 
     v3: block x -> piece of the context, y -> (kv head, four query heads), z -> sequence; block = one warp
         lane -> chunk lane % LANES of the row (16 bytes), key lane // LANES of the 32 // LANES keys at a time
@@ -15,7 +15,7 @@ graph: no length is read on the host, the workspace comes from torch. The ladder
 """
 
 # mypy: disable-error-code="no-untyped-def, call-arg"
-# ruff: noqa: ANN201, ANN202
+# ruff: noqa: ANN202
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ from kernels_numba.backend_cuda import (
     store_float,
     store_float16,
     warp_sum,
-    word_of,
     workspace,
 )
 from kernels_numba.checks import NO_WINDOW
@@ -62,7 +61,7 @@ LOG2_E = 1.4426950408889634
 HEADS_AT_ONCE = 4
 """Query heads of a v3 block: their queries and sums are 64 registers at most."""
 BLOCKS_AT_ONCE = 6
-"""Blocks of v4 that find room on a multiprocessor of an H200 (228 KiB of shared memory) when head_dim is 128."""
+"""Blocks of v4, head_dim 128, that find room on a multiprocessor of an H200 (228 KiB of shared memory)."""
 WAVES = 4
 """Rounds of blocks for long contexts: the last, partly filled one then matters little."""
 

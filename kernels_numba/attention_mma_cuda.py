@@ -8,14 +8,14 @@ Launched by attention_cuda (prefill, v3) and attention_decode_cuda (decode, v4).
                           the keys and values that the block reads
     warp w -> rows 16 w .. 16 w + 15; lane i -> rows i // 4 and i // 4 + 8 of them
 
-A tile of keys and of values, up to 8 KiB each, is copied to shared memory (cp.async) while the tile before it is
-computed with. Per tile and warp: scores (16, TILE) = Q K^T, online softmax in registers, sums += P V; the
-scores' registers are already laid out as P must be. A chunk of 16 bytes lies at column chunk ^ (row % 8) of its
-row, so that neither the copies nor ldmatrix meet a bank twice.
+A tile of keys and of values, up to 8 KiB each, is copied to shared memory (cp.async) while the tile before it
+is computed with. Per tile and warp: scores (16, TILE) = Q K^T, online softmax in registers, sums += P V; the
+scores' registers are already laid out as P must be. A chunk of 16 bytes lies at column chunk ^ (row % 8) of
+its row, so that neither the copies nor ldmatrix meet a bank twice.
 """
 
 # mypy: disable-error-code="no-untyped-def, call-arg"
-# ruff: noqa: ANN201, ANN202
+# ruff: noqa: ANN202
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from kernels_numba.backend_cuda import (
 )
 
 TILE_BYTES = 8192
-"""A tile of keys. Two stages of keys and values then take 32 KiB of shared memory: Numba can ask for 48 KiB."""
+"""A tile of keys. Two stages of keys and values then take 32 KiB of shared memory; Numba can ask for 48."""
 WARP_TOKENS = 32
 """Keys of a tile that one warp can look up, one a lane: the whole tile of decode's single warp."""
 HEAD_DIMS = (64, 128)
@@ -63,8 +63,8 @@ ONE = np.float32(1.0)
 
 @functools.cache
 def make_attend(element: str, head_dim: int, split: bool) -> Any:
-    """The kernel of one element type and head_dim. split: one new token a sequence, pieces of its context, and
-    `out` receives their unnormalised sums, maxima and totals (attention_decode_cuda.merge_pieces)."""
+    """The kernel of one element type and head_dim. split: one new token a sequence, pieces of its context,
+    and `out` receives their unnormalised sums, maxima and totals for attention_decode_cuda.make_merge."""
     pack = {"bfloat16": pack_bfloat16, "float16": pack_float16}[element]
     mma = {"bfloat16": mma_bfloat16, "float16": mma_float16}[element]
     chunks, row_bytes = head_dim // 8, head_dim * 2

@@ -2,7 +2,10 @@
 
 Imported by the *_cuda modules, and only when a device array turns up or a test asks. Works in three worlds:
 a GPU, no GPU but NVVM (kernels lower to PTX), and the simulator (NUMBA_ENABLE_CUDASIM=1, set before numba is
-imported). What the simulator lacks has a twin of the same name here.
+imported). What Numba lacks is in backend_ptx, and for the simulator under the same names in backend_twins.
+
+Plain rungs take arrays (on_device); tuned ones take addresses: launching with seven arrays costs some 20 us
+on the host, with seven numbers 4 us, and 16-byte loads want bytes and not elements.
 
 No module here may be called cuda*: numba-cuda's import hook takes every name that contains "numba.cuda" for
 its own, "kernels_numba.cuda_x" included, and then recurses without end.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +38,38 @@ QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
 if SIMULATED:
-    from kernels_numba.backend_twins import *  # noqa: F403
-    from kernels_numba.backend_twins import Memory, bfloat16_bits
+    from kernels_numba.backend_twins import (
+        Memory,
+        bfloat16_bits,
+        bfloat16_pair,
+        broadcast,
+        copy_async,
+        copy_commit,
+        copy_wait,
+        divide,
+        exp2,
+        float16_pair,
+        float32_single,
+        larger,
+        load16,
+        load_float,
+        load_int32,
+        load_int64,
+        load_matrices,
+        load_transposed,
+        load_word,
+        mma_bfloat16,
+        mma_float16,
+        pack_bfloat16,
+        pack_float16,
+        store16,
+        store_bfloat16,
+        store_float,
+        store_float16,
+        store_word,
+        warp_max,
+        warp_sum,
+    )
 
     def widen(element):
         """float32 of an element of a cache: itself, bfloat16 bits (uint16) or float16 bits (int16)."""
@@ -54,7 +88,36 @@ else:
     from numba.core import types
     from numba.cuda.extending import intrinsic
 
-    from kernels_numba.backend_ptx import *  # noqa: F403
+    from kernels_numba.backend_ptx import (  # type: ignore[assignment]
+        bfloat16_pair,
+        broadcast,
+        copy_async,
+        copy_commit,
+        copy_wait,
+        divide,
+        exp2,
+        float16_pair,
+        float32_single,
+        larger,
+        load16,
+        load_float,
+        load_int32,
+        load_int64,
+        load_matrices,
+        load_transposed,
+        load_word,
+        mma_bfloat16,
+        mma_float16,
+        pack_bfloat16,
+        pack_float16,
+        store16,
+        store_bfloat16,
+        store_float,
+        store_float16,
+        store_word,
+        warp_max,
+        warp_sum,
+    )
 
     # Intrinsics, not device functions: those would ask the driver which GPU to compile for, and with
     # intrinsics kernels lower to PTX on machines that have none.
@@ -94,11 +157,23 @@ else:
 
 
 def compiled(kernel: Any, *, shared: bool = False) -> Any:
-    """The kernel as it is launched; compiled on its first launch. shared: of the memory that L1 and shared memory
-    divide, all it can have is wanted for shared memory."""
+    """The kernel as it is launched; compiled on its first launch. shared: the memory that L1 and shared
+    memory divide between them is wanted for shared memory."""
     if SIMULATED or not shared or "shared_memory_carveout" not in inspect.signature(cuda.jit).parameters:
         return cuda.jit(kernel)
     return cuda.jit(kernel, shared_memory_carveout=100)
+
+
+def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]]) -> list[str]:
+    """PTX of a kernel for several compute capabilities. Numba's front end takes nine tenths of the time, and
+    what it makes does not depend on the capability: where it can be asked for by itself, it runs once."""
+    signature = types.void(*arguments)
+    try:
+        from numba.cuda.compiler import _compile_pyfunc_with_fixup  # type: ignore[attr-defined]
+    except ImportError:
+        return [cuda.compile_ptx(kernel, signature, cc=cc)[0] for cc in ccs]
+    library, _ = _compile_pyfunc_with_fixup(kernel, signature, device=False, cc=ccs[0], abi="numba")
+    return [library.get_asm_str(cc=cc) for cc in ccs]
 
 
 def _stream_of(tensor: Any) -> Any:
@@ -162,8 +237,8 @@ def aligned(*tensors: Any) -> bool:
 
 
 def workspace(like: Any, floats: int) -> Any:
-    """`floats` float32 beside `like`, uninitialised. From torch, whose allocator knows streams and graphs, or a
-    Numba array that is kept and grows (so Numba arrays are for one stream at a time, the default one)."""
+    """`floats` float32 beside `like`, uninitialised. From torch, whose allocator knows streams and graphs, or
+    a Numba array that is kept (so Numba arrays are for one stream at a time, the default one)."""
     if not getattr(like, "__cuda_ndarray__", False):
         import torch
 
@@ -198,8 +273,10 @@ __all__ = [
     "SIMULATED",
     "address_of",
     "addresses",
+    "aligned",
     "bfloat16_pair",
     "broadcast",
+    "compiled",
     "copy_async",
     "copy_commit",
     "copy_wait",
@@ -208,7 +285,6 @@ __all__ = [
     "exp2",
     "float16_pair",
     "float32_single",
-    "float_of",
     "larger",
     "load16",
     "load_float",
@@ -217,6 +293,7 @@ __all__ = [
     "load_matrices",
     "load_transposed",
     "load_word",
+    "lower",
     "mma_bfloat16",
     "mma_float16",
     "multiprocessors",
@@ -225,15 +302,12 @@ __all__ = [
     "pack_bfloat16",
     "pack_float16",
     "store16",
-    "store_float",
     "store_bfloat16",
+    "store_float",
     "store_float16",
-    "aligned",
-    "compiled",
     "store_word",
     "warp_max",
     "warp_sum",
     "widen",
-    "word_of",
     "workspace",
 ]

@@ -1,15 +1,14 @@
 """Instructions that Numba does not offer: 16-byte moves, warp exchanges, cp.async, ldmatrix, mma.sync.
 
-Imported by backend_cuda alone, where there is no simulator; backend_twins holds the same names for it. Each is
-an intrinsic around one line of PTX (a device function would ask the driver which GPU to compile for). Memory is
-an int64 address plus a byte offset: kernels that take addresses launch in a few microseconds, arrays cost more.
-Shared memory is an array of complex128, because that is the element that Numba aligns to 16 bytes, as cp.async
-and ldmatrix want; an index into it counts chunks of 16 bytes.
+Imported by backend_cuda alone, where there is no simulator; backend_twins holds the same names for it. Each
+is an intrinsic around one line of PTX (a device function would ask the driver which GPU to compile for).
+Memory is an int64 address plus a byte offset. Shared memory is an array of complex128, because that is the
+element that Numba aligns to 16 bytes, as cp.async and ldmatrix want; an index counts chunks of 16 bytes.
 """
 
 # Device functions are typed by Numba.
-# mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: ANN202
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
 
@@ -150,16 +149,6 @@ def exp2(typing_context, power):
 
 
 @intrinsic
-def float_of(typing_context, word):
-    """The float32 whose bits are `word`."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], F32)
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
 def float32_single(typing_context, word):
     """The float32 of a word, as a tuple of one: the twin of the 16-bit pairs."""
 
@@ -167,16 +156,6 @@ def float32_single(typing_context, word):
         return cgutils.pack_array(builder, [builder.bitcast(arguments[0], F32)])
 
     return types.UniTuple(types.float32, 1)(types.uint32), generate
-
-
-@intrinsic
-def word_of(typing_context, value):
-    """The bits of a float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], I32)
-
-    return types.uint32(types.float32), generate
 
 
 @intrinsic

@@ -1,8 +1,8 @@
-"""The names of backend_ptx for the simulator, which knows no warps and no PTX: plain Python over shared lists.
+"""The names of backend_ptx for the simulator, which knows no warps and no PTX: plain Python, shared lists.
 
-Imported by backend_cuda alone, when Numba's simulator is on; the docstrings are in backend_ptx. Lanes of a warp
-meet at a barrier of their own, so warps may go different ways, as on a GPU. Stricter than a GPU where that
-finds mistakes: addresses are checked against the array's ends, and copy_async copies only in copy_wait.
+Imported by backend_cuda alone, when Numba's simulator is on; the docstrings are in backend_ptx. Lanes of a
+warp meet at a barrier of their own, so warps may go different ways, as on a GPU. Stricter than a GPU where
+that finds mistakes: addresses are checked against the array's ends, copy_async copies only in copy_wait.
 """
 
 # The twins are called by simulated kernels with whatever Numba's stand-ins pass.
@@ -117,16 +117,8 @@ def larger(a: Any, b: Any):
     return a if a >= b else b
 
 
-def float_of(word: Any):
-    return np.uint32(word).view(np.float32)
-
-
-def word_of(value: Any):
-    return np.float32(value).view(np.uint32)
-
-
 def float32_single(word: Any):
-    return (float_of(word),)
+    return (np.uint32(word).view(np.float32),)
 
 
 def bfloat16_pair(word: Any):

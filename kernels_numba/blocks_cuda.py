@@ -1,4 +1,4 @@
-"""Moving KV on CUDA: the CUDA forms of blocks.py, which holds interface, checks and index mapping. The ladder:
+"""Moving KV on CUDA: the CUDA forms of blocks.py, which holds interface, checks and index mapping. Ladder:
 v1  one thread an element, neighbours next to each other along head_dim, so that both sides of every copy
     are read and written in whole lines. Any element, any alignment
 v2  16 bytes a thread and move, and a warp for a run that is contiguous on both sides: four moves are on their

@@ -1,11 +1,13 @@
-"""Checks of the CUDA kernels on a GPU against torch in float64: the parts "decode", "prefill", "blocks", "graph"
-of gpu_report. Needs torch; knows the public functions, and the rungs behind them by name.
+"""Checks of the CUDA kernels on a GPU against torch in float64: parts "decode", "prefill", "blocks", "graph".
+
+Run by gpu_report. Needs torch; knows the public functions, and the rungs behind them by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from kernels_numba.checks import NO_WINDOW
 Check = tuple[str, Callable[[], str]]
 DEVICE = "cuda"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
-"""Largest error of outputs that are means of normal values, some up to 4: half a unit of their last place, plus
-the weights' rounding on tensor cores; float32: the sums' and the hardware's exp2."""
+"""Largest error of outputs that are means of normal values, some up to 4: half a unit of their last place,
+plus the weights' rounding on tensor cores; float32: the sums' and the hardware's exp2."""
 
 
 @dataclass
@@ -58,9 +60,10 @@ class Paged:
 
 
 def make_paged(
-    dtype: Any, lens: list[int], new: list[int], heads: int, kv_heads: int, head_dim: int, page_size: int = 16
+    dtype: Any, lens: list[int], new: list[int], sizes: tuple[int, int, int], page_size: int = 16
 ) -> Paged:
-    """Random sequences of `lens` tokens, the last `new` of each the query's."""
+    """Random sequences of `lens` tokens, the last `new` new; sizes: heads, kv_heads, head_dim."""
+    heads, kv_heads, head_dim = sizes
     needed = [-(-n // page_size) for n in lens]
     shape = (sum(needed) + 3, kv_heads, page_size, head_dim)
     order = torch.randperm(shape[0])
@@ -108,9 +111,9 @@ SHAPES = (  # dtype, heads, kv_heads, head_dim
 )
 
 
-def _decode(shape: tuple, window: int | None, page_size: int) -> str:
+def _decode(shape: Any, window: int | None, page_size: int) -> str:
     lens = [1, 17, 300, 2049, 0, 5000]
-    paged = make_paged(shape[0], lens, [1] * len(lens), *shape[1:], page_size=page_size)
+    paged = make_paged(shape[0], lens, [1] * len(lens), shape[1:], page_size)
     out = torch.full_like(paged.query, torch.nan)
     options = {} if window is None else {"window": window}
     found = kernels_numba.paged_attention_decode(
@@ -128,7 +131,7 @@ def _decode(shape: tuple, window: int | None, page_size: int) -> str:
 
 
 def _decode_without_tensor_cores() -> str:
-    paged = make_paged(torch.bfloat16, [700, 33], [1, 1], 9, 3, 64)
+    paged = make_paged(torch.bfloat16, [700, 33], [1, 1], (9, 3, 64))
     out = torch.full_like(paged.query, torch.nan)
     attention_decode_cuda.launch_split(
         paged.query,
@@ -148,7 +151,7 @@ def decode_checks() -> Iterator[Check]:
     for shape in SHAPES:
         for window, page_size in ((None, 16), (100, 32)):
             title = f"decode {shape[0]} {shape[1:]} window {window}"
-            yield title, lambda s=shape, w=window, p=page_size: _decode(s, w, p)
+            yield title, partial(_decode, shape, window, page_size)
     yield "decode v3 bfloat16", _decode_without_tensor_cores
 
     def beside() -> str:
@@ -159,9 +162,9 @@ def decode_checks() -> Iterator[Check]:
     yield "decode on a stream of its own", beside
 
 
-def _prefill(shape: tuple, window: int | None, page_size: int, **options: Any) -> str:
+def _prefill(shape: Any, window: int | None, page_size: int, **options: Any) -> str:
     lens, new = [5, 700, 64, 129, 1000], [5, 300, 0, 1, 513]
-    paged = make_paged(shape[0], lens, new, *shape[1:], page_size=page_size)
+    paged = make_paged(shape[0], lens, new, shape[1:], page_size)
     out = torch.full_like(paged.query, torch.nan)
     arrays = (paged.query, paged.key_cache, paged.value_cache, paged.tables, paged.new, paged.lens)
     if options:
@@ -174,15 +177,15 @@ def _prefill(shape: tuple, window: int | None, page_size: int, **options: Any) -
 
 
 def prefill_checks() -> Iterator[Check]:
-    """Every shape, with and without a window; the tensor-core kernel with four and with eight warps; v1 and v2."""
+    """Every shape, with and without a window; the tensor-core kernel of eight warps; v1 and v2."""
     for shape in SHAPES:
         for window, page_size in ((None, 16), (100, 32)):
             title = f"prefill {shape[0]} {shape[1:]} window {window}"
-            yield title, lambda s=shape, w=window, p=page_size: _prefill(s, w, p)
+            yield title, partial(_prefill, shape, window, page_size)
     yield "prefill of eight warps", lambda: _prefill(SHAPES[0], None, 16, warps=8)
     for name in ("launch_plain", "launch_tiled"):
         launch = getattr(attention_cuda, name)
-        yield f"prefill {name}", lambda f=launch: _prefill(SHAPES[1], 50, 8, launch=f)
+        yield f"prefill {name}", partial(_prefill, SHAPES[1], 50, 8, launch=launch)
 
 
 def _blocks(dtype: Any, head_dim: int, plain: bool) -> str:
@@ -233,14 +236,14 @@ def blocks_checks() -> Iterator[Check]:
     """Movers, by 16 bytes and by element, bit for bit."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for plain in (False, True):
-            yield f"blocks {dtype} plain={plain}", lambda d=dtype, p=plain: _blocks(d, 64, p)
+            yield f"blocks {dtype} plain={plain}", partial(_blocks, dtype, 64, plain)
         for head_dim in (64, 5):
-            yield f"tokens and pages {dtype} {head_dim}", lambda d=dtype, h=head_dim: _tokens(d, h)
+            yield f"tokens and pages {dtype} {head_dim}", partial(_tokens, dtype, head_dim)
 
 
 def _graph(dtype: Any, layers: int) -> str:
-    """A decode step of `layers` layers: write the new token, attend. Captured once, replayed with other inputs."""
-    paged = make_paged(dtype, [900, 33, 1200], [1, 1, 1], 32, 8, 128)
+    """A decode step of `layers` layers: write the new token, attend. Captured once, replayed three times."""
+    paged = make_paged(dtype, [900, 33, 1200], [1, 1, 1], (32, 8, 128))
     new = torch.randn(3, 2, 8, 128, device=DEVICE).to(dtype)
     slots, out = torch.zeros(3, dtype=torch.int64, device=DEVICE), torch.empty_like(paged.query)
     finite = [cache.nan_to_num() for cache in (paged.key_cache, paged.value_cache)]
@@ -290,7 +293,7 @@ def _graph(dtype: Any, layers: int) -> str:
 
 
 def _graph_prefill() -> str:
-    paged = make_paged(torch.bfloat16, [300, 64], [40, 24], 8, 2, 64)
+    paged = make_paged(torch.bfloat16, [300, 64], [40, 24], (8, 2, 64))
     arrays = (paged.query, paged.key_cache, paged.value_cache, paged.tables, paged.new, paged.lens)
     out = torch.empty_like(paged.query)
     kernels_numba.paged_attention_prefill(*arrays, scale=paged.scale, out=out)

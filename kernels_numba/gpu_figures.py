@@ -1,14 +1,15 @@
 """Figures of the CUDA kernels on a GPU: the parts "measure_*" of gpu_report, each figure as a benchmark row.
 
-Needs torch. Ours, the peer and the machine's limit take turns in one run; ours and the peer's are medians, the
-limit is its best run. Attention is timed as graphs of several launches, as an engine runs it; the figures "one
-call" include what a launch costs on the host.
+Needs torch. Ours, the peer and the machine's limit take turns in one run; ours and the peer's are medians,
+the limit is its best run. Attention is timed as graphs, as an engine runs it; the figures "one call" include
+what a launch costs on the host.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import kernels_numba
 from kernels_numba import attention_cuda
-from kernels_numba.checks import NO_WINDOW
 
 RUNS = 9
 DEVICE = "cuda"
@@ -101,6 +101,7 @@ def paged_kv(batch: int, tokens: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def contiguous_kv(batch: int, tokens: int, dtype: Any) -> list[Any]:
+    """Keys and values (batch, kv_heads, tokens, head_dim)."""
     return [torch.randn(batch, KV_HEADS, tokens, HEAD_DIM, device=DEVICE, dtype=dtype) for _ in range(2)]
 
 
@@ -147,20 +148,22 @@ def _prefill_rows(new: int, cached: int) -> list[dict[str, Any]]:
     query = torch.randn(new, HEADS, HEAD_DIM, device=DEVICE, dtype=dtype)
     lengths = [torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (new, tokens)]
     out = torch.empty_like(query)
-    arrays = (query, keys, values, tables, *lengths)
+    arrays: Any = (query, keys, values, tables, *lengths)
     work = 4 * HEADS * HEAD_DIM * (new * cached + new * (new + 1) / 2) / 1e12
 
+    launch = partial(attention_cuda.launch_prefill, *arrays)
+
     def warps(count: int) -> Callable[[], object]:
-        return graphed(lambda: attention_cuda.launch_prefill(*arrays, scale, out, NO_WINDOW, warps=count))
+        return graphed(partial(launch, scale=scale, out=out, warps=count))
 
     from torch.nn.attention.bias import causal_lower_right
 
     dense = query.transpose(0, 1)[None].contiguous()
-    flat = [kv.repeat_interleave(HEADS // KV_HEADS, 1) for kv in contiguous_kv(1, tokens, dtype)]
+    flat: Any = [kv.repeat_interleave(HEADS // KV_HEADS, 1) for kv in contiguous_kv(1, tokens, dtype)]
     mask = causal_lower_right(new, tokens)
 
     def peer() -> None:
-        scaled_dot_product_attention(dense, *flat, attn_mask=mask, scale=scale)
+        scaled_dot_product_attention(dense, flat[0], flat[1], attn_mask=mask, scale=scale)
 
     def public() -> None:
         kernels_numba.paged_attention_prefill(*arrays, scale=scale, out=out)

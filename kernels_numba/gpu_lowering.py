@@ -28,13 +28,11 @@ class Kernel:
     arguments: tuple
     tuned: bool
 
-    def ptx(self, cc: tuple[int, int]) -> str:
-        """Lowered for compute capability `cc`."""
-        from numba import types
+    def ptx(self, *ccs: tuple[int, int]) -> list[str]:
+        """Lowered for each compute capability."""
+        from kernels_numba.backend_cuda import lower
 
-        from kernels_numba.backend_cuda import cuda
-
-        return cuda.compile_ptx(self.function, types.void(*self.arguments), cc=cc)[0]
+        return lower(self.function, self.arguments, ccs)
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,13 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel("move_blocks v2", blocks_cuda.move_blocks_v2, (i64,) * 12 + (types.boolean,), True)
     yield Kernel("copy_pages v2", blocks_cuda.copy_pages_v2, (i64,) * 6, True)
 
-    for name, element in (("float32", f32), ("bfloat16", types.uint16), ("float16", types.int16)):
-        rows, cache, caches = element[:, :, ::1], element[:, :, :, ::1], element[:, :, :, :, :, ::1]
+    bits: Any
+    for name, bits in (("float32", f32), ("bfloat16", types.uint16), ("float16", types.int16)):
+        rows, cache, caches = bits[:, :, ::1], bits[:, :, :, ::1], bits[:, :, :, :, :, ::1]
         attention = (rows, cache, cache, i32[:, ::1], i32[::1], i32[::1], rows, f32, i64)
         yield Kernel(f"attention v1 {name}", attention_cuda.attention_v1, attention, False)
         yield Kernel(f"attention v2 {name}", attention_cuda.attention_v2, attention, False)
-        new, blocks = element[:, :, :], element[:, :, :, :, :, :]
+        new, blocks = bits[:, :, :], bits[:, :, :, :, :, :]
         moved = (caches, i32[:, ::1], blocks, i64, i64, types.boolean)
         yield Kernel(
             f"scatter_kv v1 {name}", blocks_cuda.scatter_kv_v1, (new, new, cache, cache, i64[::1]), False
@@ -89,7 +88,7 @@ def find_ptxas() -> str:
     found = shutil.which("ptxas")
     folders = [Path(folder) for folder in LOCATIONS]
     try:
-        import nvidia  # the folder of the CUDA wheels
+        import nvidia  # type: ignore[import-untyped]  # the folder of the CUDA wheels
 
         folders += [folder for root in nvidia.__path__ for folder in Path(root).glob("*/bin")]
     except ImportError:
@@ -98,7 +97,7 @@ def find_ptxas() -> str:
 
 
 def assemble(ptxas: str, ptx: str, cc: tuple[int, int]) -> Assembled:
-    """Raises RuntimeError with ptxas's words when it refuses. A ptxas older than NVVM gets its own version."""
+    """Raises RuntimeError with ptxas's words when it refuses. An older ptxas is given its own version."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         command = [ptxas, "-v", f"-arch=sm_{cc[0]}{cc[1]}", "-o", str(path.with_suffix(".cubin")), str(path)]

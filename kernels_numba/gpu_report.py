@@ -1,10 +1,10 @@
 """Every GPU check and benchmark of the kernels in one call: `python -m kernels_numba.gpu_report --json FILE`.
 
 Needs Python, numpy, torch, numba and numba-cuda, and is run from the repository's root; nothing has to be
-installed of ours. Each part runs in a process of its own with a time limit and prints every result as soon as it
-has it, so that a part that fails, hangs or takes the device down with it loses nothing of the others. Without a
-GPU: one line and exit code 2; with failed checks: 1. The JSON is a benchmark result (date, machine, commit, rows)
-with "checks" and "kernels" (registers, shared memory and spills, where ptxas is) beside the rows.
+installed of ours. Each part runs in a process of its own with a time limit and prints every result as soon as
+it has it, so that a part that fails, hangs or takes the device down with it loses nothing of the others.
+Without a GPU: one line and exit code 2; with failed checks: 1. The JSON is a benchmark result (date, machine,
+commit, rows) with "checks" and "kernels" beside the rows (registers, shared memory, spills, where ptxas is).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,13 @@ def emit_kernels() -> None:
         return
     for kernel in kernels():
         try:
-            found = assemble(ptxas, kernel.ptx(cc), cc)
+            found = assemble(ptxas, kernel.ptx(cc)[0], cc)
         except Exception as error:
             detail = f"{type(error).__name__}: {error}"[:500]
             emit("check", name=f"lowering {kernel.name}", passed=False, detail=detail, seconds=0.0)
             continue
-        figures = {name: getattr(found, name) for name in found.__slots__ or vars(found)}
-        emit("kernel", name=kernel.name, tuned=kernel.tuned, arch=f"sm_{cc[0]}{cc[1]}", **figures)
+        arch = f"sm_{cc[0]}{cc[1]}"
+        emit("kernel", name=kernel.name, tuned=kernel.tuned, arch=arch, **asdict(found))
         if kernel.tuned and found.spill_bytes:
             detail = f"{found.spill_bytes} bytes"
             emit("check", name=f"no spills: {kernel.name}", passed=False, detail=detail, seconds=0.0)
@@ -173,9 +174,8 @@ def print_tables(report: dict[str, Any]) -> None:
     if report["kernels"]:
         print(f"\n{'kernel':32} {'registers':>9} {'shared':>7} {'spilled':>7}")
     for kernel in report["kernels"]:
-        print(
-            f"{kernel['name']:32} {kernel['registers']:9} {kernel['shared_bytes']:7} {kernel['spill_bytes']:7}"
-        )
+        figures = f"{kernel['registers']:9} {kernel['shared_bytes']:7} {kernel['spill_bytes']:7}"
+        print(f"{kernel['name']:32} {figures}")
 
 
 def make_report(parts: list[str]) -> dict[str, Any]:

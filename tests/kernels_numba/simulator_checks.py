@@ -3,8 +3,8 @@
 A process of its own, because Numba chooses between simulator and compiler when it is imported
 (NUMBA_ENABLE_CUDASIM=1). Needs NumPy and Numba only. Prints one line a check; ends with an exit code.
 
-Stricter than the simulator itself: shared memory begins as NaN in every block, so that a missing barrier shows;
-the twins of backend_twins check addresses and copy asynchronously as late as they may.
+Stricter than the simulator itself: shared memory begins as NaN in every block, so that a missing barrier
+shows; the twins of backend_twins check addresses and copy asynchronously as late as they may.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Case:
         if self.dtype == "bfloat16":
             found = (found.astype(np.uint32) << 16).view(np.float32)
         error = np.abs(found - (self.want if want is None else want)).max()
-        # outputs reach 4: half a unit of their last place is 2**-7 for bfloat16, and on tensor cores the weights
-        # are rounded too, by 2**-9 of them
+        # outputs reach 4: half a unit of their last place is 2**-7 for bfloat16, and on tensor cores the
+        # weights are rounded too, by 2**-9 of them
         assert error < {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}[self.dtype], error
 
 
