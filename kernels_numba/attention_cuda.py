@@ -28,7 +28,7 @@ import numpy as np
 
 from kernels_numba.arrays import dtype_name
 from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
-from kernels_numba.attention_mma_cuda import HEAD_DIMS, make_attend
+from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
 from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_device, widen
 from kernels_numba.checks import NO_WINDOW
 
@@ -168,9 +168,10 @@ def _compiled(kernel: Any) -> Any:
 
 
 @functools.cache
-def _attend(element: str, head_dim: int) -> Any:
+def _attend(element: str, head_dim: int, warps: int) -> Any:
     """v3 of prefill as it is launched."""
-    return compiled(make_attend(element, head_dim, False), shared=True)
+    attend = make_attend(element, head_dim, False, warps)
+    return compiled(attend, shared=True, bounds=bounds(warps))
 
 
 def launch_prefill(
@@ -202,7 +203,7 @@ def launch_prefill(
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
     pointers, stream = addresses(query, key_cache, value_cache, tables, new, lens, out)
     sizes = (lens.shape[0], heads, kv_heads, page_size, tables.shape[1], 1)
-    _attend(element, head_dim)[(tiles, kv_heads), warps * 32, stream](
+    _attend(element, head_dim, warps)[(tiles, kv_heads), warps * 32, stream](
         *pointers, *(np.int64(n) for n in sizes), np.float32(scale * LOG2_E), np.int64(window)
     )
 

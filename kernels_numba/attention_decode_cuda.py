@@ -279,7 +279,7 @@ def launch_split(
     fits = element != "float32" and head_dim in HEAD_DIMS
     if fits if tensor_cores is None else tensor_cores:
         warps = 1 << (-(-group // 16) - 1).bit_length()
-        kernel = _compiled(make_attend, element, head_dim, True)
+        kernel = _compiled(make_attend, element, head_dim, True, warps)
         kernel[(splits, kv_heads, batch), warps * 32, stream](
             q, k, v, table, lengths, lengths, parts, *sizes, factor, last
         )

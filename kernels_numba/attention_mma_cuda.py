@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.backend_cuda import (
+    CHUNK_ALIGNMENT,
     broadcast,
     copy_async,
     copy_commit,
@@ -61,17 +62,28 @@ ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
 
 
+def bounds(warps: int) -> tuple[int, int]:
+    """Threads of a block, and blocks that must find room on a multiprocessor: 12 warps, so 168 registers a
+    thread. With head_dim 128 the sums, scores and queries alone are 112, and 128 registers spill."""
+    return 32 * warps, max(1, 12 // warps)
+
+
 @functools.cache
-def make_attend(element: str, head_dim: int, split: bool) -> Any:
-    """The kernel of one element type and head_dim. split: one new token a sequence, pieces of its context,
-    and `out` receives their unnormalised sums, maxima and totals for attention_decode_cuda.make_merge."""
+def make_attend(element: str, head_dim: int, split: bool, warps: int) -> Any:
+    """The kernel of one element type, head_dim and number of warps.
+
+    split: one new token a sequence, pieces of its context, and `out` receives their unnormalised sums, maxima
+    and totals, for the merge of attention_decode_cuda.
+    """
     pack = {"bfloat16": pack_bfloat16, "float16": pack_float16}[element]
     mma = {"bfloat16": mma_bfloat16, "float16": mma_float16}[element]
     chunks, row_bytes = head_dim // 8, head_dim * 2
+    chunk_bits = chunks.bit_length() - 1
     tile_tokens = WARP_TOKENS if split else TILE_BYTES // row_bytes
     tile_chunks = tile_tokens * chunks
     stage_chunks, shared_chunks = 2 * tile_chunks, 4 * tile_chunks
     steps, column_tiles = head_dim // 16, tile_tokens // 8  # of 16 channels; of 8 keys
+    rows_here, rows_at_once = tile_tokens // warps, 32 // chunks  # of a tile: what a warp copies; at a time
     fragments, score_shape, sum_shape = (steps, 4), (column_tiles, 4), (head_dim // 8, 4)
 
     def attend(
@@ -91,9 +103,8 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
         scale,
         window,
     ):
-        lane = cuda.threadIdx.x % 32
-        warp = cuda.threadIdx.x // 32
-        warps = cuda.blockDim.x // 32
+        lane = cuda.threadIdx.x & 31
+        warp = cuda.threadIdx.x >> 5
         h = cuda.blockIdx.y
         group = heads // kv_heads
 
@@ -131,7 +142,7 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
 
         # rows past the last one repeat it and store nothing
         rows = tokens * group
-        row_0, row_1 = warp * 16 + lane // 4, warp * 16 + lane // 4 + 8
+        row_0, row_1 = warp * 16 + (lane >> 2), warp * 16 + (lane >> 2) + 8
         token_0, token_1 = divide(min(row_0, rows - 1), group), divide(min(row_1, rows - 1), group)
         head_0 = min(row_0, rows - 1) - token_0 * group
         head_1 = min(row_1, rows - 1) - token_1 * group
@@ -139,7 +150,7 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
         at_1 = (first_row + token_1) * heads + h * group + head_1
         limit_0, limit_1 = min(end, position + token_0 + 1), min(end, position + token_1 + 1)
         floor_0, floor_1 = position + token_0 - window, position + token_1 - window
-        word = lane % 4 * 4
+        word = (lane & 3) * 4
 
         queries = cuda.local.array(fragments, np.uint32)
         for s in range(steps):
@@ -154,24 +165,21 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
                 sums[n, e] = ZERO
         highest_0, highest_1, total_0, total_1 = LOWEST, LOWEST, ZERO, ZERO
 
-        stages = cuda.shared.array(shared_chunks, np.complex128)  # 2 x (keys, values)
+        stages = cuda.shared.array(shared_chunks, np.complex128, CHUNK_ALIGNMENT)  # 2 x (keys, values)
         tiles = divide(end - begin + tile_tokens - 1, tile_tokens)
-        rows_here = divide(tile_tokens, warps)  # of a tile: what this warp copies
-        copies = divide(rows_here * chunks, 32)
+        column = lane & (chunks - 1)
         source = np.int32(-1)
         for i in range(-2, tiles):
             # copy tile i + 1; look up where the rows of tile i + 2 lie; compute with tile i
             if 0 <= i + 1 < tiles:
-                stage = (i + 1) % 2 * stage_chunks
-                for j in range(copies):
-                    chunk = j * 32 + lane
-                    row = chunk // chunks
-                    chunk -= row * chunks
+                stage = ((i + 1) & 1) * stage_chunks
+                for j in range(rows_here // rows_at_once):
+                    row = j * rows_at_once + (lane >> chunk_bits)
                     taken = broadcast(source, row)
                     row += warp * rows_here
-                    target = stage + row * chunks + (chunk ^ (row & 7))
+                    target = stage + row * chunks + (column ^ (row & 7))
                     there = 16 if taken >= 0 else 0
-                    offset = max(0, taken) * row_bytes + chunk * 16
+                    offset = max(0, taken) * row_bytes + column * 16
                     copy_async(stages, target, key_cache, offset, there)
                     copy_async(stages, target + tile_chunks, value_cache, offset, there)
             copy_commit()
@@ -184,27 +192,35 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
             if i >= 0:
                 copy_wait(1)
                 cuda.syncthreads()
-                keys = i % 2 * stage_chunks
+                keys = (i & 1) * stage_chunks
                 values = keys + tile_chunks
                 # scores = Q K^T, 16 keys at a time
-                for n in range(column_tiles // 2):
-                    x = (ZERO, ZERO, ZERO, ZERO)
-                    y = (ZERO, ZERO, ZERO, ZERO)
-                    at = keys + (n * 16 + lane // 16 * 8 + lane % 8) * chunks
-                    for s in range(steps):
-                        k = load_matrices(stages, at + ((2 * s + lane // 8 % 2) ^ (lane % 8)))
-                        q0, q1, q2, q3 = queries[s, 0], queries[s, 1], queries[s, 2], queries[s, 3]
+                for n in range(column_tiles):
+                    for e in range(4):
+                        scores[n, e] = ZERO
+                for s in range(steps):
+                    q0, q1, q2, q3 = queries[s, 0], queries[s, 1], queries[s, 2], queries[s, 3]
+                    at = keys + ((lane >> 4) * 8 + (lane & 7)) * chunks
+                    at += (2 * s + ((lane >> 3) & 1)) ^ (lane & 7)
+                    for n in range(column_tiles // 2):
+                        k = load_matrices(stages, at + n * 16 * chunks)
+                        x = (scores[2 * n, 0], scores[2 * n, 1], scores[2 * n, 2], scores[2 * n, 3])
+                        m = 2 * n + 1
+                        y = (scores[m, 0], scores[m, 1], scores[m, 2], scores[m, 3])
                         x = mma(x, q0, q1, q2, q3, k[0], k[1])
                         y = mma(y, q0, q1, q2, q3, k[2], k[3])
+                        for e in range(4):
+                            scores[2 * n, e] = x[e]
+                            scores[m, e] = y[e]
+                for n in range(column_tiles):
                     for e in range(4):
-                        scores[2 * n, e] = x[e] * scale
-                        scores[2 * n + 1, e] = y[e] * scale
+                        scores[n, e] *= scale
                 # masks, where the tile crosses a border
                 start = begin + i * tile_tokens
                 if start + tile_tokens > min(end, position + 1) or start <= position + tokens - 1 - window:
                     for n in range(column_tiles):
                         for e in range(2):
-                            t = start + n * 8 + lane % 4 * 2 + e
+                            t = start + n * 8 + (lane & 3) * 2 + e
                             if t >= limit_0 or t <= floor_0:
                                 scores[n, e] = LOWEST
                             if t >= limit_1 or t <= floor_1:
@@ -235,9 +251,9 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
                     p1 = pack(scores[2 * s, 2], scores[2 * s, 3])
                     p2 = pack(scores[2 * s + 1, 0], scores[2 * s + 1, 1])
                     p3 = pack(scores[2 * s + 1, 2], scores[2 * s + 1, 3])
-                    at = values + (s * 16 + lane % 16) * chunks
+                    at = values + (s * 16 + (lane & 15)) * chunks
                     for n in range(steps):
-                        v = load_transposed(stages, at + ((2 * n + lane // 16) ^ (lane % 8)))
+                        v = load_transposed(stages, at + ((2 * n + (lane >> 4)) ^ (lane & 7)))
                         x = (sums[2 * n, 0], sums[2 * n, 1], sums[2 * n, 2], sums[2 * n, 3])
                         y = (sums[2 * n + 1, 0], sums[2 * n + 1, 1], sums[2 * n + 1, 2], sums[2 * n + 1, 3])
                         x = mma(x, p0, p1, p2, p3, v[0], v[1])
@@ -254,13 +270,13 @@ def make_attend(element: str, head_dim: int, split: bool) -> Any:
             if row_0 < rows:
                 for n in range(head_dim // 8):
                     for e in range(2):
-                        store_float(out, (part_0 * head_dim + n * 8 + lane % 4 * 2 + e) * 4, sums[n, e])
+                        store_float(out, (part_0 * head_dim + n * 8 + (lane & 3) * 2 + e) * 4, sums[n, e])
                 store_float(out, numbers + part_0 * 8, highest_0)
                 store_float(out, numbers + part_0 * 8 + 4, total_0)
             if row_1 < rows:
                 for n in range(head_dim // 8):
                     for e in range(2):
-                        store_float(out, (part_1 * head_dim + n * 8 + lane % 4 * 2 + e) * 4, sums[n, 2 + e])
+                        store_float(out, (part_1 * head_dim + n * 8 + (lane & 3) * 2 + e) * 4, sums[n, 2 + e])
                 store_float(out, numbers + part_1 * 8, highest_1)
                 store_float(out, numbers + part_1 * 8 + 4, total_1)
         else:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,8 +32,11 @@ try:
 except ImportError as error:  # pragma: no cover - numba without its CUDA target
     raise BackendError(f"no CUDA target in numba ({error}): pip install 'mooncake-lite[gpu]'") from None
 
+Bounds: TypeAlias = tuple[int, int] | None
 cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+CHUNK_ALIGNMENT = None if SIMULATED else 16
+"""Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
 QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
@@ -156,23 +159,28 @@ else:
         return array.dtype(types.float32, array), generate
 
 
-def compiled(kernel: Any, *, shared: bool = False) -> Any:
-    """The kernel as it is launched; compiled on its first launch. shared: the memory that L1 and shared
-    memory divide between them is wanted for shared memory."""
-    if SIMULATED or not shared or "shared_memory_carveout" not in inspect.signature(cuda.jit).parameters:
-        return cuda.jit(kernel)
-    return cuda.jit(kernel, shared_memory_carveout=100)
+def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any:
+    """The kernel as it is launched; compiled on its first launch.
+
+    shared: the memory that L1 and shared memory divide between them is wanted for shared memory. bounds:
+    threads of a block, and how many blocks must find room on a multiprocessor: a limit for the registers.
+    """
+    wishes = {"shared_memory_carveout": 100 if shared else None, "launch_bounds": bounds}
+    known = () if SIMULATED else inspect.signature(cuda.jit).parameters
+    return cuda.jit(kernel, **{name: wish for name, wish in wishes.items() if name in known})
 
 
-def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]]) -> list[str]:
+def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds: Bounds = None) -> list[str]:
     """PTX of a kernel for several compute capabilities. Numba's front end takes nine tenths of the time, and
     what it makes does not depend on the capability: where it can be asked for by itself, it runs once."""
     signature = types.void(*arguments)
     try:
         from numba.cuda.compiler import _compile_pyfunc_with_fixup  # type: ignore[attr-defined]
     except ImportError:
-        return [cuda.compile_ptx(kernel, signature, cc=cc)[0] for cc in ccs]
-    library, _ = _compile_pyfunc_with_fixup(kernel, signature, device=False, cc=ccs[0], abi="numba")
+        return [cuda.compile_ptx(kernel, signature, cc=cc, launch_bounds=bounds)[0] for cc in ccs]
+    library, _ = _compile_pyfunc_with_fixup(
+        kernel, signature, device=False, cc=ccs[0], abi="numba", launch_bounds=bounds
+    )
     return [library.get_asm_str(cc=cc) for cc in ccs]
 
 
@@ -270,6 +278,7 @@ def multiprocessors(like: Any) -> int:
 
 
 __all__ = [
+    "CHUNK_ALIGNMENT",
     "SIMULATED",
     "address_of",
     "addresses",

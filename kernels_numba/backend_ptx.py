@@ -2,8 +2,8 @@
 
 Imported by backend_cuda alone, where there is no simulator; backend_twins holds the same names for it. Each
 is an intrinsic around one line of PTX (a device function would ask the driver which GPU to compile for).
-Memory is an int64 address plus a byte offset. Shared memory is an array of complex128, because that is the
-element that Numba aligns to 16 bytes, as cp.async and ldmatrix want; an index counts chunks of 16 bytes.
+Memory is an int64 address plus a byte offset. Shared memory is an array of complex128, the element of 16
+bytes, aligned to CHUNK_ALIGNMENT, as cp.async and ldmatrix want; an index counts chunks of 16 bytes.
 """
 
 # Device functions are typed by Numba.

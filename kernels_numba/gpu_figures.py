@@ -160,10 +160,15 @@ def _prefill_rows(new: int, cached: int) -> list[dict[str, Any]]:
 
     dense = query.transpose(0, 1)[None].contiguous()
     flat: Any = [kv.repeat_interleave(HEADS // KV_HEADS, 1) for kv in contiguous_kv(1, tokens, dtype)]
-    mask = causal_lower_right(new, tokens)
+    mask: Any = causal_lower_right(new, tokens)
 
     def peer() -> None:
         scaled_dot_product_attention(dense, flat[0], flat[1], attn_mask=mask, scale=scale)
+
+    try:
+        peer()
+    except Exception:  # a torch that has no kernel for this mask: then the same as a table
+        mask = torch.ones(new, tokens, dtype=torch.bool, device=DEVICE).tril(cached)
 
     def public() -> None:
         kernels_numba.paged_attention_prefill(*arrays, scale=scale, out=out)

@@ -21,18 +21,19 @@ ASSEMBLE_S = 60
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel and its signature. tuned: the form that is called; it must not spill."""
+    """One kernel, its signature and launch bounds. tuned: the form that is called; it must not spill."""
 
     name: str
     function: Any
     arguments: tuple
     tuned: bool
+    bounds: tuple[int, int] | None = None
 
     def ptx(self, *ccs: tuple[int, int]) -> list[str]:
         """Lowered for each compute capability."""
         from kernels_numba.backend_cuda import lower
 
-        return lower(self.function, self.arguments, ccs)
+        return lower(self.function, self.arguments, ccs, self.bounds)
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,16 @@ def kernels() -> Iterator[Kernel]:
 
     from kernels_numba import attention_cuda, blocks_cuda
     from kernels_numba.attention_decode_cuda import make_decode_v3, make_merge
-    from kernels_numba.attention_mma_cuda import HEAD_DIMS, make_attend
+    from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
 
     i64, i32, f32 = types.int64, types.int32, types.float32
     for element in ("bfloat16", "float16"):
         for head_dim in HEAD_DIMS:
-            for split, what in ((False, "prefill"), (True, "decode")):
-                attend = make_attend(element, head_dim, split)
-                yield Kernel(f"{what} mma {element} {head_dim}", attend, (i64,) * 13 + (f32, i64), True)
+            for split, what, warps in ((False, "prefill", 4), (True, "decode", 1)):
+                attend = make_attend(element, head_dim, split, warps)
+                limit = None if split else bounds(warps)
+                name = f"{what} mma {element} {head_dim}"
+                yield Kernel(name, attend, (i64,) * 13 + (f32, i64), True, limit)
     for element, head_dim in (("float32", 64), ("float32", 256), ("bfloat16", 256), ("float16", 96)):
         decode = make_decode_v3(element, head_dim)
         yield Kernel(f"decode v3 {element} {head_dim}", decode, (i64,) * 12 + (f32, i64), True)

@@ -115,6 +115,7 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
         "cvt.rn.bf16x2.f32",
     ):
         assert instruction in ptx
+    assert ".shared .align 16 .b8" in ptx
     assert ptx.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
     assert "ld.global.v4.u32" in ptx_of("move_blocks v2")[9, 0]
 
