@@ -1,12 +1,13 @@
-"""Paged attention on CUDA: the CUDA forms of attention_decode and attention_prefill.
+"""Paged attention on CUDA: what attention_decode and attention_prefill launch, and the plain rungs.
 
-Launched by those two modules, which hold the interface, the checks and the index mapping. The ladder:
+Those two hold the interface, the checks and the index mapping. The ladder:
     v1  one thread a number of the output: each computes all scores for itself, head_dim times too often
     v2  one block for a few (token, head) rows of one kv head: threads take a key each for the scores, then a
-        channel each for the sums; keys and values are read once for all rows; online softmax over tiles
-
-Decode is prefill with one new token a sequence, so each rung is one kernel. No warp operations, no PTX: all
-of it runs in the simulator.
+        channel each for the sums; keys and values are read once for all rows; online softmax over tiles. Any
+        element type, head_dim and alignment; decode is prefill of one new token
+    v3  decode: attention_decode_cuda, contexts in pieces    prefill: attention_mma_cuda, tensor cores
+    v4  decode: attention_mma_cuda, pieces on tensor cores
+All of them run in the simulator and lower to PTX. launch_prefill and launch_decode choose.
 
     block x  -> tile of TILE_ROWS // heads_here new tokens of one sequence (blocks too many return at once)
     block y  -> kv head h          block z -> which query heads of its group
@@ -25,7 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.backend_cuda import cuda, narrow, on_device, widen
+from kernels_numba.arrays import dtype_name
+from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
+from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
+from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_device, widen
+from kernels_numba.checks import NO_WINDOW
 
 THREADS = 64
 """Threads of a block, and keys of a tile. Two warps: small blocks hide each other's waits, and the simulator
@@ -40,7 +45,7 @@ ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
 
 
-def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):
+def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
     """One thread for out[row, head, channel]: highest score, then weights and sum."""
     at = cuda.grid(1)
     heads, head_dim = query.shape[1], query.shape[2]
@@ -56,7 +61,7 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
     visible = context_lens[b] - query_lens[b] + (row - first) + 1
     highest, total, value = LOWEST, ZERO, ZERO
     for sweep in range(2):
-        for t in range(visible if context_lens[b] > 0 else 0):
+        for t in range(max(0, visible - window), visible if context_lens[b] > 0 else 0):
             page, s = block_tables[b, t // page_size], t % page_size
             score = ZERO
             for d in range(head_dim):
@@ -70,7 +75,7 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
     out[row, head, channel] = narrow(value / total if total > ZERO else ZERO, out)
 
 
-def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale):
+def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
     """One block for a few rows of one sequence and kv head; see the head of the file."""
     thread = cuda.threadIdx.x
     head_dim, page_size = query.shape[2], key_cache.shape[2]
@@ -110,7 +115,7 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
                 queries[r, d] = ZERO
     cuda.syncthreads()
 
-    for start in range(0, end, THREADS):
+    for start in range(max(0, position - window + 1), end, THREADS):
         count = min(THREADS, end - start)
         t = start + thread
         if thread < count:  # my key, against every row
@@ -119,7 +124,8 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
                 score = ZERO
                 for d in range(head_dim):
                     score += queries[r, d] * widen(key_cache[page, cuda.blockIdx.y, s, d])
-                scores[r, thread] = score if t <= position + r // heads_here else LOWEST
+                last = position + r // heads_here
+                scores[r, thread] = score if t <= last and t > last - window else LOWEST
         cuda.syncthreads()
         for r in range(rows):  # every thread finds the same maxima: no exchange is needed
             top = highest[r]
@@ -158,37 +164,104 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
 @functools.cache
 def _compiled(kernel: Any) -> Any:
     """A rung as it is launched; compiled for each element type on its first launch."""
-    return cuda.jit(kernel)
+    return compiled(kernel)
+
+
+@functools.cache
+def _attend(element: str, head_dim: int, warps: int) -> Any:
+    """v3 of prefill as it is launched."""
+    attend = make_attend(element, head_dim, False, warps)
+    return compiled(attend, shared=True, bounds=bounds(warps))
 
 
 def launch_prefill(
-    query: Any, key_cache: Any, value_cache: Any, tables: Any, new: Any, lens: Any, scale: float, out: Any
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    tables: Any,
+    new: Any,
+    lens: Any,
+    scale: float,
+    out: Any,
+    window: int = NO_WINDOW,
+    *,
+    warps: int = 0,
 ) -> None:
-    """v2 on device arrays that paged_attention_prefill has checked. Reads no length on the host, so it
-    neither waits for the device nor breaks the capture of a graph: the grid covers the worst case."""
+    """v3 where it fits, else v2, on device arrays that paged_attention_prefill has checked.
+
+    Reads no length on the host, so it neither waits for the device nor breaks the capture of a graph: the
+    grid covers the worst case. warps: of a v3 block, 16 rows each; 0 chooses four, eight for a big group.
+    """
+    heads, head_dim = query.shape[1:]
+    kv_heads, page_size = key_cache.shape[1:3]
+    element, group = dtype_name(query), heads // kv_heads
+    if element == "float32" or head_dim not in HEAD_DIMS or not aligned(query, key_cache, value_cache, out):
+        launch_tiled(query, key_cache, value_cache, tables, new, lens, scale, out, window)
+        return
+    warps = warps or (4 if group <= 64 else 8)
+    step = warps * 16 // group
+    tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
+    pointers, stream = addresses(query, key_cache, value_cache, tables, new, lens, out)
+    sizes = (lens.shape[0], heads, kv_heads, page_size, tables.shape[1], 1)
+    _attend(element, head_dim, warps)[(tiles, kv_heads), warps * 32, stream](
+        *pointers, *(np.int64(n) for n in sizes), np.float32(scale * LOG2_E), np.int64(window)
+    )
+
+
+def launch_tiled(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    tables: Any,
+    new: Any,
+    lens: Any,
+    scale: float,
+    out: Any,
+    window: int = NO_WINDOW,
+) -> None:
+    """v2."""
     views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
     group = query.shape[1] // key_cache.shape[1]
     heads_here = min(group, TILE_ROWS)
     step = TILE_ROWS // heads_here
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
     grid = (tiles, key_cache.shape[1], -(-group // heads_here))
-    _compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale))
+    _compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
 def launch_plain(
-    query: Any, key_cache: Any, value_cache: Any, tables: Any, new: Any, lens: Any, scale: float, out: Any
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    tables: Any,
+    new: Any,
+    lens: Any,
+    scale: float,
+    out: Any,
+    window: int = NO_WINDOW,
 ) -> None:
     """v1, for tests and for comparison."""
     views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
     grid = -(-math.prod(query.shape) // THREADS)
-    _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale))
+    _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
 def launch_decode(
-    query: Any, key_cache: Any, value_cache: Any, tables: Any, lens: Any, scale: float, out: Any
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    tables: Any,
+    lens: Any,
+    scale: float,
+    out: Any,
+    window: int = NO_WINDOW,
 ) -> None:
-    """v2 on device arrays that paged_attention_decode has checked: prefill of one new token each."""
-    launch_prefill(query, key_cache, value_cache, tables, _ones(lens), lens, scale, out)
+    """v4 or v3 on device arrays that paged_attention_decode has checked; v2 where the arrays begin at odd
+    addresses."""
+    if aligned(query, key_cache, value_cache):
+        launch_split(query, key_cache, value_cache, tables, lens, scale, out, window)
+    else:
+        launch_tiled(query, key_cache, value_cache, tables, _ones(lens), lens, scale, out, window)
 
 
 def _ones(lens: Any) -> Any:

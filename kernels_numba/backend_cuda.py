@@ -2,7 +2,10 @@
 
 Imported by the *_cuda modules, and only when a device array turns up or a test asks. Works in three worlds:
 a GPU, no GPU but NVVM (kernels lower to PTX), and the simulator (NUMBA_ENABLE_CUDASIM=1, set before numba is
-imported). What the simulator lacks has a twin of the same name here.
+imported). What Numba lacks is in backend_ptx, and for the simulator under the same names in backend_twins.
+
+Plain rungs take arrays (on_device); tuned ones take addresses: launching with seven arrays costs some 20 us
+on the host, with seven numbers 4 us, and 16-byte loads want bytes and not elements.
 
 No module here may be called cuda*: numba-cuda's import hook takes every name that contains "numba.cuda" for
 its own, "kernels_numba.cuda_x" included, and then recurses without end.
@@ -14,11 +17,13 @@ its own, "kernels_numba.cuda_x" included, and then recurses without end.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from kernels_numba import arrays
 from kernels_numba.errors import BackendError
 
 try:
@@ -27,41 +32,106 @@ try:
 except ImportError as error:  # pragma: no cover - numba without its CUDA target
     raise BackendError(f"no CUDA target in numba ({error}): pip install 'mooncake-lite[gpu]'") from None
 
+Bounds: TypeAlias = tuple[int, int] | None
 cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+CHUNK_ALIGNMENT = None if SIMULATED else 16
+"""Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
 QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
 if SIMULATED:
+    from kernels_numba.backend_twins import (
+        Memory,
+        bfloat16_bits,
+        bfloat16_pair,
+        broadcast,
+        copy_async,
+        copy_commit,
+        copy_wait,
+        divide,
+        exp2,
+        float16_pair,
+        float32_single,
+        larger,
+        load16,
+        load_float,
+        load_int32,
+        load_int64,
+        load_matrices,
+        load_transposed,
+        load_word,
+        mma_bfloat16,
+        mma_float16,
+        pack_bfloat16,
+        pack_float16,
+        store16,
+        store_bfloat16,
+        store_float,
+        store_float16,
+        store_word,
+        warp_max,
+        warp_sum,
+    )
 
     def widen(element):
-        """float32 of an element of a cache: itself, or bfloat16 bits, the upper half of a float32."""
+        """float32 of an element of a cache: itself, bfloat16 bits (uint16) or float16 bits (int16)."""
         if element.dtype == np.uint16:
             return (np.uint32(element) << np.uint32(16)).view(np.float32)
-        return element
+        return np.float32(element.view(np.float16)) if element.dtype == np.int16 else element
 
     def narrow(value, array):
-        """A float32 as an element of `array`: itself, or rounded to the nearest even bfloat16, NaN kept."""
-        if array.dtype != np.uint16:
-            return np.float32(value)
-        if value != value:
-            return np.uint16(QUIET_NAN)
-        bits = int(np.float32(value).view(np.uint32))
-        return np.uint16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+        """A float32 as an element of `array`: itself, or rounded to the nearest even 16 bits, NaN kept."""
+        if array.dtype == np.int16:
+            return np.float16(value).view(np.int16)
+        return np.uint16(bfloat16_bits(value)) if array.dtype == np.uint16 else np.float32(value)
 
 else:
     from llvmlite import ir
     from numba.core import types
     from numba.cuda.extending import intrinsic
 
+    from kernels_numba.backend_ptx import (  # type: ignore[assignment]
+        bfloat16_pair,
+        broadcast,
+        copy_async,
+        copy_commit,
+        copy_wait,
+        divide,
+        exp2,
+        float16_pair,
+        float32_single,
+        larger,
+        load16,
+        load_float,
+        load_int32,
+        load_int64,
+        load_matrices,
+        load_transposed,
+        load_word,
+        mma_bfloat16,
+        mma_float16,
+        pack_bfloat16,
+        pack_float16,
+        store16,
+        store_bfloat16,
+        store_float,
+        store_float16,
+        store_word,
+        warp_max,
+        warp_sum,
+    )
+
     # Intrinsics, not device functions: those would ask the driver which GPU to compile for, and with
     # intrinsics kernels lower to PTX on machines that have none.
 
     @intrinsic
     def widen(typing_context, element):
-        """float32 of an element of a cache: itself, or bfloat16 bits, the upper half of a float32."""
+        """float32 of an element of a cache: itself, bfloat16 bits (uint16) or float16 bits (int16)."""
 
         def generate(context, builder, signature, arguments):
+            if element == types.int16:
+                return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
             if element != types.uint16:
                 return arguments[0]
             word = builder.zext(arguments[0], ir.IntType(32))
@@ -71,10 +141,12 @@ else:
 
     @intrinsic
     def narrow(typing_context, value, array):
-        """A float32 as an element of `array`: itself, or rounded to the nearest even bfloat16, NaN kept."""
+        """A float32 as an element of `array`: itself, or rounded to the nearest even 16 bits, NaN kept."""
 
         def generate(context, builder, signature, arguments):
             number = arguments[0]
+            if array.dtype == types.int16:
+                return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
             if array.dtype != types.uint16:
                 return number
             bits = builder.bitcast(number, ir.IntType(32))
@@ -87,28 +159,164 @@ else:
         return array.dtype(types.float32, array), generate
 
 
+def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any:
+    """The kernel as it is launched; compiled on its first launch.
+
+    shared: the memory that L1 and shared memory divide between them is wanted for shared memory. bounds:
+    threads of a block, and how many blocks must find room on a multiprocessor: a limit for the registers.
+    """
+    wishes = {"shared_memory_carveout": 100 if shared else None, "launch_bounds": bounds}
+    known = () if SIMULATED else inspect.signature(cuda.jit).parameters
+    return cuda.jit(kernel, **{name: wish for name, wish in wishes.items() if name in known})
+
+
+def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds: Bounds = None) -> list[str]:
+    """PTX of a kernel for several compute capabilities. Numba's front end takes nine tenths of the time, and
+    what it makes does not depend on the capability: where it can be asked for by itself, it runs once."""
+    signature = types.void(*arguments)
+    try:
+        from numba.cuda.compiler import _compile_pyfunc_with_fixup  # type: ignore[attr-defined]
+    except ImportError:
+        return [cuda.compile_ptx(kernel, signature, cc=cc, launch_bounds=bounds)[0] for cc in ccs]
+    library, _ = _compile_pyfunc_with_fixup(
+        kernel, signature, device=False, cc=ccs[0], abi="numba", launch_bounds=bounds
+    )
+    return [library.get_asm_str(cc=cc) for cc in ccs]
+
+
+def _stream_of(tensor: Any) -> Any:
+    """Torch's current stream of the tensor's device, and that device made current; 0 for a Numba array."""
+    if not SIMULATED and not cuda.is_available():
+        raise BackendError("device arrays were given, but Numba finds no CUDA device (mooncake-lite doctor)")
+    if getattr(tensor, "__cuda_ndarray__", False):
+        return 0
+    import torch
+
+    cuda.select_device(tensor.device.index)
+    return cuda.external_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
 def on_device(*tensors: Any) -> tuple[list[Any], Any]:
-    """The arrays as kernels take them, without copies (bfloat16 as uint16), and the stream to launch on.
+    """The arrays as kernels take them, without copies (16-bit floats as bits), and the stream to launch on.
 
     A torch tensor: torch's current stream of its device. A Numba array: the default stream.
     Raises BackendError when there is no CUDA device.
     """
-    if not SIMULATED and not cuda.is_available():
-        raise BackendError("device arrays were given, but Numba finds no CUDA device (mooncake-lite doctor)")
-    views, stream = [], 0
+    stream = _stream_of(tensors[0])
+    views = []
     for tensor in tensors:
+        bits = {"bfloat16": "uint16", "float16": "int16"}.get(str(tensor.dtype).rpartition(".")[2])
         if getattr(tensor, "__cuda_ndarray__", False):
-            views.append(tensor)
+            views.append(tensor if bits is None else tensor.view(np.dtype(bits)))
             continue
         import torch
 
-        cuda.select_device(tensor.device.index)
         plain = tensor.detach()
-        if arrays.dtype_name(tensor) == "bfloat16":
-            plain = plain.view(torch.uint16)
+        if bits is not None:
+            plain = plain.view(getattr(torch, bits))
         views.append(cuda.as_cuda_array(plain, sync=False))
-        stream = cuda.external_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
     return views, stream
 
 
-__all__ = ["SIMULATED", "cuda", "narrow", "on_device", "widen"]
+def addresses(*tensors: Any) -> tuple[list[Any], Any]:
+    """Where the arrays' first bytes lie, as kernels of addresses take them, and the stream to launch on.
+
+    A launch with addresses costs a fraction of one with arrays: nothing is wrapped and nothing inspected.
+    Raises BackendError when there is no CUDA device.
+    """
+    stream = _stream_of(tensors[0])
+    if SIMULATED:
+        return [Memory(tensor._ary) for tensor in tensors], stream
+    return [np.int64(address_of(tensor)) for tensor in tensors], stream
+
+
+def address_of(tensor: Any) -> int:
+    """The address of a torch tensor's or a Numba array's first byte."""
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr()
+    if SIMULATED:
+        return tensor.ctypes.data
+    return tensor.__cuda_array_interface__["data"][0]
+
+
+def aligned(*tensors: Any) -> bool:
+    """Whether every array begins at a multiple of 16 bytes, as 16-byte loads want."""
+    return all(address_of(tensor) % 16 == 0 for tensor in tensors)
+
+
+def workspace(like: Any, floats: int) -> Any:
+    """`floats` float32 beside `like`, uninitialised. From torch, whose allocator knows streams and graphs, or
+    a Numba array that is kept (so Numba arrays are for one stream at a time, the default one)."""
+    if not getattr(like, "__cuda_ndarray__", False):
+        import torch
+
+        return torch.empty(floats, dtype=torch.float32, device=like.device)
+    if SIMULATED:  # poisoned: what is read must have been written
+        return cuda.to_device(np.full(floats, np.nan, np.float32))
+    return _kept(cuda.get_current_device().id, 1 << max(16, (floats - 1).bit_length()))
+
+
+@functools.cache
+def _kept(device: int, floats: int) -> Any:
+    return cuda.device_array(floats, np.float32)
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def multiprocessors(like: Any) -> int:
+    """Streaming multiprocessors of the device that holds `like`; 2 in the simulator."""
+    if SIMULATED:
+        return 2
+    if getattr(like, "__cuda_ndarray__", False):
+        return cuda.get_current_device().MULTIPROCESSOR_COUNT
+    return _multiprocessors(like.device.index)
+
+
+__all__ = [
+    "CHUNK_ALIGNMENT",
+    "SIMULATED",
+    "address_of",
+    "addresses",
+    "aligned",
+    "bfloat16_pair",
+    "broadcast",
+    "compiled",
+    "copy_async",
+    "copy_commit",
+    "copy_wait",
+    "cuda",
+    "divide",
+    "exp2",
+    "float16_pair",
+    "float32_single",
+    "larger",
+    "load16",
+    "load_float",
+    "load_int32",
+    "load_int64",
+    "load_matrices",
+    "load_transposed",
+    "load_word",
+    "lower",
+    "mma_bfloat16",
+    "mma_float16",
+    "multiprocessors",
+    "narrow",
+    "on_device",
+    "pack_bfloat16",
+    "pack_float16",
+    "store16",
+    "store_bfloat16",
+    "store_float",
+    "store_float16",
+    "store_word",
+    "warp_max",
+    "warp_sum",
+    "widen",
+    "workspace",
+]

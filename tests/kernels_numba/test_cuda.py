@@ -1,17 +1,44 @@
-"""The CUDA kernels without a GPU: in the simulator, and lowered to PTX for sm_90; with one, against torch."""
+"""The CUDA kernels without a GPU: simulated, lowered to PTX, assembled. With one: gpu_report's checks."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kernels_numba.gpu_lowering import Kernel, assemble, find_ptxas
+
 REPOSITORY = Path(__file__).parents[2]
+ARCHITECTURES = ((8, 0), (9, 0), (10, 0))
+EVERYWHERE = (
+    "prefill mma bfloat16 128",
+    "decode mma float16 64",
+    "decode v3 bfloat16 256",
+    "merge float16",
+    "scatter_kv v2",
+    "move_blocks v2",
+    "copy_pages v2",
+    "attention v2 float16",
+)
+"""Lowered for each architecture: every kernel once."""
+HERE = (
+    "prefill mma bfloat16 64",
+    "decode mma bfloat16 128",
+    "decode v3 float32 256",
+    "merge float32",
+    "attention v1 bfloat16",
+    "attention v2 float32",
+    "scatter_kv v1 float16",
+    "move_blocks v1 bfloat16",
+    "copy_pages v1 float32",
+)
+"""Lowered for sm_90 as well. gpu_report lowers them all."""
 
 
 def has_nvvm() -> str:
@@ -28,6 +55,20 @@ def has_nvvm() -> str:
 
 
 needs_nvvm = pytest.mark.skipif(bool(has_nvvm()), reason=has_nvvm() or "NVVM is here")
+needs_ptxas = pytest.mark.skipif(not find_ptxas(), reason="no ptxas here: it comes with the CUDA toolkit")
+
+
+@functools.cache
+def kernels() -> dict[str, Kernel]:
+    from kernels_numba import gpu_lowering
+
+    return {kernel.name: kernel for kernel in gpu_lowering.kernels()}
+
+
+@functools.cache
+def ptx_of(name: str) -> dict[tuple[int, int], str]:
+    ccs = ARCHITECTURES if name in EVERYWHERE else ((9, 0),)
+    return dict(zip(ccs, kernels()[name].ptx(*ccs)))
 
 
 def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
@@ -38,87 +79,87 @@ def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "all checks passed"
-
-
-def signatures() -> dict[str, Any]:
-    """Kernel name -> (kernel, arguments) of every CUDA kernel, for both element types."""
-    from numba import types
-
-    from kernels_numba import attention_cuda, blocks_cuda
-
-    i32, i64, f32 = types.int32, types.int64, types.float32
-    found = {}
-    for name, element in (("float32", f32), ("bfloat16", types.uint16)):
-        cache, caches = element[:, :, :, ::1], element[:, :, :, :, :, ::1]
-        attention = (
-            element[:, :, ::1],
-            cache,
-            cache,
-            i32[:, ::1],
-            i32[::1],
-            i32[::1],
-            element[:, :, ::1],
-            f32,
-        )
-        blocks = (caches, i32[:, ::1], element[:, :, :, :, :, :], i64, i64, types.boolean)
-        new = element[:, :, :]
-        for kernel, arguments in (
-            (attention_cuda.attention_v1, attention),
-            (attention_cuda.attention_v2, attention),
-            (blocks_cuda.scatter_kv_v1, (new, new, cache, cache, i64[::1])),
-            (blocks_cuda.move_blocks_v1, blocks),
-            (blocks_cuda.copy_pages_v1, (caches, i32[::1], i32[::1])),
-        ):
-            found[f"{kernel.__name__} {name}"] = (kernel, arguments)
-    return found
 
 
 @pytest.mark.ptx
 @needs_nvvm
-def test_every_cuda_kernel_lowers_to_ptx_for_sm_90() -> None:
-    from numba import types
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_every_cuda_kernel_lowers_to_ptx_for_three_architectures(name) -> None:
+    assert list(ptx_of(name)) == list(ARCHITECTURES)
+    for cc, ptx in ptx_of(name).items():
+        assert f".target sm_{cc[0]}{cc[1]}" in ptx
+        assert ".visible .entry" in ptx
 
-    from kernels_numba.backend_cuda import cuda
 
-    kernels = signatures()
-    assert len(kernels) == 10
-    for name, (kernel, arguments) in kernels.items():
-        ptx, _ = cuda.compile_ptx(kernel, types.void(*arguments), cc=(9, 0))
-        assert ".target sm_90" in ptx, name
-        assert ".visible .entry" in ptx, name
-        assert (".shared" in ptx) == name.startswith("attention_v2"), name
+@pytest.mark.ptx
+@needs_nvvm
+@pytest.mark.parametrize("name", HERE)
+def test_the_other_types_lower_to_ptx_for_sm_90(name) -> None:
+    assert ".target sm_90" in ptx_of(name)[9, 0]
+
+
+@pytest.mark.ptx
+@needs_nvvm
+def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_for() -> None:
+    ptx = ptx_of("prefill mma bfloat16 128")[9, 0]
+    for instruction in (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
+        "cp.async.cg.shared.global",
+        "cvt.rn.bf16x2.f32",
+    ):
+        assert instruction in ptx
+    assert ".shared .align 16 .b8" in ptx
+    assert ptx.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
+    assert "ld.global.v4.u32" in ptx_of("move_blocks v2")[9, 0]
 
 
 @pytest.mark.ptx
 @needs_nvvm
 def test_the_ptx_of_attention_computes_in_single_precision_only() -> None:
     """Python's floats are doubles: one stray constant would make a GPU crawl."""
-    from numba import types
+    for name in (*EVERYWHERE, *HERE):
+        lines = [] if name.startswith("attention v1") else ptx_of(name)[9, 0].splitlines()
+        assert not [line for line in lines if ".f64" in line and "ld.param" not in line], name
 
-    from kernels_numba.backend_cuda import cuda
 
-    for name, (kernel, arguments) in signatures().items():
-        if name.startswith("attention_v2"):
-            ptx, _ = cuda.compile_ptx(kernel, types.void(*arguments), cc=(9, 0))
-            assert not [line for line in ptx.splitlines() if ".f64" in line and "ld.param" not in line], name
+@pytest.mark.ptx
+@needs_nvvm
+@needs_ptxas
+def test_the_ptx_of_the_tuned_kernels_assembles_without_spills() -> None:
+    for name in (*EVERYWHERE, *HERE):
+        for cc, ptx in ptx_of(name).items():
+            found = assemble(find_ptxas(), ptx, cc)
+            assert found.registers <= 255, name
+            assert found.shared_bytes <= 48 * 1024, name
+            if kernels()[name].tuned:
+                assert (found.spill_bytes, found.stack_bytes) == (0, 0), (name, cc)
+
+
+def test_without_a_gpu_the_report_says_so_in_one_line_and_ends_with_2(tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    command = [sys.executable, "-m", "kernels_numba.gpu_report", "--json", str(tmp_path / "report.json")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "no CUDA device here: nothing to check or to measure\n"
+    assert not (tmp_path / "report.json").exists()
 
 
 @pytest.mark.gpu
-def test_cuda_tensors_give_what_cpu_tensors_give() -> None:
+def test_every_gpu_check_of_the_report_passes(tmp_path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: the simulator and the PTX are all that can be checked here")
-    import kernels_numba
-    from tests.kernels_numba.paging import make_paged
-
-    paged = make_paged(context_lens=[70, 33], query_lens=[20, 33], heads=6, kv_heads=2, head_dim=64)
-    arrays = (paged.query, paged.key_cache, paged.value_cache, paged.block_tables)
-    arguments = [torch.from_numpy(a) for a in (*arrays, paged.query_lens, paged.context_lens)]
-    on_cpu = kernels_numba.paged_attention_prefill(*arguments, scale=paged.scale)
-    on_gpu = kernels_numba.paged_attention_prefill(*(a.cuda() for a in arguments), scale=paged.scale)
-    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=0, atol=1e-5)
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "kernels_numba.gpu_report", "--checks-only", "--json", str(report)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(check["passed"] for check in json.loads(report.read_text())["checks"])

@@ -1,0 +1,353 @@
+"""Instructions that Numba does not offer: 16-byte moves, warp exchanges, cp.async, ldmatrix, mma.sync.
+
+Imported by backend_cuda alone, where there is no simulator; backend_twins holds the same names for it. Each
+is an intrinsic around one line of PTX (a device function would ask the driver which GPU to compile for).
+Memory is an int64 address plus a byte offset. Shared memory is an array of complex128, the element of 16
+bytes, aligned to CHUNK_ALIGNMENT, as cp.async and ldmatrix want; an index counts chunks of 16 bytes.
+"""
+
+# Device functions are typed by Numba.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.cuda.extending import intrinsic
+
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+WORDS4, FLOATS4, FLOATS2 = (
+    types.UniTuple(types.uint32, 4),
+    types.UniTuple(types.float32, 4),
+    types.UniTuple(types.float32, 2),
+)
+FULL_WARP = 0xFFFFFFFF
+
+
+def _assembly(builder, line: str, result: Any, constraints: str, arguments: list, fixed: bool = True):
+    """One line of PTX as an LLVM call. fixed: it touches memory or other lanes and must stay in its order."""
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(ir.InlineAsm(kind, line, constraints, side_effect=fixed), arguments)
+
+
+def _address(builder, base, offset, offset_type):
+    """base + offset, an offset of any integer width."""
+    if offset.type.width < 64:
+        widen = builder.sext if offset_type.signed else builder.zext
+        offset = widen(offset, I64)
+    return builder.add(base, offset)
+
+
+def _shared_address(context, builder, array_type, array, index):
+    """The 32-bit address within shared memory of chunk `index`."""
+    data = context.make_array(array_type)(context, builder, array).data
+    start = builder.ptrtoint(builder.addrspacecast(data, ir.IntType(8).as_pointer(3)), I32)
+    index = builder.trunc(index, I32) if index.type.width > 32 else index
+    return builder.add(start, builder.shl(index, I32(4)))
+
+
+def _as_tuple(context, builder, kind, struct):
+    """The fields of a PTX instruction's result as a Numba tuple."""
+    return cgutils.pack_array(builder, [builder.extract_value(struct, i) for i in range(kind.count)])
+
+
+def _fields(count: int, kind: Any) -> Any:
+    return ir.LiteralStructType([kind] * count)
+
+
+@intrinsic
+def load16(typing_context, base, offset):
+    """Four uint32 from 16 aligned bytes of global memory."""
+
+    def generate(context, builder, signature, arguments):
+        at = _address(builder, *arguments, signature.args[1])
+        line = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
+        return _as_tuple(
+            context, builder, WORDS4, _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,l", [at])
+        )
+
+    return WORDS4(types.int64, offset), generate
+
+
+@intrinsic
+def store16(typing_context, base, offset, words):
+    """Four uint32 to 16 aligned bytes of global memory."""
+
+    def generate(context, builder, signature, arguments):
+        at = _address(builder, arguments[0], arguments[1], signature.args[1])
+        parts = [builder.extract_value(arguments[2], i) for i in range(4)]
+        _assembly(
+            builder, "st.global.v4.u32 [$0], {$1, $2, $3, $4};", ir.VoidType(), "l,r,r,r,r", [at, *parts]
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, offset, WORDS4), generate
+
+
+def _loader(name: str, result, line: str, kind: Any, constraint: str):
+    """A load of one number from global memory at address + byte offset."""
+
+    def typed(typing_context, base, offset):
+        def generate(context, builder, signature, arguments):
+            at = _address(builder, *arguments, signature.args[1])
+            return _assembly(builder, line, kind, f"={constraint},l", [at])
+
+        return result(types.int64, offset), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+def _storer(name: str, value_type, line: str, constraint: str):
+    """A store of one number to global memory at address + byte offset."""
+
+    def typed(typing_context, base, offset, value):
+        def generate(context, builder, signature, arguments):
+            at = _address(builder, arguments[0], arguments[1], signature.args[1])
+            _assembly(builder, line, ir.VoidType(), f"l,{constraint}", [at, arguments[2]])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, offset, value_type), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+load_int32 = _loader("load_int32", types.int32, "ld.global.s32 $0, [$1];", I32, "r")
+load_int64 = _loader("load_int64", types.int64, "ld.global.s64 $0, [$1];", I64, "l")
+load_word = _loader("load_word", types.uint32, "ld.global.u32 $0, [$1];", I32, "r")
+load_float = _loader("load_float", types.float32, "ld.global.f32 $0, [$1];", F32, "f")
+store_word = _storer("store_word", types.uint32, "st.global.u32 [$0], $1;", "r")
+store_float = _storer("store_float", types.float32, "st.global.f32 [$0], $1;", "f")
+_NARROWED = "{{ .reg .b16 %half; cvt.rn.{0}.f32 %half, $1; st.global.b16 [$0], %half; }}"
+store_bfloat16 = _storer("store_bfloat16", types.float32, _NARROWED.format("bf16"), "f")
+store_float16 = _storer("store_float16", types.float32, _NARROWED.format("f16"), "f")
+
+
+@intrinsic
+def divide(typing_context, dividend, divisor):
+    """dividend // divisor of numbers from 0 to 2**31 - 1, in 32 bits: a quarter of the work of 64."""
+
+    def generate(context, builder, signature, arguments):
+        short = [builder.trunc(a, I32) if a.type.width > 32 else a for a in arguments]
+        return builder.udiv(*short)
+
+    return types.int32(dividend, divisor), generate
+
+
+@intrinsic
+def exp2(typing_context, power):
+    """2 ** power in float32, the hardware's approximation (relative error 2**-22); 0 below -126."""
+
+    def generate(context, builder, signature, arguments):
+        return _assembly(builder, "ex2.approx.ftz.f32 $0, $1;", F32, "=f,f", arguments, fixed=False)
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def float32_single(typing_context, word):
+    """The float32 of a word, as a tuple of one: the twin of the 16-bit pairs."""
+
+    def generate(context, builder, signature, arguments):
+        return cgutils.pack_array(builder, [builder.bitcast(arguments[0], F32)])
+
+    return types.UniTuple(types.float32, 1)(types.uint32), generate
+
+
+@intrinsic
+def bfloat16_pair(typing_context, word):
+    """Two float32 from the two bfloat16 of a word, the lower half first."""
+
+    def generate(context, builder, signature, arguments):
+        word = arguments[0]
+        halves = builder.shl(word, I32(16)), builder.and_(word, I32(0xFFFF0000))
+        return cgutils.pack_array(builder, [builder.bitcast(half, F32) for half in halves])
+
+    return FLOATS2(types.uint32), generate
+
+
+@intrinsic
+def float16_pair(typing_context, word):
+    """Two float32 from the two float16 of a word, the lower half first."""
+
+    def generate(context, builder, signature, arguments):
+        word = arguments[0]
+        halves = [builder.trunc(w, ir.IntType(16)) for w in (word, builder.lshr(word, I32(16)))]
+        floats = [builder.fpext(builder.bitcast(half, ir.HalfType()), F32) for half in halves]
+        return cgutils.pack_array(builder, floats)
+
+    return FLOATS2(types.uint32), generate
+
+
+def _packer(name: str, line: str):
+    """Two float32 to one word of 16-bit floats, rounded to the nearest even, the first in the lower half."""
+
+    def typed(typing_context, low, high):
+        def generate(context, builder, signature, arguments):
+            return _assembly(builder, line, I32, "=r,f,f", arguments, fixed=False)
+
+        return types.uint32(types.float32, types.float32), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+pack_bfloat16 = _packer("pack_bfloat16", "cvt.rn.bf16x2.f32 $0, $2, $1;")
+pack_float16 = _packer("pack_float16", "cvt.rn.f16x2.f32 $0, $2, $1;")
+
+
+def _shuffle(builder, value, mode: str, lane):
+    """One exchange of 32 bits within the warp."""
+    is_float = isinstance(value.type, ir.FloatType)
+    bits = builder.bitcast(value, I32) if is_float else value
+    lane = builder.trunc(lane, I32) if lane.type.width > 32 else lane
+    line = f"shfl.sync.{mode}.b32 $0, $1, $2, 31, {FULL_WARP};"
+    moved = _assembly(builder, line, I32, "=r,r,r", [bits, lane])
+    return builder.bitcast(moved, F32) if is_float else moved
+
+
+@intrinsic
+def broadcast(typing_context, value, lane):
+    """The 32-bit `value` that `lane` of the warp has; each lane may ask for another. All lanes must call."""
+
+    def generate(context, builder, signature, arguments):
+        return _shuffle(builder, arguments[0], "idx", arguments[1])
+
+    return value(value, lane), generate
+
+
+def _reducer(name: str, combine):
+    """A butterfly over runs of `lanes` neighbours, a power of two known when the kernel is compiled."""
+
+    def typed(typing_context, value, lanes):
+        if not isinstance(lanes, types.IntegerLiteral):
+            return None
+
+        def generate(context, builder, signature, arguments):
+            total, distance = arguments[0], lanes.literal_value // 2
+            while distance:
+                total = combine(builder, total, _shuffle(builder, total, "bfly", I32(distance)))
+                distance //= 2
+            return total
+
+        return types.float32(types.float32, lanes), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+def _larger(builder, a, b):
+    return _assembly(builder, "max.f32 $0, $1, $2;", F32, "=f,f,f", [a, b], fixed=False)
+
+
+warp_sum = _reducer("warp_sum", lambda builder, a, b: builder.fadd(a, b))
+"""Sum over `lanes` neighbouring lanes, given to each of them."""
+warp_max = _reducer("warp_max", _larger)
+"""Maximum over `lanes` neighbouring lanes, given to each of them."""
+
+
+@intrinsic
+def larger(typing_context, a, b):
+    """max of two float32 in one instruction (Python's max asks about NaN first)."""
+
+    def generate(context, builder, signature, arguments):
+        return _larger(builder, *arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@intrinsic
+def copy_async(typing_context, target, chunk, base, offset, bytes_there):
+    """16 bytes from global memory to chunk `chunk` of shared memory, some time before copy_wait returns;
+    bytes_there 0 reads nothing and writes zeros."""
+
+    def generate(context, builder, signature, arguments):
+        to = _shared_address(context, builder, signature.args[0], arguments[0], arguments[1])
+        at = _address(builder, arguments[2], arguments[3], signature.args[3])
+        count = builder.trunc(arguments[4], I32) if arguments[4].type.width > 32 else arguments[4]
+        line = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        _assembly(builder, line, ir.VoidType(), "r,l,r,~{memory}", [to, at, count])
+        return context.get_dummy_value()
+
+    return types.void(target, chunk, types.int64, offset, bytes_there), generate
+
+
+@intrinsic
+def copy_commit(typing_context):
+    """Ends a group of copy_async."""
+
+    def generate(context, builder, signature, arguments):
+        _assembly(builder, "cp.async.commit_group;", ir.VoidType(), "~{memory}", [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def copy_wait(typing_context, pending):
+    """Waits until at most `pending` (a constant) of this thread's newest groups are still on their way."""
+    if not isinstance(pending, types.IntegerLiteral):
+        return None
+
+    def generate(context, builder, signature, arguments):
+        line = f"cp.async.wait_group {pending.literal_value};"
+        _assembly(builder, line, ir.VoidType(), "~{memory}", [])
+        return context.get_dummy_value()
+
+    return types.void(pending), generate
+
+
+def _matrix_loader(name: str, suffix: str):
+    """Four 8x8 matrices of 16-bit numbers: lane i names the chunk that is row i % 8 of matrix i // 8."""
+
+    def typed(typing_context, source, chunk):
+        def generate(context, builder, signature, arguments):
+            at = _shared_address(context, builder, signature.args[0], *arguments)
+            line = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+            loaded = _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,r,~{memory}", [at])
+            return _as_tuple(context, builder, WORDS4, loaded)
+
+        return WORDS4(source, chunk), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+load_matrices = _matrix_loader("load_matrices", "")
+"""Word j of lane i: numbers 2 (i % 4) and the next of row i // 4 of matrix j."""
+load_transposed = _matrix_loader("load_transposed", ".trans")
+"""The same of the transposed matrices."""
+
+
+def _multiplier(name: str, element: str):
+    """sums + A @ B: A (16, 16) as four words a lane, B (16, 8) as two, sums (16, 8) as four float32.
+
+    Lane i, q = i // 4, c = 2 (i % 4). A: rows q, q + 8 at columns c, c + 1, then both at c + 8, c + 9.
+    B: rows c, c + 1 of column q, then rows c + 8, c + 9. Sums: row q at columns c, c + 1, then row q + 8.
+    """
+
+    def typed(typing_context, sums, a0, a1, a2, a3, b0, b1):
+        def generate(context, builder, signature, arguments):
+            before = [builder.extract_value(arguments[0], i) for i in range(4)]
+            line = (
+                f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 "
+                "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+            )
+            constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            after = _assembly(
+                builder, line, _fields(4, F32), constraints, [*arguments[1:], *before], fixed=False
+            )
+            return _as_tuple(context, builder, FLOATS4, after)
+
+        return FLOATS4(FLOATS4, *[types.uint32] * 6), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+mma_bfloat16 = _multiplier("mma_bfloat16", "bf16")
+mma_float16 = _multiplier("mma_float16", "f16")

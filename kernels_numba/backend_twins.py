@@ -1,0 +1,226 @@
+"""The names of backend_ptx for the simulator, which knows no warps and no PTX: plain Python, shared lists.
+
+Imported by backend_cuda alone, when Numba's simulator is on; the docstrings are in backend_ptx. Lanes of a
+warp meet at a barrier of their own, so warps may go different ways, as on a GPU. Stricter than a GPU where
+that finds mistakes: addresses are checked against the array's ends, copy_async copies only in copy_wait.
+"""
+
+# The twins are called by simulated kernels with whatever Numba's stand-ins pass.
+# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN201, ANN202, D103
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+WAIT_S = 60.0
+"""A warp whose lanes do not all come to an exchange is a mistake in a kernel: do not wait for ever."""
+
+
+class Memory:
+    """An array as kernels see it here: its bytes, where a GPU has an address."""
+
+    def __init__(self, array: np.ndarray):
+        rows, row_bytes = array.shape[0], int(np.prod(array.shape[1:])) * array.itemsize
+        size = array.strides[0] * (rows - 1) + row_bytes  # rows may lie at a distance: what is between counts
+        self.bytes = np.lib.stride_tricks.as_strided(array.view(np.uint8), (size,), (1,))
+
+    def part(self, offset: Any, count: int, dtype: type) -> np.ndarray:
+        """`count` bytes at `offset`, as numbers; asserts that they are inside and aligned."""
+        assert offset >= 0, f"offset {offset}: before the array"
+        assert offset + count <= self.bytes.size, f"offset {offset}: past the array's {self.bytes.size} bytes"
+        assert offset % count == 0, f"offset {offset}: not aligned to {count} bytes"
+        return self.bytes[int(offset) : int(offset) + count].view(dtype)
+
+
+class _Warp:
+    """Where the 32 lanes of a warp meet: two lists by turns, so that one barrier an exchange is enough."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(32)
+        self.slots: tuple[list, list] = ([None] * 32, [None] * 32)
+
+
+_CREATION = threading.Lock()
+
+
+def _exchange(value: Any) -> tuple[int, list]:
+    """(own lane, what each lane of the warp passed)."""
+    thread: Any = threading.current_thread()
+    if not hasattr(thread, "warp"):
+        with _CREATION:
+            warps = thread._manager.__dict__.setdefault("warps", {})
+            thread.warp = warps.setdefault(thread.thread_id // 32, _Warp())
+        thread.turn = 0
+    slots = thread.warp.slots[thread.turn % 2]
+    thread.turn += 1
+    lane = thread.thread_id % 32
+    slots[lane] = value
+    thread.warp.barrier.wait(WAIT_S)
+    return lane, list(slots)
+
+
+def load16(base: Memory, offset: Any):
+    return tuple(base.part(offset, 16, np.uint32))
+
+
+def store16(base: Memory, offset: Any, words: Any):
+    base.part(offset, 16, np.uint32)[:] = words
+
+
+def load_int32(base: Memory, offset: Any):
+    return np.int32(base.part(offset, 4, np.int32)[0])
+
+
+def load_int64(base: Memory, offset: Any):
+    return np.int64(base.part(offset, 8, np.int64)[0])
+
+
+def load_word(base: Memory, offset: Any):
+    return np.uint32(base.part(offset, 4, np.uint32)[0])
+
+
+def load_float(base: Memory, offset: Any):
+    return np.float32(base.part(offset, 4, np.float32)[0])
+
+
+def store_word(base: Memory, offset: Any, value: Any):
+    base.part(offset, 4, np.uint32)[0] = value
+
+
+def store_float(base: Memory, offset: Any, value: Any):
+    base.part(offset, 4, np.float32)[0] = value
+
+
+def store_bfloat16(base: Memory, offset: Any, value: Any):
+    base.part(offset, 2, np.uint16)[0] = bfloat16_bits(value)
+
+
+def store_float16(base: Memory, offset: Any, value: Any):
+    base.part(offset, 2, np.float16)[0] = value
+
+
+def divide(dividend: Any, divisor: Any):
+    assert 0 <= dividend < 2**31
+    assert 0 < divisor < 2**31
+    return np.int32(int(dividend) // int(divisor))
+
+
+def exp2(power: Any):
+    return np.float32(np.exp2(power)) if power > -126 else np.float32(0.0)
+
+
+def larger(a: Any, b: Any):
+    return a if a >= b else b
+
+
+def float32_single(word: Any):
+    return (np.uint32(word).view(np.float32),)
+
+
+def bfloat16_pair(word: Any):
+    return tuple(_widened(np.array([word], np.uint32), "bfloat16"))
+
+
+def float16_pair(word: Any):
+    return tuple(_widened(np.array([word], np.uint32), "float16"))
+
+
+def _widened(words: np.ndarray, element: str) -> np.ndarray:
+    """Words of two 16-bit floats each as float32, the lower halves first."""
+    if element == "float16":
+        return words.view(np.float16).astype(np.float32)
+    return (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16_bits(value: Any) -> int:
+    """Rounded to the nearest even, NaN kept."""
+    if value != value:
+        return 0x7FC0
+    bits = int(np.float32(value).view(np.uint32))
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def pack_bfloat16(low: Any, high: Any):
+    return np.uint32(bfloat16_bits(low) | bfloat16_bits(high) << 16)
+
+
+def pack_float16(low: Any, high: Any):
+    return np.array([low, high], np.float16).view(np.uint32)[0]
+
+
+def broadcast(value: Any, lane: Any):
+    return _exchange(value)[1][int(lane)]
+
+
+def warp_sum(value: Any, lanes: int):
+    """Added in the butterfly's order."""
+    own, values = _exchange(value)
+    distance = lanes // 2
+    while distance:
+        values = [np.float32(v + values[i ^ distance]) for i, v in enumerate(values)]
+        distance //= 2
+    return values[own]
+
+
+def warp_max(value: Any, lanes: int):
+    own, values = _exchange(value)
+    return max(values[own // lanes * lanes :][:lanes])
+
+
+def copy_async(target: np.ndarray, chunk: Any, base: Memory, offset: Any, bytes_there: Any):
+    thread: Any = threading.current_thread()
+    groups = thread.__dict__.setdefault("groups", [[]])
+    groups[-1].append((target.reshape(-1)[int(chunk) :][:1], base, offset, bytes_there))
+
+
+def copy_commit():
+    threading.current_thread().__dict__.setdefault("groups", [[]]).append([])
+
+
+def copy_wait(pending: int):
+    groups = threading.current_thread().__dict__["groups"]
+    while len(groups) - 1 > pending:
+        for chunk, base, offset, bytes_there in groups.pop(0):
+            chunk.view(np.uint8)[:] = base.part(offset, 16, np.uint8) if bytes_there else 0
+
+
+def _rows(source: np.ndarray, chunk: Any) -> tuple[int, np.ndarray]:
+    """(own lane, the 8 numbers of 16 bits that each lane names): (32, 8)."""
+    lane, chunks = _exchange(int(chunk))
+    return lane, source.reshape(-1).view(np.uint16).reshape(-1, 8)[chunks]
+
+
+def load_matrices(source: np.ndarray, chunk: Any):
+    lane, rows = _rows(source, chunk)
+    mine = rows.reshape(4, 8, 8)[:, lane // 4, lane % 4 * 2 :][:, :2]
+    return tuple(np.ascontiguousarray(mine).view(np.uint32)[:, 0])
+
+
+def load_transposed(source: np.ndarray, chunk: Any):
+    lane, rows = _rows(source, chunk)
+    mine = rows.reshape(4, 8, 8)[:, lane % 4 * 2 :, lane // 4][:, :2]
+    return tuple(np.ascontiguousarray(mine).view(np.uint32)[:, 0])
+
+
+def _multiply(element: str, sums: Any, words: tuple):
+    """The four sums of this lane, from the words that its two rows and two columns are spread over."""
+    lane, spread = _exchange(words)
+    q, c = lane // 4, lane % 4
+    a = np.array([spread[4 * q + i][:4] for i in range(4)], np.uint32)  # (quarter of k, word)
+    b = np.array([spread[8 * c + i][4:] for i in range(8)], np.uint32)  # (column and quarter of k, word)
+    rows = _widened(a.T.reshape(-1), element).reshape(2, 2, 8)  # (half of k, row, k)
+    columns = _widened(b.reshape(2, 4, 2).transpose(2, 0, 1).reshape(-1), element).reshape(2, 2, 8)
+    products = np.einsum("hrk,hck->rc", rows, columns, dtype=np.float32)
+    return tuple(np.float32(s + p) for s, p in zip(sums, products.reshape(-1)))
+
+
+def mma_bfloat16(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any):
+    return _multiply("bfloat16", sums, (a0, a1, a2, a3, b0, b1))
+
+
+def mma_float16(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any):
+    return _multiply("float16", sums, (a0, a1, a2, a3, b0, b1))
