@@ -85,9 +85,8 @@ def paged_attention_prefill(
     if device == arrays.CUDA:
         from kernels_numba.attention_cuda import launch_prefill
 
-        limit = {} if window is None else {"window": reach}
         launch_prefill(
-            query, key_cache, value_cache, block_tables, query_lens, context_lens, scale, out, **limit
+            query, key_cache, value_cache, block_tables, query_lens, context_lens, scale, out, reach
         )
         return out
     q, keys, values, tables, new, lens, result = (

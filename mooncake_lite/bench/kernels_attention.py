@@ -95,7 +95,8 @@ def decode(heads: Heads, batch: int, tokens: int, runs: int) -> list[Row]:
         return paged_attention_decode(query, kv.keys, kv.values, kv.tables, lens, scale=scale)
 
     def attend(contiguous: list[torch.Tensor]) -> torch.Tensor:
-        return scaled_dot_product_attention(theirs, *contiguous, enable_gqa=True)
+        keys, values = contiguous
+        return scaled_dot_product_attention(theirs, keys, values, enable_gqa=True)
 
     np.testing.assert_allclose(ours(), attend(kv.contiguous)[:, :, 0].numpy(), atol=1e-4)
     peers = [
@@ -123,7 +124,8 @@ def prefill(new: int, cached: int, runs: int) -> list[Row]:
         )
 
     def attend(contiguous: list[torch.Tensor]) -> torch.Tensor:
-        return scaled_dot_product_attention(theirs, *contiguous, attn_mask=mask, enable_gqa=True)
+        keys, values = contiguous
+        return scaled_dot_product_attention(theirs, keys, values, attn_mask=mask, enable_gqa=True)
 
     def products() -> torch.Tensor:
         return (left @ right) @ right.T
