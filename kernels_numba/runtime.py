@@ -26,7 +26,7 @@ def _helpers_digest() -> str:
     With the digest in the folder's name such an edit starts a fresh cache.
     """
     digest = hashlib.sha256()
-    for name in ("numerics.py", "runtime.py"):
+    for name in ("numerics.py", "runtime.py", "vectors.py", "linear_blocks.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -60,7 +60,8 @@ def _set_cache_folder() -> None:
 
 _set_cache_folder()
 
-from numba import get_num_threads, njit, prange  # noqa: E402 - the cache folder comes first
+from numba import cfunc, get_num_threads, njit, prange  # noqa: E402 - the cache folder comes first
+from numba.extending import register_jitable  # noqa: E402
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Float rules of the kernels: sums may be reordered (or no sum would vectorise), but NaN and infinity keep
@@ -71,4 +72,4 @@ PARALLEL_CALL = threading.Lock()
 is always there, aborts the process when two Python threads are inside such kernels at once; and two of them
 would only share the same cores. Block movers are not parallel and do not take it."""
 
-__all__ = ["FAST", "PARALLEL_CALL", "get_num_threads", "njit", "prange"]
+__all__ = ["FAST", "PARALLEL_CALL", "cfunc", "get_num_threads", "njit", "prange", "register_jitable"]

@@ -1,0 +1,299 @@
+"""Linear layers for decode: a few rows of x times a weight that is read once.
+
+Called by the model's forward pass for small batches on the CPU. Knows arrays, not models; how weights lie in
+memory is linear_blocks.py. The ladder:
+    v0  NumPy in float64 over the dequantised weight, the oracle of the tests
+    v1  plain loops, one value after the other
+    v2  tiles of 4 rows x 1 or 4 columns whose sums stay in registers; quantised weights become float32 in
+        registers on the way; several weights of one x in one call. Measured: docs/model.md.
+
+Index mapping:
+
+    x (n, in) float32     weight (rows, in), any format     out (n, rows) float32
+
+    row r -- // 4 --> tile of rows --.
+    column c (a row of x) -- // 4 ---+--> 16 sums of vectors, over in / 32 steps --> out[c, r]
+"""
+
+# Kernels are typed by Numba, from their arguments; annotations would say less.
+# mypy: disable-error-code="no-untyped-def, call-arg"
+# ruff: noqa: ANN201, ANN202
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels_numba import arrays
+from kernels_numba.errors import RangeError, ShapeError
+from kernels_numba.linear_blocks import (
+    FLOAT32,
+    INT8,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    as_rows,
+    dequantize_v0,
+    read_float32,
+    read_int8,
+    read_one_float32,
+    read_one_int8,
+    read_q4_0,
+    read_q4_1,
+    read_q8_0,
+)
+from kernels_numba.linear_blocks import GgufRows as GgufRows
+from kernels_numba.linear_blocks import Int8Rows as Int8Rows
+from kernels_numba.numerics import copy_bytes
+from kernels_numba.runtime import PARALLEL_CALL, cfunc, get_num_threads, njit, prange, register_jitable
+from kernels_numba.vectors import STEP, call_address, load_float, multiply_add, store_float, store_sums, zeros
+
+MAX_ROWS_OF_X = 32
+"""Above it a product is a matrix product and not a reading of weights: torch's business."""
+TILE_ROWS = 4
+TILE_COLUMNS = 4
+PARALLEL_BYTES = 1 << 20
+"""Weights of one call below which a second thread costs more than it brings."""
+
+_KERNEL, _ADDRESS, _ROW_BYTES, _ROWS, _SCALES = range(5)
+
+
+class Linears:
+    """Weights that are multiplied by the same x, in one call: q, k and v; gate and up; or a single one.
+
+    weights   each (rows, in) float32, Int8Rows or GgufRows; NumPy arrays or torch CPU tensors, contiguous
+
+    Checked once, here. Raises ShapeError, DtypeError, LayoutError, KindError, RangeError (errors.py).
+    """
+
+    def __init__(self, weights: Sequence[Any]) -> None:
+        parts = [as_rows(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
+        if not parts:
+            raise ShapeError("weights", "[]", "at least one weight")
+        self.width = parts[0].width
+        for i, part in enumerate(parts):
+            if part.width != self.width:
+                raise ShapeError(f"weights[{i}]", f"of width {part.width}", f"width {self.width}, as weights[0]")
+        self.rows = [part.rows for part in parts]
+        self.bytes = sum(part.rows * part.row_bytes for part in parts)
+        self._total = sum(self.rows)
+        self._keep = parts
+        table = [[_kernel(part.kind).address, part.address, part.row_bytes, part.rows, part.scales] for part in parts]
+        self._table = np.array(table, np.int64)
+
+    def __call__(self, x: Any) -> list[Any]:
+        """x @ weight.T for each weight: arrays of the kind of x, (n, rows) float32.
+
+        x   (n, in) float32, contiguous, 1 <= n <= MAX_ROWS_OF_X
+
+        Raises ShapeError, DtypeError, LayoutError, KindError, RangeError.
+        """
+        n = self._check(x)
+        if isinstance(x, np.ndarray):
+            out = np.empty(n * self._total, np.float32)
+            self._run(x.ctypes.data, n, out.ctypes.data)
+        else:
+            out = x.new_empty(n * self._total)
+            self._run(x.data_ptr(), n, out.data_ptr())
+        if len(self.rows) == 1:
+            return [out.reshape(n, self._total)]
+        results, first = [], 0
+        for rows in self.rows:
+            results.append(out[first : first + n * rows].reshape(n, rows))
+            first += n * rows
+        return results
+
+    def into(self, x: Any, out: Any) -> None:
+        """The same for a single weight, written to `out` (n, rows) float32, contiguous."""
+        n = self._check(x)
+        arrays.common_device({"x": x, "out": out})
+        arrays.check_integer("out", out, "float32")
+        arrays.check_shape("out", out, n, self._total)
+        arrays.check_contiguous("out", out)
+        views = [arrays.as_numpy(array) for array in (x, out)]
+        self._run(views[0].ctypes.data, n, views[1].ctypes.data)
+
+    def _check(self, x: Any) -> int:
+        if arrays.device_of("x", x) != arrays.CPU:
+            raise arrays.KindError("x", "array on cuda", "an array on cpu")
+        if str(x.dtype) not in ("float32", "torch.float32"):
+            arrays.check_integer("x", x, "float32")
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != self.width:
+            arrays.check_shape("x", x, "n", self.width)
+        if not 1 <= shape[0] <= MAX_ROWS_OF_X:
+            raise RangeError("x.shape[0]", shape[0], f"1 to {MAX_ROWS_OF_X} rows")
+        arrays.check_contiguous("x", x)
+        return shape[0]
+
+    def _run(self, x: int, n: int, out: int) -> None:
+        workers = get_num_threads()
+        if workers > 1 and self.bytes >= PARALLEL_BYTES:
+            with PARALLEL_CALL:
+                _linear_v2_parallel(self._table, x, n, self.width, out, workers)
+        else:
+            _linear_v2(self._table, x, n, self.width, out)
+
+
+def linear(x: Any, weight: Any, out: Any = None) -> Any:
+    """x @ weight.T for a few rows of x; quantised weights are not unpacked to memory.
+
+        x        (n, in) float32, contiguous, n from 1 to MAX_ROWS_OF_X
+        weight   (rows, in) float32, an Int8Rows or a GgufRows
+        out      optional (n, rows) float32, contiguous; written in place
+
+    NumPy arrays and torch CPU tensors. The values of a quantised weight are those of its dequantised form,
+    to the bit (int8: the scale is applied to a row's sum); only the order of the sums differs. A caller with
+    the same weight again and again keeps a `Linears`. Raises ShapeError, DtypeError, LayoutError, KindError,
+    RangeError (errors.py).
+    """
+    group = Linears([weight])
+    if out is None:
+        return group(x)[0]
+    group.into(x, out)
+    return out
+
+
+def linear_v0(x: np.ndarray, weight: Any) -> np.ndarray:
+    """The oracle: x @ weight.T in float64."""
+    return x.astype(np.float64) @ dequantize_v0(weight).astype(np.float64).T
+
+
+@njit(cache=True, nogil=True)
+def linear_v1(x, weight, out):
+    """Plain: float32 weights, one value after the other."""
+    for c in range(x.shape[0]):
+        for r in range(weight.shape[0]):
+            total = np.float32(0.0)
+            for k in range(x.shape[1]):
+                total += x[c, k] * weight[r, k]
+            out[c, r] = total
+
+
+@register_jitable
+def _tiles(read, read_one, nothing, step_bytes, weight, x, out, first, last):
+    """Rows first..last-1 of a weight times all of x: each tile of rows stays near for all columns.
+
+    nothing   zeros: one vector for each sum of a tile, TILE_ROWS times its columns
+    weight    (address, bytes of a row, address of the scales or 0)
+    x         (address, rows, width), its rows a whole number of tiles
+    out       (address, rows that count, row length)
+    """
+    address, row_bytes, scales = weight
+    start, n, width = x
+    columns = len(nothing) // TILE_ROWS
+    steps = width // STEP
+    sums = np.empty(len(nothing), np.float32)
+    for row in range(first, last, TILE_ROWS):
+        a0 = address + row * row_bytes
+        a1 = address + min(row + 1, last - 1) * row_bytes
+        a2 = address + min(row + 2, last - 1) * row_bytes
+        a3 = address + min(row + 3, last - 1) * row_bytes
+        for column in range(0, n, columns):
+            near = start + column * 4 * width
+            totals = nothing
+            for step in range(steps):
+                at = step * step_bytes
+                weights = read(a0 + at) + read(a1 + at) + read(a2 + at) + read(a3 + at)
+                totals = multiply_add(totals, weights, near + step * 4 * STEP, 4 * width)
+            store_sums(totals, sums.ctypes.data)
+            for r in range(min(TILE_ROWS, last - row)):
+                scale = load_float(scales + 4 * (row + r)) if scales else np.float32(1.0)
+                rest = address + (row + r) * row_bytes + steps * step_bytes
+                for c in range(min(columns, out[1] - column)):
+                    total = sums[r * columns + c]
+                    for k in range(width - steps * STEP):
+                        total += read_one(rest, k) * load_float(near + 4 * (c * width + steps * STEP + k))
+                    store_float(out[0] + 4 * ((column + c) * out[2] + row + r), total * scale)
+
+
+@register_jitable
+def _rows(read, read_one, step_bytes, address, row_bytes, scales, x, n, width, out, rows, first, last):
+    """A tile has one column for one row of x, else TILE_COLUMNS."""
+    weight = (address, row_bytes, scales)
+    if n == 1:
+        _tiles(read, read_one, zeros(4), step_bytes, weight, (x, 1, width), (out, 1, rows), first, last)
+    else:
+        whole = (n + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
+        _tiles(read, read_one, zeros(16), step_bytes, weight, (x, whole, width), (out, n, rows), first, last)
+
+
+def _rows_float32(address, row_bytes, scales, x, n, width, out, rows, first, last):
+    _rows(
+        read_float32, read_one_float32, 128, address, row_bytes, scales, x, n, width, out, rows, first, last
+    )
+
+
+def _rows_int8(address, row_bytes, scales, x, n, width, out, rows, first, last):
+    _rows(read_int8, read_one_int8, 32, address, row_bytes, scales, x, n, width, out, rows, first, last)
+
+
+def _rows_q8_0(address, row_bytes, scales, x, n, width, out, rows, first, last):
+    _rows(read_q8_0, read_one_int8, 34, address, row_bytes, scales, x, n, width, out, rows, first, last)
+
+
+def _rows_q4_0(address, row_bytes, scales, x, n, width, out, rows, first, last):
+    _rows(read_q4_0, read_one_int8, 18, address, row_bytes, scales, x, n, width, out, rows, first, last)
+
+
+def _rows_q4_1(address, row_bytes, scales, x, n, width, out, rows, first, last):
+    _rows(read_q4_1, read_one_int8, 20, address, row_bytes, scales, x, n, width, out, rows, first, last)
+
+
+_KERNELS = {FLOAT32: _rows_float32, INT8: _rows_int8, Q8_0: _rows_q8_0, Q4_0: _rows_q4_0, Q4_1: _rows_q4_1}
+
+
+@functools.cache
+def _kernel(kind: int) -> Any:
+    """The compiled v2 of a format, when it is first needed: a C function of ten int64, called by address.
+
+    By address, because a compiled caller would carry a copy of all five.
+    """
+    return cfunc("void(" + ", ".join(["int64"] * 10) + ")", cache=True)(_KERNELS[kind])
+
+
+@njit(cache=True, nogil=True)
+def _part(table, x, n, width, out, first, last):
+    """Rows first..last-1 of all weights of a call, counted through; x holds whole tiles of columns."""
+    for i in range(table.shape[0]):
+        rows = table[i, _ROWS]
+        begin, end = max(0, first), min(rows, last)
+        if begin < end:
+            weight = (table[i, _ADDRESS], table[i, _ROW_BYTES], table[i, _SCALES])
+            call_address(table[i, _KERNEL], weight + (x, n, width, out, rows, begin, end))
+        first, last = first - rows, last - rows
+        out += 4 * n * rows
+
+
+@njit(cache=True, nogil=True)
+def _whole_tiles(x, n, width):
+    """x with rows of zeros up to a whole number of tiles, so that no tile reads past the end: a copy."""
+    missing = -n % TILE_COLUMNS if n > 1 else 0
+    padded = np.zeros((n + missing, width) if missing else (0, width), np.float32)
+    if missing:
+        copy_bytes(padded.ctypes.data, x, 4 * n * width)
+    return padded
+
+
+@njit(cache=True, nogil=True)
+def _linear_v2(table, x, n, width, out):
+    """All rows, one thread. table (weights, 5) int64; x and out are addresses."""
+    padded = _whole_tiles(x, n, width)
+    start = padded.ctypes.data if padded.shape[0] else x
+    _part(table, start, n, width, out, 0, table[:, _ROWS].sum())
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _linear_v2_parallel(table, x, n, width, out, workers):
+    """Each worker a share of the rows, whole tiles of them."""
+    padded = _whole_tiles(x, n, width)
+    start = padded.ctypes.data if padded.shape[0] else x
+    total = 0
+    for i in range(table.shape[0]):
+        total += table[i, _ROWS]
+    share = (total + workers * TILE_ROWS - 1) // (workers * TILE_ROWS) * TILE_ROWS
+    for worker in prange(workers):
+        _part(table, start, n, width, out, worker * share, min(total, (worker + 1) * share))
