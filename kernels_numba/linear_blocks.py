@@ -32,7 +32,7 @@ from kernels_numba.vectors import (
     load_byte,
     load_float,
     load_floats,
-    load_half,
+    load_index,
     load_int8,
     load_nibbles,
     multiply_each,
@@ -140,38 +140,50 @@ def dequantize_v0(weight: Any) -> np.ndarray:
     return (values + halves[:, 1:] if kind == Q4_1 else values).reshape(-1, weight.width)
 
 
-# Readers: STEP values from the address of a step, as vectors. They are inlined into the kernels of linear.py
-# and have no cache of their own. Without fast rules: q * d + m must be rounded twice.
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""The float32 of every float16. A load from here needs none of the ports that the arithmetic of a block keeps
+busy, the processor's conversion two of them: 1.4 times the speed for Q4_1."""
+
+
+# Readers: STEP values from the address of a step, as vectors; `halves` is the address of HALVES. They are
+# inlined into the kernels of linear.py. No fast float rules: q * d + m must be rounded twice.
 
 
 @register_jitable
-def read_float32(address):
+def _half(address, halves):
+    """The float16 at an address."""
+    return load_float(halves + 4 * load_index(address))
+
+
+@register_jitable
+def read_float32(address, halves):
     """32 float32."""
     return load_floats(address)
 
 
 @register_jitable
-def read_int8(address):
+def read_int8(address, halves):
     """32 int8, without their row's scale."""
     return load_int8(address)
 
 
 @register_jitable
-def read_q8_0(address):
+def read_q8_0(address, halves):
     """A block of Q8_0."""
-    return multiply_each(load_int8(address + 2), load_half(address))
+    return multiply_each(load_int8(address + 2), _half(address, halves))
 
 
 @register_jitable
-def read_q4_0(address):
+def read_q4_0(address, halves):
     """A block of Q4_0."""
-    return multiply_each(load_nibbles(address + 2, 8), load_half(address))
+    return multiply_each(load_nibbles(address + 2, 8), _half(address, halves))
 
 
 @register_jitable
-def read_q4_1(address):
+def read_q4_1(address, halves):
     """A block of Q4_1."""
-    return add_each(multiply_each(load_nibbles(address + 4, 0), load_half(address)), load_half(address + 2))
+    products = multiply_each(load_nibbles(address + 4, 0), _half(address, halves))
+    return add_each(products, _half(address + 2, halves))
 
 
 @register_jitable

@@ -147,13 +147,23 @@ def load_nibbles(typing_context, address, zero):
 
 
 @intrinsic
-def load_half(typing_context, address):
-    """One float16 from a byte address, as float32."""
+def load_index(typing_context, address):
+    """One uint16 from a byte address, as int64."""
 
     def generate(context, builder, signature, arguments):
-        return builder.fpext(_load(builder, arguments[0], ir.HalfType()), _FLOAT)
+        return builder.zext(_load(builder, arguments[0], ir.IntType(16)), ir.IntType(64))
 
-    return types.float32(types.int64), generate
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def keep(typing_context, array):
+    """Use an array, so that it lives until here: Numba frees one after its last use, its address no use."""
+
+    def generate(context, builder, signature, arguments):
+        return context.get_dummy_value()
+
+    return types.void(array), generate
 
 
 @intrinsic
@@ -174,6 +184,34 @@ def load_byte(typing_context, address):
         return builder.sitofp(_load(builder, arguments[0], _BYTE), _FLOAT)
 
     return types.float32(types.int64), generate
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Ask for the cache line of an address to come to the second cache; any address will do."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.inttoptr(arguments[0], pointer)
+        builder.call(function, [place, _INT(0), _INT(2), _INT(1)])  # to read; second of three; data
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def store_floats(typing_context, address, vectors):
+    """Vectors, as float32 in a row, to a byte address."""
+
+    def generate(context, builder, signature, arguments):
+        for i, part in enumerate(cgutils.unpack_tuple(builder, arguments[1], vectors.count)):
+            place = builder.add(arguments[0], ir.Constant(arguments[0].type, 4 * LANES * i))
+            builder.store(part, builder.inttoptr(place, _VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vectors), generate
 
 
 @intrinsic
@@ -217,7 +255,7 @@ def add_each(typing_context, vectors, scalar):
 
 @intrinsic
 def multiply_add(typing_context, sums, weights, address, step):
-    """sums[r * columns + c] += weights of row r times the STEP floats at address + c * step.
+    """sums[c * rows + r] += weights of row r times the STEP floats at address + c * step.
 
     sums      rows * columns vectors
     weights   rows * PARTS vectors
@@ -238,7 +276,7 @@ def multiply_add(typing_context, sums, weights, address, step):
             for part in range(PARTS):
                 values = _load(builder, column, _VECTOR, 4 * LANES * part)
                 for row in range(rows):
-                    at = row * columns + c
+                    at = c * rows + row
                     totals[at] = builder.call(fma, [factors[row * PARTS + part], values, totals[at]])
             column = builder.add(column, arguments[3])
         return _pack(context, builder, signature, totals)
