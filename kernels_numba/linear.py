@@ -22,6 +22,7 @@ Index mapping:
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,13 +72,13 @@ TILE_ROWS = 4
 TILE_COLUMNS = 4 if LANES == 16 else 2
 """16 sums in registers where there are 32, 8 where there may be 16."""
 TILE_SUMS = TILE_ROWS * TILE_COLUMNS
-PARALLEL_BYTES = 1 << 20
-"""Weights of one call below which a second thread costs more than it brings."""
-
+NS_PER_VALUE = {FLOAT32: 0.16, INT8: 0.045, Q8_0: 0.05, Q4_0: 0.08, Q4_1: 0.085}
+"""What a weight costs one thread, to judge whether a second one pays: float32 by memory, the others by
+arithmetic. Measured on a 2.6 GHz core with AVX-512; an older one is slower, and gains more from the second."""
 AHEAD_BYTES = 9216
 """How far ahead weights are asked for: 4 tiles of int8 rows of 576. The four streams of a tile of short rows
-lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0 
-run at a third of the speed."""
+lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0
+run at half the speed or less."""
 LINE_BYTES = 64
 
 _HALVES_ADDRESS = HALVES.ctypes.data
@@ -104,9 +105,10 @@ class Linears:
                     f"weights[{i}]", f"of width {part.width}", f"width {self.width}, as weights[0]"
                 )
         self.rows = [part.rows for part in parts]
-        self.bytes = sum(part.rows * part.row_bytes for part in parts)
+        self._serial_us = sum(part.rows * part.width * NS_PER_VALUE[part.kind] for part in parts) / 1e3
         self._total = sum(self.rows)
-        self._keep = parts
+        self._parts = parts
+        self._seen_dtype: Any = None
         table = [
             [_kernel(part.kind).address, part.address, part.row_bytes, part.rows, part.scales]
             for part in parts
@@ -145,26 +147,64 @@ class Linears:
         views = [arrays.as_numpy(array) for array in (x, out)]
         self._run(views[0].ctypes.data, n, views[1].ctypes.data)
 
+    def dequantized(self, index: int, first: int, out: np.ndarray) -> None:
+        """Rows first, first + 1, ... of one weight as float32, into all of `out` (some rows, in) float32.
+
+        For batches above the limit: a piece at a time, then a matrix product on it. Raises ShapeError,
+        DtypeError, RangeError.
+        """
+        arrays.check_integer("out", out, "float32")
+        arrays.check_shape("out", out, "rows", self.width)
+        arrays.check_contiguous("out", out)
+        part = self._parts[index]
+        if not 0 <= first <= first + out.shape[0] <= part.rows:
+            raise RangeError("first", first, f"rows of the {part.rows} that weights[{index}] has")
+        job = (part.address + first * part.row_bytes, part.row_bytes, part.scales and part.scales + 4 * first)
+        address = _widening_kernel(part.kind).address
+        with PARALLEL_CALL:
+            _widen_parallel(
+                address, *job, _HALVES_ADDRESS, self.width, out.ctypes.data, out.shape[0], get_num_threads()
+            )
+
     def _check(self, x: Any) -> int:
+        """The rows of x."""
         if arrays.device_of("x", x) != arrays.CPU:
             raise arrays.KindError("x", "array on cuda", "an array on cpu")
-        if str(x.dtype) not in ("float32", "torch.float32"):
+        if x.dtype is not self._seen_dtype:
             arrays.check_integer("x", x, "float32")
-        shape = x.shape
-        if len(shape) != 2 or shape[1] != self.width:
+            self._seen_dtype = x.dtype
+        n = x.shape[0] if len(x.shape) == 2 and x.shape[1] == self.width else 0
+        if not n:
             arrays.check_shape("x", x, "n", self.width)
-        if not 1 <= shape[0] <= MAX_ROWS_OF_X:
-            raise RangeError("x.shape[0]", shape[0], f"1 to {MAX_ROWS_OF_X} rows")
+        if not 1 <= n <= MAX_ROWS_OF_X:
+            raise RangeError("x.shape[0]", n, f"1 to {MAX_ROWS_OF_X} rows")
         arrays.check_contiguous("x", x)
-        return shape[0]
+        return n
 
     def _run(self, x: int, n: int, out: int) -> None:
         workers = get_num_threads()
-        if workers > 1 and self.bytes >= PARALLEL_BYTES:
+        if workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers):
             with PARALLEL_CALL:
                 _linear_v2_parallel(self._table, _HALVES_ADDRESS, x, n, self.width, out, workers)
         else:
             _linear_v2(self._table, _HALVES_ADDRESS, x, n, self.width, out)
+
+
+@functools.cache
+def region_us(workers: int) -> float:
+    """What a parallel region costs here: the median of a few empty ones, in microseconds; asked once.
+
+    Some 3 with threads that spin while they wait, 20 to 100 where they sleep (OMP_WAIT_POLICY=passive, as our
+    ranks do, which share their cores). A layer is cut in two only where half its time is more than that.
+    """
+    table = np.empty((0, 5), np.int64)
+    taken = []
+    for _ in range(15):
+        with PARALLEL_CALL:
+            start = time.perf_counter()
+            _linear_v2_parallel(table, 0, 0, 1, 0, 0, workers)
+            taken.append(time.perf_counter() - start)
+    return 1e6 * sorted(taken)[len(taken) // 2]
 
 
 def linear(x: Any, weight: Any, out: Any = None) -> Any:
@@ -202,7 +242,7 @@ def linear_v1(x, weight, out):
             out[c, r] = total
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead, sums):
     """sums[c * TILE_ROWS + r] = row r, from its address, times column c of x, over whole steps.
 
@@ -222,7 +262,7 @@ def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead,
     store_sums(totals, sums)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _finish(read_one, addresses, tail, scales, x, x_step, sums, out, out_step, rows, columns):
     """Add what lies behind the last whole step, apply the rows' scales if there are any, write the sums."""
     for c in range(columns):
@@ -239,7 +279,7 @@ def _finish(read_one, addresses, tail, scales, x, x_step, sums, out, out_step, r
             copy_bytes(out + c * out_step, place, 4 * rows)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _widen_row(read, read_one, address, halves, step_bytes, width, scale, near):
     """A row as float32 at the address `near`; what is wanted soon is asked for on the way."""
     steps = width // STEP
@@ -252,7 +292,7 @@ def _widen_row(read, read_one, address, halves, step_bytes, width, scale, near):
         store_float(near + 4 * (steps * STEP + k), value)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _rows(
     read, read_one, step_bytes, address, row_bytes, scales, halves, x, n, width, out, rows, first, last
 ):
@@ -275,7 +315,8 @@ def _rows(
         tile = (a0, a1, a2, a3)
         count = min(TILE_ROWS, last - row)
         target = out + 4 * row
-        ahead = a0 + AHEAD_BYTES
+        single = n == 1 and step_bytes == 4 * STEP  # long rows: the processor sees four streams
+        ahead = 0 if single else a0 + AHEAD_BYTES
         if n == 1:
             _tile(read, zeros(TILE_ROWS), tile, halves, step_bytes, steps, x, 0, ahead, place)
             at = steps * step_bytes
@@ -354,6 +395,59 @@ def _kernel(kind: int) -> Any:
     By address, because a compiled caller would carry a copy of all five.
     """
     return cfunc("void(" + ", ".join(["int64"] * 11) + ")", cache=True)(_KERNELS[kind])
+
+
+@register_jitable(forceinline=True)
+def _widen(read, read_one, step_bytes, address, row_bytes, scales, halves, width, out, first, last):
+    """Rows first..last-1 of a weight as float32 at the address `out`."""
+    for row in range(first, last):
+        scale = load_float(scales + 4 * row) if scales else np.float32(1.0)
+        place = out + 4 * width * row
+        _widen_row(read, read_one, address + row * row_bytes, halves, step_bytes, width, scale, place)
+
+
+def _widen_float32(address, row_bytes, scales, halves, width, out, first, last):
+    _widen(read_float32, read_one_float32, 128, address, row_bytes, scales, halves, width, out, first, last)
+
+
+def _widen_int8(address, row_bytes, scales, halves, width, out, first, last):
+    _widen(read_int8, read_one_int8, 32, address, row_bytes, scales, halves, width, out, first, last)
+
+
+def _widen_q8_0(address, row_bytes, scales, halves, width, out, first, last):
+    _widen(read_q8_0, read_one_int8, 34, address, row_bytes, scales, halves, width, out, first, last)
+
+
+def _widen_q4_0(address, row_bytes, scales, halves, width, out, first, last):
+    _widen(read_q4_0, read_one_int8, 18, address, row_bytes, scales, halves, width, out, first, last)
+
+
+def _widen_q4_1(address, row_bytes, scales, halves, width, out, first, last):
+    _widen(read_q4_1, read_one_int8, 20, address, row_bytes, scales, halves, width, out, first, last)
+
+
+_WIDENING = {
+    FLOAT32: _widen_float32,
+    INT8: _widen_int8,
+    Q8_0: _widen_q8_0,
+    Q4_0: _widen_q4_0,
+    Q4_1: _widen_q4_1,
+}
+
+
+@functools.cache
+def _widening_kernel(kind: int) -> Any:
+    """The same for unpacking: eight int64."""
+    return cfunc("void(" + ", ".join(["int64"] * 8) + ")", cache=True)(_WIDENING[kind])
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def _widen_parallel(kernel, address, row_bytes, scales, halves, width, out, rows, workers):
+    """Each worker a share of the rows."""
+    share = (rows + workers - 1) // workers
+    for worker in prange(workers):
+        first, last = min(rows, worker * share), min(rows, (worker + 1) * share)
+        call_address(kernel, (address, row_bytes, scales, halves, width, out, first, last))
 
 
 @njit(cache=True, nogil=True)

@@ -149,50 +149,50 @@ busy, the processor's conversion two of them: 1.4 times the speed for Q4_1."""
 # inlined into the kernels of linear.py. No fast float rules: q * d + m must be rounded twice.
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _half(address, halves):
     """The float16 at an address."""
     return load_float(halves + 4 * load_index(address))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_float32(address, halves):
     """32 float32."""
     return load_floats(address)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_int8(address, halves):
     """32 int8, without their row's scale."""
     return load_int8(address)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_q8_0(address, halves):
     """A block of Q8_0."""
     return multiply_each(load_int8(address + 2), _half(address, halves))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_q4_0(address, halves):
     """A block of Q4_0."""
     return multiply_each(load_nibbles(address + 2, 8), _half(address, halves))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_q4_1(address, halves):
     """A block of Q4_1."""
     products = multiply_each(load_nibbles(address + 4, 0), _half(address, halves))
     return add_each(products, _half(address + 2, halves))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_one_float32(address, index):
     """Value `index` behind the last whole step of a row."""
     return load_float(address + 4 * index)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def read_one_int8(address, index):
     """Value `index` behind the last whole step of a row."""
     return load_byte(address + index)
