@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kernels_numba.blocks import gather_blocks as gather_blocks
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.blocks import scatter_kv as scatter_kv
+    from kernels_numba.linear import GgufRows as GgufRows
+    from kernels_numba.linear import Int8Rows as Int8Rows
+    from kernels_numba.linear import Linears as Linears
+    from kernels_numba.linear import linear as linear
 
 _HOME = {
     "paged_attention_decode": "attention_decode",
@@ -25,6 +29,10 @@ _HOME = {
     "gather_blocks": "blocks",
     "scatter_blocks": "blocks",
     "copy_pages": "blocks",
+    "linear": "linear",
+    "Linears": "linear",
+    "Int8Rows": "linear",
+    "GgufRows": "linear",
 }
 
 __all__ = sorted(_HOME)

@@ -16,7 +16,7 @@ Index mapping:
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ TILE_COLUMNS = 4 if LANES == 16 else 2
 TILE_SUMS = TILE_ROWS * TILE_COLUMNS
 NS_PER_VALUE = {FLOAT32: 0.16, INT8: 0.045, Q8_0: 0.05, Q4_0: 0.08, Q4_1: 0.085}
 """What a weight costs one thread, to judge whether a second one pays: float32 by memory, the others by
-arithmetic. Measured on a 2.6 GHz core with AVX-512; an older one is slower, and gains more from the second."""
+arithmetic. Measured on a core with AVX-512; an older one is slower, and gains more from the second."""
 AHEAD_BYTES = 9216
 """How far ahead weights are asked for: 4 tiles of int8 rows of 576. The four streams of a tile of short rows
 lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0
 run at half the speed or less."""
 LINE_BYTES = 64
+_PAUSE_S = 200e-6
+"""Between two parallel regions: about what a decode step computes on one core between them."""
 
 _HALVES_ADDRESS = HALVES.ctypes.data
 
@@ -194,14 +196,17 @@ class Linears:
 def region_us(workers: int) -> float:
     """What a parallel region costs here: the median of a few empty ones, in microseconds; asked once.
 
-    Some 3 with threads that spin while they wait, 20 to 100 where they sleep (OMP_WAIT_POLICY=passive, as our
-    ranks do, which share their cores). A layer is cut in two only where half its time is more than that.
+    Some 3 with threads that spin while they wait, 50 and more where they sleep (OMP_WAIT_POLICY=passive, as
+    our ranks do, which share their cores) and their core with them: hence the pause before each. A layer is
+    cut in two only where half its time is more than that.
     """
     table = np.empty((0, 5), np.int64)
     taken = []
     for _ in range(15):
+        pause_end = time.perf_counter() + _PAUSE_S
+        while (start := time.perf_counter()) < pause_end:
+            pass
         with PARALLEL_CALL:
-            start = time.perf_counter()
             _linear_v2_parallel(table, 0, 0, 1, 0, 0, workers)
             taken.append(time.perf_counter() - start)
     return 1e6 * sorted(taken)[len(taken) // 2]

@@ -13,7 +13,7 @@ three are GGUF's. A reader rounds where the dequantised form does, so its values
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
