@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.blocks import scatter_kv as scatter_kv
     from kernels_numba.codecs import codec as codec
+    from kernels_numba.linear_layers import GgufRows as GgufRows
+    from kernels_numba.linear_layers import Int8Rows as Int8Rows
+    from kernels_numba.linear_layers import Linears as Linears
+    from kernels_numba.linear_layers import linear as linear
 
 _HOME = {
     "paged_attention_decode": "attention_decode",
@@ -27,6 +31,10 @@ _HOME = {
     "scatter_blocks": "blocks",
     "copy_pages": "blocks",
     "codec": "codecs",
+    "linear": "linear_layers",
+    "Linears": "linear_layers",
+    "Int8Rows": "linear_layers",
+    "GgufRows": "linear_layers",
 }
 
 __all__ = sorted(_HOME)

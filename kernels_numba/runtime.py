@@ -17,16 +17,21 @@ import threading
 from pathlib import Path
 
 _OUR_FOLDER = "kernels-"
+HELPERS = (
+    *("linear_blocks.py", "linear_vectors.py", "numerics.py", "register_blocks.py", "runtime.py"),
+    *("streaming.py", "vectors.py"),
+)
+"""Files whose functions are compiled into the kernels of other files."""
 
 
 def _helpers_digest() -> str:
-    """A digest of the files whose functions are compiled into the kernels of other files.
+    """A digest of HELPERS.
 
     Numba stamps a cached kernel with its own file only, so an edit of a helper elsewhere would go unnoticed.
     With the digest in the folder's name such an edit starts a fresh cache.
     """
     digest = hashlib.sha256()
-    for name in ("numerics.py", "register_blocks.py", "runtime.py", "streaming.py", "vectors.py"):
+    for name in HELPERS:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -60,7 +65,8 @@ def _set_cache_folder() -> None:
 
 _set_cache_folder()
 
-from numba import get_num_threads, njit, prange  # noqa: E402 - the cache folder comes first
+from numba import cfunc, get_num_threads, njit, prange  # noqa: E402 - the cache folder comes first
+from numba.extending import register_jitable  # noqa: E402
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Float rules of the kernels: sums may be reordered (or no sum would vectorise), but NaN and infinity keep
@@ -72,4 +78,4 @@ is always there, aborts the process when two Python threads are inside such kern
 would only share the same cores. Block movers take it for large moves, and only if nobody holds it: else they
 move without help (blocks.gather_blocks)."""
 
-__all__ = ["FAST", "PARALLEL_CALL", "get_num_threads", "njit", "prange"]
+__all__ = ["FAST", "PARALLEL_CALL", "cfunc", "get_num_threads", "njit", "prange", "register_jitable"]

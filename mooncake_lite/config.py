@@ -69,6 +69,7 @@ class ServeConfig:
     served_model_name: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    weights: Literal["float32", "published"] = "float32"
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str = ""
@@ -111,6 +112,13 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
+        if self.weights not in ("float32", "published"):
+            raise ConfigError(f"weights={self.weights!r}: use float32 or published")
+        if self.weights == "published" and (self.dtype, self.device) != ("float32", "cpu"):
+            raise ConfigError(
+                f"weights=published needs dtype float32 and device cpu, not {self.dtype} and {self.device}; "
+                "use weights=float32"
+            )
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from kernels_numba.linear import GgufRows, Int8Rows, Linears
+from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears
 from mooncake_lite.bench.kernels_attention import read_all
 from mooncake_lite.bench.result import Action, Row, compare, milliseconds
 

@@ -21,6 +21,13 @@ from mooncake_lite.errors import ConfigError
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 keeps all.")
 @click.option("--seed", default=None, type=int, help="The same seed gives the same answer.")
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
+@click.option(
+    "--weights",
+    default="float32",
+    show_default=True,
+    type=click.Choice(["float32", "published"]),
+    help="published: as they lie in the model's GGUF file.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 def generate(
@@ -32,6 +39,7 @@ def generate(
     top_k: int,
     seed: int | None,
     dtype: Literal["float32", "bfloat16"],
+    weights: Literal["float32", "published"],
     device: str,
     raw: bool,
 ) -> None:
@@ -52,7 +60,7 @@ def generate(
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token")
     use_threads(usable_cores())
-    model = load_model(folder, dtype, device)
+    model = load_model(folder, dtype, device, weights)
     seed = secrets.randbits(63) if seed is None else seed
     sampling = Sampling(temperature, top_p, top_k, seed)
 

@@ -23,6 +23,7 @@ from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.weights import published_file
 from mooncake_lite.sizes import context_length, segment_bytes
 
 RANK_BYTES = 256 * 2**20
@@ -73,6 +74,8 @@ def preflight(
         check_tier_folder(Path(config.ssd_dir).expanduser())
     machine = machine or Machine.here()
     model = model or find_model(config.model)
+    if config.weights == "published":
+        published_file(resolve_model(config.model))
     if context_length(config, model.config) < 2:
         raise ConfigError(
             f"max_model_len={config.max_model_len} has no room for a prompt and an answer; at least 2"

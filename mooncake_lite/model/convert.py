@@ -171,16 +171,16 @@ def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, np.ndar
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         if tensor.name.endswith("attn_q.weight"):
-            values = _unpermuted(values, config["num_attention_heads"])
+            values = unpermuted(values, config["num_attention_heads"])
         elif tensor.name.endswith("attn_k.weight"):
-            values = _unpermuted(values, config["num_key_value_heads"])
+            values = unpermuted(values, config["num_key_value_heads"])
         yield _name(tensor.name), values
 
 
-def _unpermuted(weight: np.ndarray, heads: int) -> np.ndarray:
+def unpermuted(weight: np.ndarray, heads: int) -> np.ndarray:
     """GGUF interleaves the two halves of each head's rows for Llama models; put them side by side again.
 
-    weight (heads * head_dim, hidden): GGUF row h, (0a 0b 1a 1b ...) -> (0a 1a ... 0b 1b ...)
+    weight (heads * head_dim, a row's values or blocks): GGUF row h (0a 0b 1a 1b ...) -> (0a 1a ... 0b 1b ...)
     """
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
@@ -194,6 +194,17 @@ def _name(gguf_name: str) -> str:
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in _TENSORS and parts[3] == "weight":
         return f"model.layers.{parts[1]}.{_TENSORS[parts[2]]}.weight"
     raise ModelError(f"GGUF tensor {gguf_name!r} is not part of a Llama model that is supported")
+
+
+def gguf_name(name: str) -> str:
+    """The reverse of _name; for a tensor that GGUF has no name for, the name itself."""
+    for theirs, ours in _OUTER.items():
+        if ours == name:
+            return theirs
+    for theirs, ours in _TENSORS.items():
+        if name.endswith(f".{ours}.weight"):
+            return f"blk.{name.split('.')[2]}.{theirs}.weight"
+    return name
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The forward pass: token ids in, logits out, keys and values written into paged caches on the way.
 
-Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are
-`kernels_numba`, all else is torch. Explained in docs/model.md.
+Used by the engine; knows pages and slots, never requests. Attention, the writing of KV and the linear layers
+of small batches are `kernels_numba`, all else is torch. Explained in docs/model.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ import torch.nn.functional as functional
 from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
+from mooncake_lite.model.projection import Limits, Projection, embedded
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
-from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
+from mooncake_lite.model.weights import (
+    LayerWeights,
+    Linear,
+    Weights,
+    check_weight_format,
+    load_published,
+    load_weights,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,25 @@ class AttentionBatch:
         return self.slot_mapping.shape[0] == self.query_lens.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerProjections:
+    """The linear layers of one decoder layer; those with the same input are one."""
+
+    query_key_value: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+
+    @classmethod
+    def of(cls, layer: LayerWeights, limits: Limits | None) -> _LayerProjections:
+        return cls(
+            query_key_value=Projection([layer.query, layer.key, layer.value], limits),
+            output=Projection([layer.output], limits),
+            gate_up=Projection([layer.gate, layer.up], limits),
+            down=Projection([layer.down], limits),
+        )
+
+
 class Model:
     """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family. Use `load_model`."""
 
@@ -54,6 +81,9 @@ class Model:
         inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         cosine, sine = rotary_tables(inverse, config.max_position)
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
+        limits: Limits | None = {} if dtype == "float32" and self.device.type == "cpu" else None
+        self.projections = [_LayerProjections.of(layer, limits) for layer in weights.layers]
+        self.head = Projection([Linear(weights.head, None)], limits)
 
     @torch.inference_mode()
     def forward(
@@ -74,21 +104,21 @@ class Model:
 
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
         """
-        hidden = functional.embedding(token_ids, self.weights.embedding)
+        hidden = embedded(token_ids, self.weights.embedding)
         angles = None if self.device.type == "cpu" else (self.cosine[positions], self.sine[positions])
-        for layer, cache in zip(self.weights.layers, caches):
-            hidden = hidden + self._attention(
-                self._norm(hidden, layer.attention_norm), layer, cache, positions, angles, batch
-            )
-            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
+        for layer, projections, cache in zip(self.weights.layers, self.projections, caches):
+            normed = self._norm(hidden, layer.attention_norm)
+            hidden = hidden + self._attention(normed, layer, projections, cache, positions, angles, batch)
+            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), projections)
         if rows is not None:
             hidden = hidden[rows]
-        return functional.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+        return self.head(self._norm(hidden, self.weights.norm))[0].float()
 
     def _attention(
         self,
         hidden: torch.Tensor,
         layer: LayerWeights,
+        projections: _LayerProjections,
         cache: torch.Tensor,
         positions: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor] | None,
@@ -100,9 +130,7 @@ class Model:
         and rotates to the same bits in two thirds of the time.
         """
         tokens, head_dim = hidden.shape[0], self.config.head_dim
-        query = functional.linear(hidden, *layer.query).view(tokens, -1, head_dim)
-        key = functional.linear(hidden, *layer.key).view(tokens, -1, head_dim)
-        value = functional.linear(hidden, *layer.value).view(tokens, -1, head_dim)
+        query, key, value = (part.view(tokens, -1, head_dim) for part in projections.query_key_value(hidden))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         keys, values, slots = cache[0], cache[1], batch.slot_mapping
@@ -119,12 +147,12 @@ class Model:
             attended = paged_attention_prefill(
                 query, keys, values, tables, batch.query_lens, lens, scale=self.scale
             )
-        return functional.linear(attended.view(tokens, -1), *layer.output)
+        return projections.output(attended.view(tokens, -1))[0]
 
-    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _mlp(self, hidden: torch.Tensor, projections: _LayerProjections) -> torch.Tensor:
         """SwiGLU: (n, hidden) -> (n, hidden)."""
-        gate = functional.silu(functional.linear(hidden, *layer.gate), inplace=True)
-        return functional.linear(gate.mul_(functional.linear(hidden, *layer.up)), *layer.down)
+        gate, up = projections.gate_up(hidden)
+        return projections.down(functional.silu(gate, inplace=True).mul_(up))[0]
 
     def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Divide each row by its root mean square (in float32), times the weight."""
@@ -143,13 +171,20 @@ def _check_device(device: str) -> None:
         raise ModelError(f"device {device!r} is not there: use cpu, cuda, or cuda:0 to cuda:{count - 1}")
 
 
-def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu") -> Model:
+def load_model(
+    folder: Path, dtype: DType = "float32", device: str = "cpu", weights: str = "float32"
+) -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
+
+    weights   "float32": those of the folder; "published": the bytes of the GGUF file beside them, as they lie
 
     Raises ModelError when the folder is damaged or not a supported model, or the device is not there.
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
+    check_weight_format(weights, dtype, device)
     _check_device(device)
     config = load_config(folder)
+    if weights == "published":
+        return Model(config, load_published(folder, config), dtype, device)
     return Model(config, load_weights(folder, config, dtype, device), dtype, device)

@@ -10,24 +10,29 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import DType, ModelConfig, read_json
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
+    from kernels_numba.linear_blocks import GgufRows
 
 STORED = ("F32", "BF16", "F16")
 """Formats of the safetensors standard that are weights and not codes of a quantiser."""
+
+WEIGHT_FORMATS = ("float32", "published")
 
 _NAMED = 3  # tensors named in a message: enough to see the pattern, short enough for one line
 
 
 class Linear(NamedTuple):
-    """y = x @ weight.T + bias.   weight (out, in), bias (out,) or None."""
+    """y = x @ weight.T + bias.   weight (out, in), as float or as it lies in a GGUF; bias (out,) or None."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | GgufRows
     bias: torch.Tensor | None
 
 
@@ -52,10 +57,10 @@ class LayerWeights:
 class Weights:
     """All of a model. head is the embedding itself where they are tied. embedding, head (vocab, hidden)."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | GgufRows
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: torch.Tensor | GgufRows
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -175,7 +180,65 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def _grouped(tensors: dict[str, torch.Tensor], config: ModelConfig) -> Weights:
+def published_file(folder: Path) -> Path:
+    """The GGUF file that the folder was made from. Raises ModelError when there is not exactly one."""
+    found = sorted(folder.glob("*.gguf"))
+    if len(found) != 1:
+        raise ModelError(
+            f"weights 'published' are read from the one GGUF file in the model folder, and {folder} has "
+            f"{len(found)}; use weights 'float32'"
+        )
+    return found[0]
+
+
+def check_weight_format(weights: str, dtype: str, device: str) -> None:
+    """Raises ModelError for a format that is not known, or not with this dtype on this device."""
+    if weights not in WEIGHT_FORMATS:
+        raise ModelError(f"weights {weights!r} are not supported; supported are {', '.join(WEIGHT_FORMATS)}")
+    if weights == "published" and (dtype, device) != ("float32", "cpu"):
+        raise ModelError(
+            f"weights 'published' need dtype float32 and device cpu, not {dtype} and {device}; "
+            "use weights 'float32'"
+        )
+
+
+def load_published(folder: Path, config: ModelConfig) -> Weights:
+    """Map the GGUF file: the processes of a node share it, but for Q and K, whose rows are put in order.
+
+    Raises ModelError when there is no such file, or it does not hold this model.
+    """
+    from mooncake_lite.model.convert import gguf_name, unpermuted
+    from mooncake_lite.model.gguf_tensors import gguf_tensors
+
+    path = published_file(folder)
+    stored = gguf_tensors(path)
+    tensors: dict[str, Any] = {}
+    for name, shape in expected_shapes(config).items():
+        tensor = stored.get(gguf_name(name))
+        if tensor is None or tensor.shape != shape:
+            found = "missing" if tensor is None else f"of shape {tensor.shape}"
+            raise ModelError(f"{path}: {name} is {found}; config.json asks for {shape}")
+        data = tensor.data
+        if name.endswith("q_proj.weight"):
+            data = unpermuted(data, config.heads)
+        elif name.endswith("k_proj.weight"):
+            data = unpermuted(data, config.kv_heads)
+        tensors[name] = _as_stored(tensor.format, data, shape)
+    return _grouped(tensors, config)
+
+
+def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor | GgufRows:
+    """Float32 as a tensor of its own (a row or two, in the default model); blocks as they lie."""
+    import torch
+
+    from kernels_numba.linear_blocks import GgufRows
+
+    if format == "F32":
+        return torch.from_numpy(data.copy().view("<f4").reshape(shape))
+    return GgufRows(format, data)
+
+
+def _grouped(tensors: dict[str, Any], config: ModelConfig) -> Weights:
     embedding = tensors["model.embed_tokens.weight"]
     return Weights(
         embedding=embedding,
@@ -185,7 +248,7 @@ def _grouped(tensors: dict[str, torch.Tensor], config: ModelConfig) -> Weights:
     )
 
 
-def _layer(tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
+def _layer(tensors: dict[str, Any], prefix: str) -> LayerWeights:
     def linear(name: str) -> Linear:
         return Linear(tensors[f"{prefix}{name}.weight"], tensors.get(f"{prefix}{name}.bias"))
 

@@ -129,7 +129,7 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
         preflight(config)
     folder = resolve_model(config.model)
     model_config = load_config(folder)
-    fingerprint = weights_fingerprint(folder, config.dtype)
+    fingerprint = weights_fingerprint(folder, config.dtype, config.weights)
     max_len = context_length(config, model_config)
     gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
     return model_config, gateway
@@ -286,7 +286,7 @@ class _Store:
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
-        fingerprint = weights_fingerprint(start.folder, config.dtype)
+        fingerprint = weights_fingerprint(start.folder, config.dtype, config.weights)
         tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
         self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
         start.process.on_end = self._role.seal_now
@@ -334,7 +334,7 @@ class _Compute:
 
         use_threads(threads)
         process.file.write("starting", "loading the model")
-        model = load_model(start.folder, config.dtype, config.device)
+        model = load_model(start.folder, config.dtype, config.device, config.weights)
         engine = Engine(model, num_pages(config, start.model_config), config.block_size)
         process.file.write("starting", "compiling kernels")
         warm_up(engine)
