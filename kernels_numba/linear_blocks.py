@@ -1,6 +1,7 @@
 """How rows of weights lie in memory, and how a kernel reads 32 of their values as float32.
 
-Called by linear_layers.py. Knows the formats and no products. A format is a number in the kernels, one reader here:
+Called by linear_layers.py. Knows the formats and no products. A format is a number in the kernels and has one
+reader here:
 
     FLOAT32   32 float32                                        128 bytes
     INT8      32 int8; one float32 scale a row                   32
