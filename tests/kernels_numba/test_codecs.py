@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -193,6 +194,9 @@ def test_sizes_are_those_that_the_reference_page_states() -> None:
     block = (30, 2, 3, 64, 64)
     per_token = {name: own.nbytes(block) / 64 for name, own in CODECS.items()}
     assert per_token == {"none": 46080, "bfloat16": 23040, "int8": 11880, "int4": 6480, "fp8": 11880}
+    page = (Path(__file__).parents[2] / "docs/reference/kv-codecs.md").read_text(encoding="utf-8")
+    for name, nbytes in per_token.items():
+        assert f"| {name} | {nbytes:,.0f} |" in page
     assert CODECS["none"].nbytes(block, itemsize=2) == math.prod(block) * 2
 
 
