@@ -48,7 +48,7 @@ def through(of: Codec, rows: np.ndarray) -> np.ndarray:
 def allowed(name: str, rows: np.ndarray) -> np.ndarray:
     """Largest error of each number: what the formats' docstrings say, derived from their digits."""
     size, head_dim = np.abs(rows).astype(np.float64), rows.shape[1]
-    if name == "bfloat16":  # 8 digits with the leading one: half a unit of the last is 2**-9 of the leading
+    if name == "bfloat16":  # 8 digits: half a unit of the last is 2**-8 of the first
         return np.maximum(size * 2**-8, 2.0**-134)
     groups = CODECS[name].groups(head_dim)
     largest = size.reshape(-1, groups, head_dim // groups).max(-1).repeat(head_dim // groups, -1)
