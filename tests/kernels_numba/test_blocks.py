@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_numba
-from kernels_numba.blocks import gather_blocks_v0
+from kernels_numba.blocks import PARALLEL_BYTES, gather_blocks_v0
 from kernels_numba.errors import DtypeError, RangeError, ShapeError
 from kernels_numba.rotary import rotate_v0
+from kernels_numba.runtime import PARALLEL_CALL
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
 
 SHAPE = (3, 2, 12, 4, 8, 16)
@@ -171,6 +174,28 @@ def test_pages_are_copied_in_order_over_all_layers() -> None:
         want[:, :, target] = want[:, :, source]
     kernels_numba.copy_pages(caches, np.array([3, 5, 2], np.int32), np.array([5, 7, 2], np.int32))
     np.testing.assert_array_equal(caches, want)
+
+
+def test_two_threads_may_move_large_blocks_at_once() -> None:
+    caches = np.random.default_rng(2).random((4, 2, 48, 3, 16, 64), np.float32)
+    ids = np.random.default_rng(3).permutation(48)[:40].reshape(10, 4).astype(np.int32)
+    want = gather_blocks_v0(caches, ids, slice(None), slice(None))
+    assert want.nbytes > PARALLEL_BYTES
+    start, outs = threading.Barrier(2, timeout=30), [np.zeros_like(want) for _ in range(2)]
+
+    def work(out: np.ndarray) -> None:
+        start.wait()
+        for _ in range(20):
+            kernels_numba.gather_blocks(caches, ids, out)
+
+    threads = [threading.Thread(target=work, args=(out,)) for out in outs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for out in outs:
+        np.testing.assert_array_equal(out, want)
+    assert not PARALLEL_CALL.locked()
 
 
 def test_nothing_to_move_moves_nothing() -> None:

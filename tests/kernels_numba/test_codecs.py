@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -47,7 +48,7 @@ def through(of: Codec, rows: np.ndarray) -> np.ndarray:
 def allowed(name: str, rows: np.ndarray) -> np.ndarray:
     """Largest error of each number: what the formats' docstrings say, derived from their digits."""
     size, head_dim = np.abs(rows).astype(np.float64), rows.shape[1]
-    if name == "bfloat16":  # 8 digits with the leading one: half a unit of the last is 2**-9 of the leading
+    if name == "bfloat16":  # 8 digits: half a unit of the last is 2**-8 of the first
         return np.maximum(size * 2**-8, 2.0**-134)
     groups = CODECS[name].groups(head_dim)
     largest = size.reshape(-1, groups, head_dim // groups).max(-1).repeat(head_dim // groups, -1)
@@ -193,6 +194,9 @@ def test_sizes_are_those_that_the_reference_page_states() -> None:
     block = (30, 2, 3, 64, 64)
     per_token = {name: own.nbytes(block) / 64 for name, own in CODECS.items()}
     assert per_token == {"none": 46080, "bfloat16": 23040, "int8": 11880, "int4": 6480, "fp8": 11880}
+    page = (Path(__file__).parents[2] / "docs/reference/kv-codecs.md").read_text(encoding="utf-8")
+    for name, nbytes in per_token.items():
+        assert f"| {name} | {nbytes:,.0f} |" in page
     assert CODECS["none"].nbytes(block, itemsize=2) == math.prod(block) * 2
 
 
