@@ -116,6 +116,7 @@ class Linears:
             for part in parts
         ]
         self._table = np.array(table, np.int64)
+        _load_drivers()
 
     def __call__(self, x: Any) -> list[Any]:
         """x @ weight.T for each weight: arrays of the kind of x, (n, rows) float32.
@@ -190,6 +191,15 @@ class Linears:
                 _linear_v2_parallel(self._table, _HALVES_ADDRESS, x, n, self.width, out, workers)
         else:
             _linear_v2(self._table, _HALVES_ADDRESS, x, n, self.width, out)
+
+
+@functools.cache
+def _load_drivers() -> None:
+    """Compile or load both forms now: which of them a call takes depends on its size."""
+    table = np.empty((0, 5), np.int64)
+    _linear_v2(table, 0, 0, 1, 0, 0)
+    with PARALLEL_CALL:
+        _linear_v2_parallel(table, 0, 0, 1, 0, 0, get_num_threads())
 
 
 @functools.cache

@@ -1,0 +1,195 @@
+"""Linear layers on the CPU against float64, for every format; gguf's own unpacking is the oracle of GGUF's."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
+from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
+from kernels_numba.linear_blocks import dequantize_v0
+
+GGUF = ("Q4_0", "Q4_1", "Q8_0")
+FORMATS = ("float32", "int8", *GGUF)
+
+
+def made(kind: str, rows: int, width: int, seed: int = 0) -> Any:
+    """A random weight in a format."""
+    random = np.random.default_rng(seed)
+    values = random.standard_normal((rows, width), dtype=np.float32)
+    if kind == "float32":
+        return values
+    if kind == "int8":
+        return Int8Rows(
+            random.integers(-128, 128, (rows, width), dtype=np.int8), random.random(rows, dtype=np.float32)
+        )
+    return GgufRows(kind, gguf.quantize(values, gguf.GGMLQuantizationType[kind]))
+
+
+def assert_close(result: np.ndarray, x: np.ndarray, weight: Any) -> None:
+    """Within what rounding allows: each of 8 or more lanes sums in / 8 products, then the lanes are summed."""
+    absolute = np.abs(x.astype(np.float64)) @ np.abs(dequantize_v0(weight).astype(np.float64)).T
+    bound = np.finfo(np.float32).eps * (x.shape[1] / 8 + 10) * absolute
+    assert (np.abs(result - linear_v0(x, weight)) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_blocks_are_read_as_gguf_reads_them_to_the_last_bit(kind: str) -> None:
+    weight = made(kind, 37, 96)
+    expected = gguf.dequantize(weight.blocks, gguf.GGMLQuantizationType[kind])
+
+    np.testing.assert_array_equal(dequantize_v0(weight), expected)
+    unpacked = np.full((30, 96), np.nan, np.float32)
+    Linears([weight]).dequantized(0, 7, unpacked)
+    np.testing.assert_array_equal(unpacked, expected[7:])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(FORMATS),
+    rows=st.integers(1, 70),
+    steps=st.integers(1, 9),
+    more=st.integers(0, 31),
+    n=st.integers(1, 32),
+    seed=st.integers(0, 9),
+)
+def test_a_product_agrees_with_float64_for_any_shape_and_format(kind, rows, steps, more, n, seed) -> None:
+    width = 32 * steps + (more if kind in ("float32", "int8") else 0)
+    weight = made(kind, rows, width, seed)
+    x = np.random.default_rng(seed).standard_normal((n, width), dtype=np.float32)
+    out = np.full((n, rows), np.nan, np.float32)
+
+    assert linear(x, weight, out) is out
+    assert_close(out, x, weight)
+
+
+def test_the_plain_rung_agrees_as_well() -> None:
+    weight, x = made("float32", 5, 40), np.random.default_rng(1).standard_normal((3, 40), dtype=np.float32)
+    out = np.full((3, 5), np.nan, np.float32)
+    linear_v1(x, weight, out)
+    np.testing.assert_allclose(out, linear_v0(x, weight), atol=1e-4)
+
+
+def test_a_width_below_one_step_is_summed_too() -> None:
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(linear(x, np.full((5, 3), 2, np.float32)), np.full((2, 5), 6))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_two_threads_write_what_one_writes(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = made(kind, 101, 64)
+    x = np.random.default_rng(2).standard_normal((n, 64), dtype=np.float32)
+    group = Linears([weight, weight])
+    monkeypatch.setattr("kernels_numba.linear.region_us", lambda workers: 1e9)
+    alone = group(x)
+    monkeypatch.setattr("kernels_numba.linear.region_us", lambda workers: 0)
+    for one, two in zip(alone, group(x)):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_several_weights_of_one_x_are_multiplied_in_one_call() -> None:
+    weights = [made("float32", 12, 64), made("Q8_0", 7, 64), made("int8", 5, 64)]
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+
+    results = Linears([torch.from_numpy(weights[0]), *weights[1:]])(x)
+
+    for result, weight in zip(results, weights):
+        assert result.is_contiguous()
+        assert_close(result.numpy(), x.numpy(), weight)
+
+
+def test_a_nan_stays_in_its_row_of_x() -> None:
+    x = np.ones((5, 64), np.float32)
+    x[3, 10] = np.nan
+    result = linear(x, np.ones((9, 64), np.float32))
+    assert np.isnan(result[3]).all()
+    np.testing.assert_array_equal(np.delete(result, 3, axis=0), np.full((4, 9), 64))
+
+
+def test_threads_may_call_at_once() -> None:
+    group, x = Linears([made("Q8_0", 4096, 64)]), np.ones((1, 64), np.float32)
+    expected, wrong = group(x)[0].copy(), []
+
+    def work() -> None:
+        for _ in range(50):
+            if not np.array_equal(group(x)[0], expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_it_runs_where_vectors_are_narrower() -> None:
+    """An older x86 has 8 lanes and 16 registers: other tiles."""
+    if platform.machine() != "x86_64":
+        pytest.skip("needs an x86 processor")
+    program = """
+import numpy as np
+from kernels_numba.linear_layers import linear
+from kernels_numba.linear_vectors import LANES
+x = np.arange(3 * 70, dtype=np.float32).reshape(3, 70) / 100
+w = np.arange(5 * 70, dtype=np.float32).reshape(5, 70) / 100
+print(LANES, np.allclose(linear(x, w), x @ w.T))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "8 True\n"), done.stderr
+
+
+X = np.ones((2, 64), np.float32)
+W = np.ones((4, 64), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "error", "argument"),
+    [
+        (X[:, :32].copy(), W, ShapeError, "x.shape"),
+        (X[0], W, ShapeError, "x.shape"),
+        (np.ones((33, 64), np.float32), W, RangeError, "x.shape[0]"),
+        (X.astype(np.float64), W, DtypeError, "x.dtype"),
+        (np.ones((64, 2), np.float32).T, W, LayoutError, "x"),
+        (X, W.astype(np.float16), DtypeError, "weights[0].dtype"),
+        (X, np.ones((64, 4), np.float32).T, LayoutError, "weights[0]"),
+        (X, Int8Rows(W.astype(np.int8), np.ones(3, np.float32)), ShapeError, "weights[0].scales.shape"),
+        (X, GgufRows("Q5_K", np.ones((4, 68), np.uint8)), RangeError, "weights[0].format"),
+        (X, GgufRows("Q8_0", np.ones((4, 67), np.uint8)), ShapeError, "weights[0].blocks.shape[1]"),
+        (X, GgufRows("Q8_0", np.ones((4, 34), np.uint8)), ShapeError, "x.shape"),
+    ],
+)
+def test_a_wrong_argument_is_named(x: Any, weight: Any, error: type[ArgumentError], argument: str) -> None:
+    with pytest.raises(error) as raised:
+        linear(x, weight)
+    assert raised.value.argument == argument
+
+
+def test_a_wrong_output_and_a_group_of_other_widths_are_named() -> None:
+    with pytest.raises(ShapeError, match=r"out\.shape"):
+        linear(X, W, np.empty((2, 5), np.float32))
+    with pytest.raises(ShapeError, match=r"weights\[1\]"):
+        Linears([W, np.ones((4, 32), np.float32)])
+    with pytest.raises(RangeError, match="first"):
+        Linears([W]).dequantized(0, 3, np.empty((2, 64), np.float32))
