@@ -1,4 +1,4 @@
-"""Linear layers on the CPU against float64, for every format; gguf's own unpacking is the oracle of GGUF's."""
+"""Linear layers on the CPU against float64, in every format; gguf's own unpacking is the oracle of GGUF's"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
-from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
 from kernels_numba.linear_blocks import dequantize_v0
+from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
 
 GGUF = ("Q4_0", "Q4_1", "Q8_0")
 FORMATS = ("float32", "int8", *GGUF)
@@ -39,7 +39,7 @@ def made(kind: str, rows: int, width: int, seed: int = 0) -> Any:
 
 
 def assert_close(result: np.ndarray, x: np.ndarray, weight: Any) -> None:
-    """Within what rounding allows: each of 8 or more lanes sums in / 8 products, then the lanes are summed."""
+    """Within what rounding allows: each of 8 or more lanes sums in / 8 products, then lanes are summed."""
     absolute = np.abs(x.astype(np.float64)) @ np.abs(dequantize_v0(weight).astype(np.float64)).T
     bound = np.finfo(np.float32).eps * (x.shape[1] / 8 + 10) * absolute
     assert (np.abs(result - linear_v0(x, weight)) <= bound).all()
@@ -93,9 +93,9 @@ def test_two_threads_write_what_one_writes(kind: str, n: int, monkeypatch: pytes
     weight = made(kind, 101, 64)
     x = np.random.default_rng(2).standard_normal((n, 64), dtype=np.float32)
     group = Linears([weight, weight])
-    monkeypatch.setattr("kernels_numba.linear.region_us", lambda workers: 1e9)
+    monkeypatch.setattr("kernels_numba.linear_layers.region_us", lambda workers: 1e9)
     alone = group(x)
-    monkeypatch.setattr("kernels_numba.linear.region_us", lambda workers: 0)
+    monkeypatch.setattr("kernels_numba.linear_layers.region_us", lambda workers: 0)
     for one, two in zip(alone, group(x)):
         np.testing.assert_array_equal(one, two)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_numba.linear import GgufRows, dequantize_v0
+from kernels_numba.linear_layers import GgufRows, dequantize_v0
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError, ModelError
 from mooncake_lite.model import load_model, weights_fingerprint
