@@ -228,7 +228,7 @@ def checks() -> list[tuple[str, Any]]:
         ("plain", lambda: check_rung(plain, Case("float32", 2, 8, window=4))),
         ("tiled, a group in two", lambda: check_rung(tiled, Case("float32", 18, 8))),
         ("tiled, window", lambda: check_rung(tiled, Case("float16", 3, 8, (80, 7), (5, 7), window=9))),
-        ("mma 64", lambda: check_rung(mma, Case("bfloat16", 3, 64, (70, 9, 4), (6, 9, 0)), warps=2)),
+        ("mma 64", lambda: check_rung(mma, Case("bfloat16", 3, 64, (135, 9, 4), (6, 9, 0)), warps=2)),
         (
             "mma 128, window",
             lambda: check_rung(mma, Case("float16", 2, 128, (75,), (17,), window=40), warps=1),
