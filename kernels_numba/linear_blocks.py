@@ -143,7 +143,7 @@ def dequantize_v0(weight: Any) -> np.ndarray:
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """The float32 of every float16. A load from here needs none of the ports that the arithmetic of a block keeps
-busy, the processor's conversion two of them: 1.4 times the speed for Q4_1."""
+busy, the processor's conversion two of them: 1.2 times the speed for Q4_1."""
 
 
 # Readers: STEP values from the address of a step, as vectors; `halves` is the address of HALVES. They are

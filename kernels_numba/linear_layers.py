@@ -5,8 +5,7 @@ memory is linear_blocks.py. The ladder:
     v0  NumPy in float64 over the dequantised weight, the oracle of the tests
     v1  plain loops, one value after the other
     v2  (linear_tiles.py) tiles of 4 rows x 1 or 4 columns whose sums stay in registers; quantised weights
-        become float32 in
-        registers on the way; several weights of one x in one call. Measured: docs/model.md.
+        become float32 on the way; several weights of one x in one call. Measured: docs/model.md.
 
 Index mapping:
 

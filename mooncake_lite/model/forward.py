@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 
-from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
+from kernels_numba import GgufRows, paged_attention_decode, paged_attention_prefill, scatter_kv
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.projection import Limits, Projection, embedded
@@ -81,7 +81,8 @@ class Model:
         inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         cosine, sine = rotary_tables(inverse, config.max_position)
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
-        limits: Limits | None = {} if dtype == "float32" and self.device.type == "cpu" else None
+        # torch multiplies float32 weights at memory speed: ours were 4 to 9 % slower over a whole decode step
+        limits: Limits | None = {} if isinstance(weights.head, GgufRows) else None
         self.projections = [_LayerProjections.of(layer, limits) for layer in weights.layers]
         self.head = Projection([Linear(weights.head, None)], limits)
 
