@@ -140,7 +140,7 @@ def test_the_ptx_of_the_tuned_kernels_assembles_without_spills() -> None:
             assert found.shared_bytes <= 48 * 1024, name
             if kernels()[name].tuned:
                 assert found.spill_bytes == 0, (name, cc)
-                # NVVM leaves one loop of 16-bit decode v3 rolled for sm_100, so its sums lie on the stack there
+                # NVVM leaves a loop of 16-bit decode v3 rolled for sm_100: its sums lie on the stack there
                 assert found.stack_bytes == 0 or (cc == (10, 0) and "decode v3" in name), (name, cc)
 
 
