@@ -5,8 +5,9 @@ Called by the model's forward pass once a layer and step. Knows arrays, not requ
     v1  plain loops, one (sequence, head) after the other: every query head reads the keys for itself
     v2  query heads of a group share each key row, in one pass over the pages (online softmax)
     v3  attention_decode_tiles.py: sums in registers, prefetched pages, contexts split over the cores
-Milliseconds, float32, 2 cores with AVX2, 8 x 2048 tokens, 9/3 heads x 64; 4 x 4096, 32/8 x 128:
+Milliseconds, float32, 2 cores with AVX-512, 8 x 2048 tokens, 9/3 heads x 64; 4 x 4096, 32/8 x 128:
     v1 47 and 551, v2 2.7 and 22 (one core); v3 1.35 and 15 on one core, 0.77 and 7.4 on two
+
 Index mapping, the same in every rung:
 
     query        (batch, heads, head_dim)                    out has its shape

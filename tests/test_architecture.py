@@ -36,8 +36,8 @@ FUNCTION_LINES_ELSEWHERE = 60
 """Statements and comments of a body; signature and docstring are free, for they are what is read first. A
 kernel is one function by nature, the rest is not."""
 CUDA_FUNCTION_LINES = 220
-"""Of the *_cuda modules: Numba asks the driver which GPU to compile a device function for, so parts of a kernel
-cannot be functions of their own where it must lower without a GPU."""
+"""Of the *_cuda modules: Numba asks the driver which GPU to compile a device function for, so that parts of a
+kernel cannot be functions of their own where it must lower without a GPU."""
 
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 PICKLING_METHODS = {
