@@ -13,6 +13,9 @@ import click
 
 from mooncake_lite.errors import ConfigError
 
+PLAIN_WIDTH = 150
+"""Columns when the output is not a terminal: a row stays a line."""
+
 SUBJECTS = ("kernels", "transport", "store")
 
 
@@ -51,19 +54,23 @@ def show(found: dict[str, Any]) -> None:
         ("", "left"),
         ("unit", "left"),
         ("ours", "right"),
-        ("peer", "right"),
+        ("beside", "left"),
+        ("its figure", "right"),
         ("ratio", "right"),
     ):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     table.add_column("limit", justify="right")
     table.add_column("share of it", justify="right")
     for row in found["rows"]:
-        table.add_row(row["name"], row["unit"], *map(_figure, _cells(row)))
+        ours, peer, ratio, limit, share = map(_figure, _cells(row))
+        beside = row["peer"]["name"] if row["peer"] else ""
+        table.add_row(row["name"], row["unit"], ours, beside, peer, ratio, limit, share)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     console.print(table)
-    for kind in ("peer", "limit"):
-        for name in dict.fromkeys(row[kind]["name"] for row in found["rows"] if row[kind]):
-            console.print(f"{kind}: {name}", highlight=False)
+    for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
+        console.print(f"limit: {name}", highlight=False)
 
 
 def _cells(row: dict[str, Any]) -> list[float | None]:

@@ -52,6 +52,7 @@ class ModelConfig:
     max_position      longest context, prompt and answer together, in tokens
     eos_ids           token ids that end an answer, ascending; empty when the folder names none
     qk_norm           queries and keys are RMS-normalised per head before the rotation (Qwen3)
+    windows           per layer: a token sees itself and the windows[layer] - 1 tokens before it; None: all
     """
 
     family: str
@@ -71,13 +72,16 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    windows: tuple[int | None, ...]
     eos_ids: tuple[int, ...]
 
     def kv_identity(self) -> str:
         """Every setting that changes the values of KV, as one line of JSON; equal in every process."""
         scaling = self.rope_scaling
+        windows = {"windows": self.windows} if any(self.windows) else {}
         return json.dumps(
-            {
+            windows
+            | {
                 "family": self.family,
                 "hidden_size": self.hidden_size,
                 "intermediate_size": self.intermediate_size,
@@ -103,7 +107,7 @@ def load_config(folder: Path) -> ModelConfig:
     """The sizes of the model in `folder` (config.json, and generation_config.json for the end tokens).
 
     Raises ModelError when the folder has no valid config.json, or the model is of a kind that is
-    not supported: another family, a sliding window, quantised weights, another rotary scaling.
+    not supported: another family, quantised weights, another rotary scaling.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -138,6 +142,7 @@ def load_config(folder: Path) -> ModelConfig:
         output_bias=attention_bias,
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
+        windows=_windows(fields, family),
         eos_ids=_eos_ids(folder, raw),
     )
 
@@ -207,15 +212,35 @@ def _refuse_unsupported(raw: dict[str, Any], family: str, path: Path) -> None:
         )
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r} is not supported; supported is silu")
-    if family == "mistral":
-        window = raw.get("sliding_window", 4096)  # the family's own default when the field is left out
-    else:
-        window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window") else None
-    if window is not None or "sliding_attention" in (raw.get("layer_types") or ()):
+
+
+_WINDOW = 4096
+"""What Mistral and Qwen mean when config.json leaves sliding_window out."""
+_FULL_LAYERS = 28
+"""Qwen's first layers have no window: as many, when config.json leaves max_window_layers out."""
+
+
+def _windows(fields: _Fields, family: str) -> tuple[int | None, ...]:
+    """The sliding window of each layer: Mistral's hold in all layers, Qwen's in those that it names."""
+    raw, layers = fields.raw, fields.size("num_hidden_layers")
+    switched_on = raw.get("sliding_window", _WINDOW) is not None
+    if family != "mistral":
+        switched_on = switched_on and family != "llama" and bool(raw.get("use_sliding_window", False))
+    window = fields.size("sliding_window", _WINDOW) if switched_on else None
+    if family == "mistral" or window is None:
+        return (window,) * layers
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        first = raw.get("max_window_layers", _FULL_LAYERS)
+        if type(first) is not int or first < 0:
+            raise ModelError(f"{fields.path}: max_window_layers={first!r} must be a whole number")
+        return (None,) * min(first, layers) + (window,) * (layers - min(first, layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise ModelError(
-            f"{path}: a sliding window of {window} tokens is configured; supported is full attention only "
-            "(sliding_window null, or use_sliding_window false)"
+            f"{fields.path}: layer_types must name {layers} layers, each full_attention or sliding_attention"
         )
+    return tuple(known[kind] for kind in kinds)
 
 
 def _rope(raw: dict[str, Any], fields: _Fields, path: Path) -> tuple[float, Llama3Scaling | None]:

@@ -107,9 +107,12 @@ class Model:
         """
         hidden = embedded(token_ids, self.weights.embedding)
         angles = None if self.device.type == "cpu" else (self.cosine[positions], self.sine[positions])
-        for layer, projections, cache in zip(self.weights.layers, self.projections, caches):
+        layers = zip(self.weights.layers, self.projections, caches, self.config.windows, strict=True)
+        for layer, projections, cache, window in layers:
             normed = self._norm(hidden, layer.attention_norm)
-            hidden = hidden + self._attention(normed, layer, projections, cache, positions, angles, batch)
+            hidden = hidden + self._attention(
+                normed, layer, projections, cache, positions, angles, batch, window
+            )
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), projections)
         if rows is not None:
             hidden = hidden[rows]
@@ -124,6 +127,7 @@ class Model:
         positions: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         batch: AttentionBatch,
+        window: int | None,
     ) -> torch.Tensor:
         """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden).
 
@@ -143,10 +147,12 @@ class Model:
             scatter_kv(key, value, keys, values, slots)
         tables, lens = batch.block_tables, batch.context_lens
         if batch.one_token_each:
-            attended = paged_attention_decode(query, keys, values, tables, lens, scale=self.scale)
+            attended = paged_attention_decode(
+                query, keys, values, tables, lens, scale=self.scale, window=window
+            )
         else:
             attended = paged_attention_prefill(
-                query, keys, values, tables, batch.query_lens, lens, scale=self.scale
+                query, keys, values, tables, batch.query_lens, lens, scale=self.scale, window=window
             )
         return projections.output(attended.view(tokens, -1))[0]
 

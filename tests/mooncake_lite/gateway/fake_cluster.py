@@ -175,7 +175,8 @@ class FakeCluster:
         if isinstance(message, m.GatewayHello):
             self.to_gateway(self.status)
         elif isinstance(message, m.MetricsRequest):
-            self.to_gateway(m.MetricsReply(message.number, self.metrics))
+            # not `to_gateway`: a gateway that was told to end may ping once more and be gone
+            self._hub.send("gateway-0", m.MetricsReply(message.number, self.metrics))
         elif isinstance(message, m.Submit):
             self.behaviour(self, message)
 

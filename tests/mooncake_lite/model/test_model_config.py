@@ -111,10 +111,9 @@ REFUSED = [
     ),
     ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported is silu"),
-    ({**MISTRAL, "sliding_window": 4096}, "a sliding window of 4096 tokens is configured"),
-    ({**MISTRAL, "sliding_window": ...}, "a sliding window of 4096 tokens is configured"),
-    ({**QWEN2, "use_sliding_window": True, "sliding_window": 128}, "a sliding window of 128 tokens"),
-    ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "a sliding window"),
+    ({**MISTRAL, "sliding_window": 0}, "sliding_window=0 must be a whole number of at least 1"),
+    ({**QWEN2, "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers=-1 must be"),
+    ({**QWEN3, "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types must name"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "supported are default and llama3"),
     ({"rope_scaling": {**LLAMA3, "factor": ...}}, "lacks factor"),
@@ -146,9 +145,25 @@ def test_what_cannot_be_computed_is_refused_in_one_line_that_names_it(
 
 
 def test_a_window_that_is_not_in_force_is_no_window(tmp_path: Path) -> None:
-    load_config(folder_with(tmp_path, **MISTRAL))
-    load_config(folder_with(tmp_path, **QWEN2, sliding_window=4096, use_sliding_window=False))
-    load_config(folder_with(tmp_path, **QWEN2, layer_types=["full_attention"] * 3))
+    def windows(**changes: Any) -> set[int | None]:
+        return set(load_config(folder_with(tmp_path, **changes)).windows)
+
+    assert windows(**MISTRAL) == {None}
+    assert windows(**QWEN2, sliding_window=4096, use_sliding_window=False) == {None}
+    assert windows(**QWEN2, layer_types=["full_attention"] * 3) == {None}
+
+
+def test_a_window_holds_in_the_layers_that_the_family_says(tmp_path: Path) -> None:
+    def windows(**changes: Any) -> tuple[int | None, ...]:
+        return load_config(folder_with(tmp_path, num_hidden_layers=3, **changes)).windows
+
+    on = {"use_sliding_window": True, "sliding_window": 128}
+    assert windows(**{**MISTRAL, "sliding_window": 64}) == (64, 64, 64)
+    assert windows(**{**MISTRAL, "sliding_window": ...}) == (4096, 4096, 4096)
+    assert windows(**QWEN2, **on) == (None, None, None)  # max_window_layers is 28
+    assert windows(**QWEN2, **on, max_window_layers=1) == (None, 128, 128)
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    assert windows(**QWEN3, **on, layer_types=kinds) == (None, 128, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])

@@ -25,7 +25,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama 3 scaling": {"family": "llama", "rope_parameters": LLAMA3},
     "llama, wide heads, sharded": {"family": "llama", "head_dim": 32, "max_shard_size": "40KB"},
     "mistral": {"family": "mistral", "sliding_window": None, "head_dim": 32},
+    "mistral, sliding window": {"family": "mistral", "sliding_window": 11, "head_dim": 32},
     "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
+    "qwen2, windows in later layers": {
+        "family": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
     "qwen3": {"family": "qwen3", "head_dim": 32},
     "one key head for all": {
         "family": "qwen3",
