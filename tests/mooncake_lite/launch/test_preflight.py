@@ -44,6 +44,7 @@ SMALL_MODEL = FoundModel(
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
+        windows=(None,) * 2,
         eos_ids=(),
     ),
     weights_bytes=GIB,
