@@ -31,7 +31,7 @@ class Projection:
 
     linears   weights (out, in): tensors, or GgufRows with the bytes of the file
     limits    what was measured before for projections alike, and is added to; None: tensors go through torch,
-              which is the only way on another device or in another dtype
+              the only way on another device or in another dtype, and for float32 the faster one
     """
 
     def __init__(self, linears: list[Linear], limits: Limits | None) -> None:

@@ -69,9 +69,9 @@ def _generate(folder: Path, dtype: DType, prompts: list[list[int]]) -> list[list
 
 
 def _prefilled(engine: Engine, prompt: list[int], ends: frozenset[int]) -> tuple[Sequence, str | None]:
-    pages = len(prompt) + ANSWER_TOKENS
-    sequence = Sequence("reference", list(prompt), Sampling(0.0), ANSWER_TOKENS, ends, pages)
-    engine.reserve(sequence, pages)
+    longest = len(prompt) + ANSWER_TOKENS
+    sequence = Sequence("reference", list(prompt), Sampling(0.0), ANSWER_TOKENS, ends, longest)
+    engine.reserve(sequence, longest)
     token = engine.prefill_chunk(sequence, len(prompt))
     assert token is not None
     return sequence, sequence.append(token)
