@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
@@ -62,6 +63,18 @@ class Plan(msgspec.Struct, frozen=True):
 def play(process: RankProcess) -> int:
     """Start, serve, end. Returns the exit code; raises when the rank cannot go on."""
     return _conduct(process) if process.place.rank == 0 else _work(process)
+
+
+def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
+    """Of all that decides what a block's bytes are: the weights, and a codec that changes values.
+
+    The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
+    found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
+    """
+    weights = weights_fingerprint(folder, config.dtype, config.weights)
+    if config.kv_codec == "none":
+        return weights
+    return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
 
 
 def _address(config: ServeConfig, world: World) -> str:
@@ -129,7 +142,7 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
         preflight(config)
     folder = resolve_model(config.model)
     model_config = load_config(folder)
-    fingerprint = weights_fingerprint(folder, config.dtype, config.weights)
+    fingerprint = pool_fingerprint(config, folder)
     max_len = context_length(config, model_config)
     gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
     return model_config, gateway
@@ -286,7 +299,7 @@ class _Store:
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
-        fingerprint = weights_fingerprint(start.folder, config.dtype, config.weights)
+        fingerprint = pool_fingerprint(config, start.folder)
         tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
         self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
         start.process.on_end = self._role.seal_now
@@ -335,7 +348,7 @@ class _Compute:
         use_threads(threads)
         process.file.write("starting", "loading the model")
         model = load_model(start.folder, config.dtype, config.device, config.weights)
-        engine = Engine(model, num_pages(config, start.model_config), config.block_size)
+        engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
         process.file.write("starting", "compiling kernels")
         warm_up(engine)
         staging = Staging(start.transfers.local, block_layout(config, start.model_config), engine)

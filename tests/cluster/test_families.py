@@ -46,3 +46,22 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         assert cluster.stop() < 5.0
+
+
+def test_a_pool_of_int8_blocks_has_keys_of_its_own_and_an_exact_one_never_reads_them(tmp_path: Path) -> None:
+    """Both clusters use one SSD folder, one after the other. (What int8 does to answers: kv-codecs.md.)"""
+    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
+    prompts = tiny.prompts(6)
+    full = [len(prompt) // 64 * 64 for prompt in prompts]
+    flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
+    with Cluster([*flags, "--kv-codec", "int8"], tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        cold = asking.ask_all(cluster.base_url, prompts)[0]
+        warm = asking.ask_all(cluster.base_url, prompts)
+        assert warm == (asking.ask_all(cluster.base_url, prompts)[0], full)
+        assert len(warm[0]) == len(cold)
+    with Cluster(flags, tmp_path / "log 2") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        exact = reference.greedy_texts(folder, prompts)
+        assert asking.ask_all(cluster.base_url, prompts[-1:]) == (exact[-1:], [0])
+        assert asking.ask_all(cluster.base_url, prompts)[0] == exact
