@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.kv_events import kv_events_config
 
 PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
@@ -64,6 +65,7 @@ class ServeConfig:
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
+    kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     max_queue           requests that may wait; one more is refused with 429
     """
 
@@ -94,6 +96,7 @@ class ServeConfig:
     max_num_batched_tokens: int = 256
     max_queue: int = 64
     enable_prefix_caching: bool = True
+    kv_events_config: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0
@@ -115,6 +118,7 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
+        kv_events_config(self.kv_events_config)
         if self.kv_codec not in CODECS:
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
         if self.weights not in ("float32", "published"):

@@ -46,6 +46,7 @@ HELP: dict[str, str] = {
     "max_num_batched_tokens": "Prompt tokens that a prefill rank computes in one pass.",
     "max_queue": "Requests that may wait; one more is refused with 429.",
     "enable_prefix_caching": "Reuse the KV of prefixes seen before.",
+    "kv_events_config": "JSON, as vLLM's: publish what the pool stores and removes.",
     "threads": "Of each rank that computes; 0 follows cores and ranks (see doctor).",
     "dead_after_s": "Silence after which a rank counts as dead.",
     "start_timeout_s": "Limit for starting up.",

@@ -113,13 +113,16 @@ class Preempted(Message, frozen=True):
 class PutWanted(Message, frozen=True):
     """Decode -> conductor: these blocks became full while decoding; where may they go?
 
-    keys, digests   of each block; number numbers this rank's askings
+    keys, digests, tokens   of each block; number numbers this rank's askings
+    parents                 the key before each block's own, None for the first block of a prompt
     """
 
     number: int
     rank: int
     keys: list[int]
     digests: list[int]
+    tokens: list[list[int]]
+    parents: list[int | None]
 
 
 class PutGranted(Message, frozen=True):

@@ -19,6 +19,7 @@ import xxhash
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import UserError
+from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
@@ -29,6 +30,7 @@ from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
 from mooncake_lite.roles.members import Members
+from mooncake_lite.roles.pool import KVEvents
 from mooncake_lite.roles.rank import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
 from store.directory import Directory
@@ -93,6 +95,7 @@ def _conduct(process: RankProcess) -> int:
     client = CurveKeys.generate()
     keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
     try:
+        events = _kv_events(config)
         model_config, gateway = _before_mpi(process, keys["gateway"])
     except UserError as error:
         return _refuse_all(process, str(error))
@@ -119,7 +122,7 @@ def _conduct(process: RankProcess) -> int:
             return f"rank {names[name]} ({config.role_of(names[name])}) died: {reason}"
         return gateway.lost()
 
-    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop)
+    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop, events)
     process.ready()
     stop = role.run()
     _say_stop(config, hub, stop, monitor)
@@ -128,6 +131,7 @@ def _conduct(process: RankProcess) -> int:
         process.fail(stop.reason)
     monitor.stop()
     transfers.close()
+    role.pool.close()
     hub.close()
     return process.leave(stop.reason, world.finish)
 
@@ -148,6 +152,12 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
     return model_config, gateway
 
 
+def _kv_events(config: ServeConfig) -> KVEvents | None:
+    """Bound before anything is started. Raises ConfigError where that is impossible."""
+    wanted = kv_events_config(config.kv_events_config)
+    return KVEvents(wanted, config.block_size) if wanted.wanted else None
+
+
 def _refuse_all(process: RankProcess, reason: str) -> int:
     """Nobody may leave before MPI has started: the others would wait for it there."""
     world = World.start(process.config.profile)
@@ -162,9 +172,10 @@ def _conductor_role(
     hub: Hub,
     members: Members,
     must_stop: Callable[[], str | None],
+    events: KVEvents | None,
 ) -> ConductorRole:
     directory = Directory(block_layout(config, model_config))
-    return ConductorRole(config, hub, directory, members, must_stop)
+    return ConductorRole(config, hub, directory, members, must_stop, events)
 
 
 def _pids(world: World) -> list[tuple[int, int]]:
