@@ -66,6 +66,8 @@ class RangeAllocator:
     def allocate(self, nbytes: int) -> int | None:
         """Offset of one range of nbytes, from the smallest hole that holds it; None when none does."""
         size = self.padded(nbytes)
+        if size == nbytes:
+            size = nbytes  # a million blocks then share one number
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes):
             return None
