@@ -58,7 +58,7 @@ class GeneralVerbs(Placement):
         return [obj is not None for obj in found]
 
     def locations(self, key: int, digest: int) -> list[PoolObject]:
-        """The visible copies of a key, the first published first; empty for a miss. Leases nothing."""
+        """The visible copies of a key, in the order of their put_start; empty for a miss. Leases nothing."""
         obj = self._find(key, digest)
         return visible_copies(obj) if obj else []
 
@@ -168,7 +168,7 @@ class GeneralVerbs(Placement):
         first = self._known(key, digest)
         gone = [copy for copy in visible_copies(first) if rank in (None, copy.rank)]
         if not gone:
-            raise UnknownObject("copy on rank", rank or 0)
+            raise UnknownObject(f"copy of object {key:016x} on rank", rank or 0)
         busy = [copy for copy in gone if copy.unsaved or (copy.held() and not force)]
         if busy:
             raise ObjectInUse(key, busy[0].rank)
