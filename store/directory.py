@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from store.errors import LayoutError, StoreError, WrongState
 from store.general import GeneralVerbs
-from store.ledger import Event, visible_copies
+from store.ledger import Event
 from store.objects import Found, ObjectState, PoolObject, Wanted
 from store.segment import Segment
 
@@ -246,12 +246,9 @@ class Directory(GeneralVerbs):
                 self.counters["saves"] += 1
 
     def _unsaved(self, rank: int, key: int) -> PoolObject | None:
-        """The object that waits for this rank's tier; its copies, on other ranks, never do."""
-        first = self._visible.get(key)
-        for obj in visible_copies(first) if first else ():
-            if obj.rank == rank and obj.unsaved:
-                return obj
-        return None
+        """The object that waits for this rank's tier. Copies, which were published later, never do."""
+        obj = self._visible.get(key)
+        return obj if obj is not None and obj.rank == rank and obj.unsaved else None
 
     def durable(self, rank: int, keys: Sequence[int]) -> None:
         """In a sealed file of rank: from now on a hit there. Implies saved."""

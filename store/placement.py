@@ -143,14 +143,18 @@ class Placement(Ledger):
         """Evict in order until there is room for nbytes, and take it; None when there never is."""
         padded = segment.allocator.padded(nbytes)
         while segment.evictable_bytes and segment.reachable_bytes >= padded:
-            self._evict(segment, padded - segment.allocator.free_bytes, now)
+            if not self._evict(segment, padded - segment.allocator.free_bytes, now):
+                break
             extents = segment.place(nbytes, contiguous)
             if extents is not None:
                 return extents
         return None
 
-    def _evict(self, segment: Segment, nbytes: int, now: float) -> None:
-        """Evict nbytes, at least one object and evict_share of the segment; less when there is no more."""
+    def _evict(self, segment: Segment, nbytes: int, now: float) -> int:
+        """Evict nbytes, at least one object and evict_share of the segment; less when there is no more.
+
+        Returns how many objects went.
+        """
         short = max(nbytes, int(self._evict_share * segment.allocator.capacity), 1)
         chosen = []
         for obj in self._victims(segment, now):
@@ -163,6 +167,7 @@ class Placement(Ledger):
             self.counters["evicted_bytes"] += obj.nbytes
             self.counters["copies_evicted"] += obj.object_id in segment.copies
             self._remove(obj)
+        return len(chosen)
 
     def _relieve(self, segments: Sequence[Segment], now: float) -> None:
         """Evict where more than the high-water mark is used."""

@@ -274,6 +274,27 @@ class Lives(RuleBasedStateMachine):
         if self.copy(source, rank, put):
             self.add_lease(owner, {source}, until)
 
+    @rule(
+        wanted=st.lists(keys, min_size=1, max_size=3, unique=True), seconds=st.sampled_from([0.0, 3.0, 7.0])
+    )
+    def publish_copies(self, wanted, seconds) -> None:
+        """Blocks on both segments, which then grow cold: what the single steps seldom come to."""
+        for key in wanted:
+            if key not in self.there():
+                self.start("b", Wanted(BLOCK, key, digest_of(key)), TIER_RANK)
+                self.end_all()
+            if len(self.visible(key)) == 1:
+                (source,) = self.visible(key)
+                self.copy(source, None, lambda i=source: self.directory.put_copy(i, now=self.now))
+                self.end_all()
+            if key in self.in_flight:
+                self.report(key, "saved")
+        self.now += seconds
+
+    def end_all(self) -> None:
+        for object_id in self.of(ObjectState.WRITING):
+            self.end(object_id)
+
     def copy(self, source: int, rank: int | None, put) -> bool:
         taken = {self.objects[i].rank for i in self.siblings(source)}
         if rank in taken:
