@@ -23,7 +23,8 @@ LEASE_S = 3600.0
 
 
 def block_ref(place: PoolObject) -> BlockRef:
-    """How messages name a pool object."""
+    """How messages name a pool object: by one range, which is all that the pool of KV blocks asks for."""
+    assert place.scattered is None
     return BlockRef(place.object_id, place.rank, place.offset, place.nbytes)
 
 
@@ -43,7 +44,9 @@ class Room:
     """
 
     def __init__(self, directory: Directory, members: Members, block_tokens: int) -> None:
+        assert directory.layout is not None, "the pool of KV blocks"
         self._directory = directory
+        self._block_nbytes = directory.layout.nbytes
         self._members = members
         self._block_tokens = block_tokens
         self._grants: dict[int, Grant] = {}
@@ -55,7 +58,8 @@ class Room:
         was taken until then belongs to the request, for revoke_owner.
         """
         directory, owner = self._directory, record.request_id
-        hits = directory.lookup(record.keys, record.digests, now)
+        node = self._members.node_of(record.prefill)
+        hits = directory.lookup(record.keys, record.digests, now, node=node)
         if not use_ssd:
             hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
@@ -82,7 +86,7 @@ class Room:
         wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
         has_tail = len(record.token_ids) % self._block_tokens > 0
         if has_tail:
-            wanted.append(Wanted(self._directory.layout.nbytes))
+            wanted.append(Wanted(self._block_nbytes))
         node = self._members.node_of(record.prefill)
         places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node)
         record.store = [block_ref(place) for place in places]
@@ -90,7 +94,7 @@ class Room:
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """A full block of a request, under its key unless reuse is off."""
-        nbytes = self._directory.layout.nbytes
+        nbytes = self._block_nbytes
         return Wanted(nbytes, record.keys[index], record.digests[index]) if record.keys else Wanted(nbytes)
 
     def grant(self, wanted: PutWanted, now: float) -> PutGranted:
@@ -104,7 +108,7 @@ class Room:
             owner = f"put/{wanted.rank}/{wanted.number}/{index}"
             with contextlib.suppress(PoolFull):
                 place = self._directory.allocate(
-                    owner, self._directory.layout.nbytes, now=now, node=node, key=key, digest=digest
+                    owner, self._block_nbytes, now=now, node=node, key=key, digest=digest
                 )
                 self._grants[place.object_id] = Grant(owner, key, wanted.tokens[index], wanted.parents[index])
                 places[-1] = block_ref(place)

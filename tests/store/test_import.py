@@ -16,6 +16,8 @@ def test_importing_any_module_of_the_store_loads_no_heavy_library() -> None:
         "allocator",
         "eviction",
         "directory",
+        "general",
+        "placement",
         "tier",
         "tier_folder",
         "tier_writer",
