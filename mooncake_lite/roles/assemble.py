@@ -311,8 +311,11 @@ class _Store:
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
         fingerprint = pool_fingerprint(config, start.folder)
-        tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
-        self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
+        layout = block_layout(config, start.model_config)
+        tier = open_tier(config, index, layout, fingerprint)
+        self._role = StoreRole(
+            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout
+        )
         start.process.on_end = self._role.seal_now
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment, tier is not None))
