@@ -24,6 +24,7 @@ from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
+from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
@@ -129,9 +130,10 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
         preflight(config)
     folder = resolve_model(config.model)
     model_config = load_config(folder)
-    fingerprint = weights_fingerprint(folder, config.dtype, config.weights)
+    fingerprint = weights_fingerprint(folder, config.dtype, config.weights, config.device)
+    weights = weight_source(folder, config.weights, config.dtype, config.device).describe(config.dtype)
     max_len = context_length(config, model_config)
-    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
+    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, weights, max_len, gateway_keys)
     return model_config, gateway
 
 
@@ -286,7 +288,7 @@ class _Store:
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
-        fingerprint = weights_fingerprint(start.folder, config.dtype, config.weights)
+        fingerprint = weights_fingerprint(start.folder, config.dtype, config.weights, config.device)
         tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
         self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
         start.process.on_end = self._role.seal_now
