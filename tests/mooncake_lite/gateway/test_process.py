@@ -64,7 +64,7 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
     assert "rank 2" in refused.json()["error"]["message"]
 
     cluster.tell_gateway(m.ClusterStatus(True, ""))
-    assert gateway.wait_health(200) == {"status": "ok", "detail": "", "weights": "float32"}
+    assert gateway.wait_health(200) == {"status": "ok", "detail": "ready", "weights": "float32"}
     gateway.close()
 
 
