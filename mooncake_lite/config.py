@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.kv_events import kv_events_config
 
 PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
@@ -59,9 +61,11 @@ class ServeConfig:
     pool_bytes          DRAM of one store rank's segment
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
+    kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
+    kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     max_queue           requests that may wait; one more is refused with 429
     """
 
@@ -84,6 +88,7 @@ class ServeConfig:
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
+    kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
     kv_cache_bytes: int = 512 * 2**20
     staging_bytes: int = 64 * 2**20
     max_model_len: int = 0
@@ -91,6 +96,7 @@ class ServeConfig:
     max_num_batched_tokens: int = 256
     max_queue: int = 64
     enable_prefix_caching: bool = True
+    kv_events_config: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0
@@ -112,6 +118,9 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
+        kv_events_config(self.kv_events_config)
+        if self.kv_codec not in CODECS:
+            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
         if self.weights not in ("float32", "published"):
             raise ConfigError(f"weights={self.weights!r}: use float32 or published")
         if self.weights == "published" and (self.dtype, self.device) != ("float32", "cpu"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from mooncake_lite.messages import BlockRef, PutEnded, PutGranted, PutWanted
 from mooncake_lite.roles.members import Members
@@ -26,10 +28,19 @@ def block_ref(place: PoolObject) -> BlockRef:
     return BlockRef(place.object_id, place.rank, place.offset, place.nbytes)
 
 
+class Grant(NamedTuple):
+    """A place that a decode rank was given for a block: its owner in the directory, what it stands for."""
+
+    owner: str
+    key: int
+    tokens: list[int]
+    parent: int | None
+
+
 class Room:
     """The conductor's hand in the directory.
 
-    _grants   owner in the directory of each object that a decode rank was given a place for
+    _grants   by object
     """
 
     def __init__(self, directory: Directory, members: Members, block_tokens: int) -> None:
@@ -38,7 +49,7 @@ class Room:
         self._block_nbytes = directory.layout.nbytes
         self._members = members
         self._block_tokens = block_tokens
-        self._grants: dict[int, str] = {}
+        self._grants: dict[int, Grant] = {}
 
     def reserve(self, record: RequestRecord, now: float, use_ssd: bool) -> dict[int, list[int]]:
         """Fill in load, store and tail of a record; by store rank, which of load must come from SSD first.
@@ -99,16 +110,21 @@ class Room:
                 place = self._directory.allocate(
                     owner, self._block_nbytes, now=now, node=node, key=key, digest=digest
                 )
-                self._grants[place.object_id] = owner
+                self._grants[place.object_id] = Grant(owner, key, wanted.tokens[index], wanted.parents[index])
                 places[-1] = block_ref(place)
         return PutGranted(wanted.number, places)
+
+    def granted(self, object_ids: Iterable[int]) -> list[Grant]:
+        """What the objects that a decode rank has written stand for."""
+        return [self._grants[object_id] for object_id in object_ids if object_id in self._grants]
 
     def end(self, ended: PutEnded, now: float) -> None:
         """Granted places are done with: what is visible stays, the rest is freed.
 
         A range whose transfer failed may still get late bytes: nobody is given it again.
         """
-        for object_id in ended.object_ids:
-            self._directory.revoke_owner(self._grants.pop(object_id, ""), now)
-        for object_id in ended.failed:
-            self._directory.revoke_owner(self._grants.pop(object_id, ""), now, writer_may_live=True)
+        for object_ids, writing in ((ended.object_ids, False), (ended.failed, True)):
+            for object_id in object_ids:
+                grant = self._grants.pop(object_id, None)
+                if grant is not None:
+                    self._directory.revoke_owner(grant.owner, now, writer_may_live=writing)
