@@ -8,6 +8,7 @@ is in a file. Explained in docs/reference/hdf5-tier.md:
         seg-<n>.h5             sealed: read, never written again
         seg-<n>.h5.open        being written; left by a killed process: deleted at the next start
         seg-<n>.h5.bad         failed a check: set aside, for a human to look at or delete
+        removed.log            which blocks of sealed files were removed: `store.tier_removals`
 """
 
 from __future__ import annotations

@@ -190,6 +190,7 @@ def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tmp_path) -> None:
 def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_later(
     tmp_path, monkeypatch
 ) -> None:
+    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
     tier = tier_at(tmp_path)
     append(tier, 1)
 
@@ -223,7 +224,10 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(tmp_path, small_files) -> None:
+def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(
+    tmp_path, small_files, monkeypatch
+) -> None:
+    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 8 << 10)
     tier = tier_at(tmp_path)
     append(tier, 1)
     append(tier, 2)
@@ -238,10 +242,10 @@ def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(tmp_pat
     tier.close()
 
 
-def test_where_no_room_can_be_set_aside_a_full_disk_costs_the_open_file(
+def test_where_no_room_can_be_set_aside_a_full_disk_costs_what_cannot_be_written(
     tmp_path, small_files, monkeypatch
 ) -> None:
-    """libhdf5 itself meets the end then, and cannot even close the file."""
+    """The tables have no room then either: the seal fails, and what was sealed before is as it was."""
 
     def unsupported(*_) -> Never:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -251,12 +255,14 @@ def test_where_no_room_can_be_set_aside_a_full_disk_costs_the_open_file(
     append(tier, 1)
     tier.seal()
     small_files(40 << 10)
-    with pytest.raises(TierWriteError) as caught:
+    with pytest.raises(TierWriteError, match="File too large") as caught:
         append_all(tier, range(2, 100), now=10.0)
+    assert caught.value.lost == ()
+    assert tier.open_bytes == 16 * SMALL.nbytes
+    with pytest.raises(TierWriteError, match="File too large") as caught:
+        tier.seal()
     small_files(None)
-    lost = caught.value.lost
-    assert lost
-    assert lost == tuple(range(2, 2 + len(lost)))
+    assert caught.value.lost == tuple(range(2, 18))
     assert not list(tmp_path.glob("*.open"))
     assert loaded(tier, 1)
     assert append(tier, 50, now=20.0)

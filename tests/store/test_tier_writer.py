@@ -12,7 +12,7 @@ from typing import Never
 import pytest
 
 from store.errors import TierWriteError
-from store.segment_file import file_nbytes
+from store.segment_writer import file_nbytes
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
 from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of, loaded
@@ -193,6 +193,8 @@ def test_bad_bytes_are_dropped_and_the_rest_goes_on(tier, writer, reports) -> No
 
 
 def test_a_full_disk_drops_and_goes_on(tier, writer, reports, monkeypatch) -> None:
+    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
+
     def full(*_) -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
