@@ -15,7 +15,7 @@ from store.allocator import padded_size
 from store.errors import LayoutError, UnknownObject
 from store.eviction import LRU, Policy
 from store.layout import BlockLayout
-from store.objects import BlockRemoved, BlockStored, Hit, ObjectState, PoolObject, Wanted
+from store.objects import PUBLISHED, BlockRemoved, BlockStored, Hit, ObjectState, PoolObject, Wanted
 from store.segment import Segment, pool_full
 from store.tier_index import TierIndex
 
@@ -40,6 +40,7 @@ COUNTERS = (
     "saves_dropped",
     "tier_evictions",
     "tier_bad_blocks",
+    "dram_bad_blocks",
 )
 
 
@@ -223,14 +224,18 @@ class Ledger:
         for owner in list(obj.lessees or ()):
             self._unlease(owner, obj)
         if obj.state is ObjectState.VISIBLE:
-            assert obj.key is not None
-            del self._visible[obj.key]
-            segment.policy.on_remove(obj.object_id)
-            self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
-        else:
+            self._hide(obj)
+        elif obj.state is not ObjectState.UNLISTED:
             self._disown(obj)
         segment.clear(obj)
         del self._objects[obj.object_id]
+
+    def _hide(self, obj: PoolObject) -> None:
+        """No lookup finds this VISIBLE object any more, and nobody evicts it; its state is the caller's."""
+        assert obj.key is not None
+        del self._visible[obj.key]
+        self._segments[obj.rank].policy.on_remove(obj.object_id)
+        self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
     def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
         self.counters["puts_revoked"] += 1
@@ -264,7 +269,10 @@ class Ledger:
     def _drop_leases(self, owner: str) -> None:
         record = self._owners.get(owner)
         for object_id in list(record.leased) if record else ():
-            self._unlease(owner, self._objects[object_id])
+            obj = self._objects[object_id]
+            self._unlease(owner, obj)
+            if obj.state is ObjectState.UNLISTED and not obj.lessees:
+                self._remove(obj)
         if record is not None:
             record.until = 0.0
 
@@ -306,7 +314,7 @@ class Ledger:
             self._check_segment(rank)
         visible = {o.key: o for o in self._objects.values() if o.state is ObjectState.VISIBLE}
         assert visible == self._visible
-        unpublished = {i for i, o in self._objects.items() if o.state is not ObjectState.VISIBLE}
+        unpublished = {i for i, o in self._objects.items() if o.state not in PUBLISHED}
         assert unpublished == {i for record in self._owners.values() for i in record.objects}
         for name, record in self._owners.items():
             assert record.leased or record.objects, f"owner {name} has nothing"
@@ -335,3 +343,4 @@ class Ledger:
             visible = obj.state is ObjectState.VISIBLE
             assert obj.evictable == (visible and not obj.lessees and not obj.unsaved)
             assert visible or not obj.unsaved
+            assert obj.lessees or obj.state is not ObjectState.UNLISTED

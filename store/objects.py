@@ -4,6 +4,7 @@ Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md
 
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
                     |          `-----> PRIVATE   (no key, or its key was visible already: its owner's alone)
+                    |                         VISIBLE -> found bad -> UNLISTED while leased, else gone
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
 """
 
@@ -20,12 +21,18 @@ class ObjectState(Enum):
 
     PRIVATE       of one request, without a key: a tail
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
+    UNLISTED      was visible and was found bad; who has a lease on it reads to the end, then it is freed
     """
 
     WRITING = "being written"
     VISIBLE = "visible"
     PRIVATE = "private"
     QUARANTINED = "quarantined"
+    UNLISTED = "unlisted"
+
+
+PUBLISHED = (ObjectState.VISIBLE, ObjectState.UNLISTED)
+"""Of these the owner has no say any more."""
 
 
 class Hit(NamedTuple):
@@ -81,7 +88,7 @@ class PoolObject:
         evictable     VISIBLE, no lease, not unsaved (kept by the directory)
         hit           what a lookup returns for it, made when it becomes visible
 
-    Immutable once VISIBLE, except for who leases it, unsaved, evictable and last_use_s.
+    Immutable once VISIBLE, except for who leases it, unsaved, evictable, last_use_s, and UNLISTED after it.
     """
 
     object_id: int
