@@ -103,8 +103,12 @@ class SealedFile:
         return sums
 
 
-def open_sealed(path: Path, number: int, layout: BlockLayout, fingerprint: bytes) -> SealedFile:
+def open_sealed(
+    path: Path, number: int, layout: BlockLayout | None = None, fingerprint: bytes = b""
+) -> SealedFile:
     """Verify a sealed file, without libhdf5, and read its tables.
+
+    layout, fingerprint   what same_kind is told by; without them any file is
 
     Raises SegmentFileError (truncated, corrupt, foreign, another format version), OSError.
     """
@@ -120,7 +124,7 @@ def open_sealed(path: Path, number: int, layout: BlockLayout, fingerprint: bytes
         checksums = _read_table(fd, path, header, 3, header.layout.layers)
     finally:
         os.close(fd)
-    same = header.layout == layout and header.fingerprint == fingerprint
+    same = layout is None or (header.layout == layout and header.fingerprint == fingerprint)
     return SealedFile(path, number, header, keys, digests, offsets, checksums, same_kind=same)
 
 
