@@ -1,6 +1,5 @@
-"""Promises of the HDF5 tier, tried at random: kills, flipped bits, short files, full disks, any order of verbs.
-
-`make test` kills a writer at 20 moments; `make soak` at several hundred.
+"""Promises of the HDF5 tier, tried at random: kills, flipped bits, short files, full disks, any order of
+verbs. `make test` kills a writer at 20 moments; `make soak` SOAK times as often.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -131,6 +130,13 @@ PLACES = st.one_of(
 
 @settings(ONCE, max_examples=200)
 @given(PLACES, st.integers(0, 7))
+@example(HEADER_NBYTES - 1, 0)
+@example(HEADER_NBYTES, 0)
+@example(BLOCKS_AT - 1, 7)
+@example(BLOCKS_AT, 0)
+@example(BLOCKS_AT + len(KEYS) * SMALL.nbytes - 1, 7)
+@example(BLOCKS_AT + len(KEYS) * SMALL.nbytes, 0)
+@example(-1, 7)
 def test_a_flipped_bit_costs_its_block_or_its_file_and_nothing_else(place, bit) -> None:
     raw = bytearray(sealed_bytes())
     place %= len(raw)
@@ -251,7 +257,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(sealed_first=st.booleans())
     def restart(self, sealed_first) -> None:
-        """In peace: the open file is sealed. After a kill: it is gone (a copy of the folder stands for it)."""
+        """In peace: the open file is sealed. After a kill it is gone: a copy of the folder is one."""
         if sealed_first:
             self.tier.close()
             self.sealed |= self.open
