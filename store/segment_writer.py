@@ -157,6 +157,7 @@ class SegmentWriter:
         }
         for name in ("layers", "kv_heads", "block_tokens", "head_dim", "itemsize"):
             attributes[name] = np.uint32(getattr(self.layout, name))
+        attributes["codec"] = np.bytes_(self.layout.codec)
         return attributes
 
     def _header(self, frame: Frame, at: dict[str, int]) -> Header:
