@@ -101,7 +101,8 @@ class Ledger:
         self._segments: dict[int, Segment] = {}
         self._objects: dict[int, PoolObject] = {}
         self._visible: dict[int, PoolObject] = {}
-        self._tier = TierIndex(layout.nbytes if layout else 0)
+        self._block_nbytes = layout.nbytes if layout else 0
+        self._tier = TierIndex(self._block_nbytes)
         self._owners: dict[str, Owner] = {}
         self._expiries: list[tuple[float, str]] = []
         self._held: list[tuple[float, int]] = []
@@ -172,20 +173,25 @@ class Ledger:
         for owner in list(obj.lessees or ()):
             self._unlease(owner, obj)
         if obj.state is ObjectState.VISIBLE:
-            assert obj.key is not None
-            if self._visible[obj.key] is obj:
-                others = [copy for copy in visible_copies(obj) if copy is not obj]
-                if others:
-                    self._visible[obj.key] = others[0]
-                else:
-                    del self._visible[obj.key]
-            segment.policy.on_remove(obj.object_id)
-            self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
+            self._hide(obj)
         else:
             self._disown(obj)
-        self._leave_copies(obj)
+            self._leave_copies(obj)
         segment.clear(obj)
         del self._objects[obj.object_id]
+
+    def _hide(self, obj: PoolObject) -> None:
+        """No lookup finds this VISIBLE object any more, and nobody evicts it; its state is the caller's."""
+        assert obj.key is not None
+        if self._visible[obj.key] is obj:
+            others = [copy for copy in visible_copies(obj) if copy is not obj]
+            if others:
+                self._visible[obj.key] = others[0]
+            else:
+                del self._visible[obj.key]
+        self._leave_copies(obj)
+        self._segments[obj.rank].policy.on_remove(obj.object_id)
+        self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
     def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
         self.counters["puts_revoked"] += 1
