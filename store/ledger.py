@@ -110,7 +110,8 @@ class Ledger:
         self._segments: dict[int, Segment] = {}
         self._objects: dict[int, PoolObject] = {}
         self._visible: dict[int, PoolObject] = {}
-        self._tier = TierIndex(layout.nbytes if layout else 0)
+        self._block_nbytes = layout.nbytes if layout else 0
+        self._tier = TierIndex(self._block_nbytes)
         self._owners: dict[str, Owner] = {}
         self._expiries: list[tuple[float, str]] = []
         self._held: list[tuple[float, int]] = []
@@ -184,7 +185,7 @@ class Ledger:
             self._hide(obj)
         elif obj.state is not ObjectState.UNLISTED:
             self._disown(obj)
-        self._leave_copies(obj)
+            self._leave_copies(obj)
         segment.clear(obj)
         del self._objects[obj.object_id]
 

@@ -147,7 +147,8 @@ def _read_header(fd: int, path: Path) -> Header:
     if nbytes != size:
         raise SegmentFileError(path, f"truncated or grown: {size} B, not {nbytes} B")
     try:
-        layout = BlockLayout(*sizes[:-1], _codec_name(sizes[-1]))
+        layers, kv_heads, block_tokens, head_dim, itemsize, codec = sizes
+        layout = BlockLayout(layers, kv_heads, block_tokens, head_dim, itemsize, _codec_name(codec))
     except LayoutError as error:
         raise SegmentFileError(path, f"impossible layout: {error}") from None
     row = layout.nbytes + 8 * (3 + layout.layers)

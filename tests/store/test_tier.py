@@ -64,7 +64,7 @@ def test_a_restart_serves_every_sealed_block_hottest_last(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 16, 4, "int8")],
+    [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 8, 4, "int8")],
 )
 def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> None:
     tier = tier_at(tmp_path, layout=layout)
