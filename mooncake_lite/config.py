@@ -54,10 +54,25 @@ def check_device_name(device: str) -> None:
         raise ConfigError(f"device={device!r}: use cpu or cuda")
 
 
+def check_weight_choice(weights: str, dtype: str, device: str) -> None:
+    """Raises ConfigError for a choice of weights that there is not, or not with this dtype on this device."""
+    if weights not in ("auto", "published", "float32"):
+        raise ConfigError(f"weights={weights!r}: use auto, published or float32")
+    if weights == "published" and (dtype, device) != ("float32", "cpu"):
+        raise ConfigError(
+            f"weights=published needs dtype float32 and device cpu, not {dtype} and {device}; "
+            "use weights=auto"
+        )
+    if weights == "float32" and dtype != "float32":
+        raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
+    weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
+                        has both; published: the GGUF's blocks alone; float32: tensors alone
     pool_bytes          DRAM of one store rank's segment
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
@@ -73,7 +88,7 @@ class ServeConfig:
     served_model_name: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    weights: Literal["float32", "published"] = "float32"
+    weights: Literal["auto", "published", "float32"] = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str = ""
@@ -121,13 +136,7 @@ class ServeConfig:
         kv_events_config(self.kv_events_config)
         if self.kv_codec not in CODECS:
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
-        if self.weights not in ("float32", "published"):
-            raise ConfigError(f"weights={self.weights!r}: use float32 or published")
-        if self.weights == "published" and (self.dtype, self.device) != ("float32", "cpu"):
-            raise ConfigError(
-                f"weights=published needs dtype float32 and device cpu, not {self.dtype} and {self.device}; "
-                "use weights=float32"
-            )
+        check_weight_choice(self.weights, self.dtype, self.device)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

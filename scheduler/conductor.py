@@ -1,8 +1,8 @@
 """The Conductor's policy, first form: longest prefix, then least load, behind a bounded queue.
 
 Called by `mooncake_lite.roles.conductor` with the time as an argument. The differences to Algorithm 1
-of the paper (FAST'25) are listed in docs/explain/paper.md: no TTFT estimate decides yet, and nothing
-is replicated.
+of the paper (FAST'25) are listed in docs/explain/paper.md: no TTFT estimate decides yet. What is
+replicated, hot_spots.py decides.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ HELP: dict[str, str] = {
     "served_model_name": "Id under which the model answers; by default its folder's name.",
     "dtype": "Of weights and KV. bfloat16 is correct on CPUs, not fast.",
     "device": "cpu, or cuda for the ranks that compute.",
-    "weights": "published multiplies the default model's own GGUF blocks, a sixth of the float32 bytes.",
+    "weights": "published: the default model's 4- and 8-bit GGUF blocks, never unpacked as a whole; float32: "
+    "what was made of them; auto: blocks in decode and float32 in prefill, each where it is faster.",
     "host": "Address of the HTTP server.",
     "port": "Port of the HTTP server.",
     "api_key": f"Key that clients must send. Better set {SECRET}: a flag can be read by every user here.",

@@ -50,8 +50,10 @@ from mooncake_lite.messages.ranks import (
     Stopped,
 )
 from mooncake_lite.messages.store import (
+    BlocksCopied,
     BlocksLoaded,
     BlocksSaved,
+    CopyBlocks,
     LoadBlocks,
     SaveBlocks,
     TierEvicted,
@@ -67,10 +69,12 @@ __all__ = [
     "TO_PREFILL",
     "TO_STORE",
     "BlockRef",
+    "BlocksCopied",
     "BlocksLoaded",
     "BlocksSaved",
     "Cancel",
     "ClusterStatus",
+    "CopyBlocks",
     "Decode",
     "DecodeDone",
     "DecodeLoaded",
@@ -127,10 +131,11 @@ TO_CONDUCTOR = (
     | BlocksSaved
     | TierEvicted
     | BlocksLoaded
+    | BlocksCopied
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Stop
 TO_GATEWAY_TOKENS = Tokens
 TO_PREFILL = Prefill | Cancel | GatewayAt | Stop
 TO_DECODE = Decode | Cancel | PutGranted | GatewayAt | Stop
-TO_STORE = SaveBlocks | LoadBlocks | Stop
+TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | Stop
 TO_LAUNCHER = ClusterStatus | Stop

@@ -65,3 +65,23 @@ class BlocksLoaded(Message, frozen=True):
     ok: list[bool]
     checksums: list[list[int]]
     seconds: float
+
+
+class CopyBlocks(Message, frozen=True):
+    """Conductor -> store: read these objects from their segments into yours, one to one."""
+
+    number: int
+    sources: list[BlockRef]
+    targets: list[BlockRef]
+
+
+class BlocksCopied(Message, frozen=True):
+    """Store -> conductor: CopyBlocks has ended.
+
+    checksums   of what arrived, per layer; empty for a block that did not
+    writing     a transfer failed, so that bytes may still arrive: the ranges stay unused
+    """
+
+    number: int
+    checksums: list[list[int]]
+    writing: bool

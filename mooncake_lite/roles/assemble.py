@@ -26,6 +26,7 @@ from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
+from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
@@ -73,7 +74,7 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
     The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
     """
-    weights = weights_fingerprint(folder, config.dtype, config.weights)
+    weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
     if config.kv_codec == "none":
         return weights
     return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
@@ -147,8 +148,9 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     fingerprint = pool_fingerprint(config, folder)
+    weights = weight_source(folder, config.weights, config.dtype, config.device).describe(config.dtype)
     max_len = context_length(config, model_config)
-    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
+    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, weights, max_len, gateway_keys)
     return model_config, gateway
 
 
@@ -311,8 +313,11 @@ class _Store:
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
         fingerprint = pool_fingerprint(config, start.folder)
-        tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
-        self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
+        layout = block_layout(config, start.model_config)
+        tier = open_tier(config, index, layout, fingerprint)
+        self._role = StoreRole(
+            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout
+        )
         start.process.on_end = self._role.seal_now
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment, tier is not None))

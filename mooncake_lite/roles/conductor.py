@@ -18,6 +18,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics
 from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.pool import KVEvents, Pool
+from mooncake_lite.roles.replication import Replicator
 from mooncake_lite.roles.requests import RequestRecord
 from mooncake_lite.roles.room import Room
 from store.directory import Directory
@@ -53,6 +54,7 @@ class ConductorRole:
         self.policy = scheduler.Conductor(config.max_queue)
         self.room = Room(directory, members, config.block_size)
         self.pool = Pool(directory, self.policy, hub.send, events)
+        self.replicator = Replicator(self.pool, members, hub.send)
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
@@ -76,6 +78,7 @@ class ConductorRole:
             m.PutEnded: self._on_put_ended,
             m.BlocksSaved: self._on_blocks_saved,
             m.TierEvicted: self._on_tier_evicted,
+            m.BlocksCopied: self._on_blocks_copied,
             m.MetricsRequest: self._on_metrics_request,
             m.RankStats: self._on_rank_stats,
             m.RankError: self._on_rank_error,
@@ -269,6 +272,7 @@ class ConductorRole:
         record.stage = "prefill"
         if not self._to_rank(record, record.prefill, record.prefill_message()):
             return
+        self.replicator.on_prefill(record, time.monotonic())
         if record.answered:
             return  # resumed: it was counted when it came
         self.metrics.count("prefix_cache_queries_total", len(record.token_ids))
@@ -385,6 +389,10 @@ class ConductorRole:
 
     def _on_tier_evicted(self, peer: str, evicted: m.TierEvicted) -> None:
         self.pool.on_tier_evicted(evicted)
+        self._blocked = False
+
+    def _on_blocks_copied(self, peer: str, copied: m.BlocksCopied) -> None:
+        self.replicator.on_copied(copied, time.monotonic())
         self._blocked = False
 
     # ------------------------------------------------------------------------------ metrics

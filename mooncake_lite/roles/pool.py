@@ -122,7 +122,4 @@ class Pool:
     def stats(self) -> dict[str, int]:
         """The directory's figures by metric name, counters marked as such."""
         counted = self.directory.counters
-        stats = {f"{n}_total" if n in counted else n: v for n, v in self.directory.stats().items()}
-        if self._events is not None:
-            stats["kv_event_batches_total"] = self._events.publisher.sent
-        return stats
+        return {f"{n}_total" if n in counted else n: v for n, v in self.directory.stats().items()}

@@ -14,8 +14,10 @@ from typing import Literal
 import numpy as np
 
 from mooncake_lite.messages import (
+    BlocksCopied,
     BlocksLoaded,
     BlocksSaved,
+    CopyBlocks,
     LoadBlocks,
     Message,
     SaveBlocks,
@@ -25,12 +27,14 @@ from mooncake_lite.messages import (
 )
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
 from store.errors import BadBlock, BlockMissing, StoreError
+from store.layout import BlockLayout
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
-from transport.engine import TransferEngine
+from transport.engine import Batch, Transfer, TransferEngine
 
 IDLE_WAIT_S = 0.2
+COPY_WAIT_S = 0.002
 INDEX_CHUNK = 4096
 """Keys in one TierIndex message: 100 kB, well under the limit of a message."""
 
@@ -48,8 +52,11 @@ class StoreRole:
         conductor: Spoke,
         tier: HDF5Tier | None,
         must_stop: Callable[[], bool],
+        layout: BlockLayout,
     ) -> None:
         self.number = number
+        self._layout = layout
+        self._copies: list[tuple[CopyBlocks, Batch]] = []
         self.segment = transfers.local
         self._transfers = transfers
         self._conductor = conductor
@@ -59,7 +66,8 @@ class StoreRole:
         self._writer = self._start_writer(tier) if tier is not None else None
         self._counters = dict.fromkeys(
             ("tier_blocks_loaded_total", "tier_blocks_bad_total", "tier_bytes_loaded_total",
-             "tier_load_seconds_total", "tier_blocks_saved_total", "tier_blocks_dropped_total"), 0.0
+             "tier_load_seconds_total", "tier_blocks_saved_total", "tier_blocks_dropped_total",
+             "copied_bytes_total"), 0.0
         )  # fmt: skip
         self._reported_at = 0.0
         self.stop: Stop | None = None
@@ -95,14 +103,17 @@ class StoreRole:
     def run(self) -> None:
         """Serve until told to stop."""
         while self.stop is None and not self._must_stop():
-            for message in self._conductor.receive(IDLE_WAIT_S):
+            for message in self._conductor.receive(COPY_WAIT_S if self._copies else IDLE_WAIT_S):
                 if isinstance(message, SaveBlocks):
                     self._save(message)
                 elif isinstance(message, LoadBlocks):
                     self._load(message)
+                elif isinstance(message, CopyBlocks):
+                    self._copy(message)
                 elif isinstance(message, Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
+            self._finish_copies()
             self._send_outbox()
             self._report_when_due()
 
@@ -158,6 +169,26 @@ class StoreRole:
         count["tier_bytes_loaded_total"] += sum(ref.nbytes for ref, good in zip(message.refs, ok) if good)
         count["tier_load_seconds_total"] += seconds
         self._conductor.send(BlocksLoaded(message.number, ok, sums, seconds))
+
+    def _copy(self, message: CopyBlocks) -> None:
+        """Begin to read objects of other ranks into the own segment."""
+        moves = [
+            Transfer("read", (0, target.offset), source.rank, 0, source.offset, target.nbytes)
+            for source, target in zip(message.sources, message.targets)
+        ]
+        self._copies.append((message, self._transfers.submit(moves)))
+
+    def _finish_copies(self) -> None:
+        for message, batch in [copy for copy in self._copies if copy[1].poll()]:
+            self._copies.remove((message, batch))
+            sums = [
+                [] if index in batch.failures else self._layout.checksums(self._bytes(ref.offset, ref.nbytes))
+                for index, ref in enumerate(message.targets)
+            ]
+            self._counters["copied_bytes_total"] += sum(
+                ref.nbytes for ref, good in zip(message.targets, sums) if good
+            )
+            self._conductor.send(BlocksCopied(message.number, sums, writing=bool(batch.failures)))
 
     def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
         return self.segment[offset : offset + nbytes]
