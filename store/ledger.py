@@ -338,6 +338,14 @@ class Ledger:
             gauges[f"{state.name.lower()}_bytes"] = sum(segment.state_bytes[state] for segment in segments)
         return self.counters | gauges
 
+    def visible_objects(self) -> list[PoolObject]:
+        """All that lookups can find in DRAM, copies too, in the order of their put_start."""
+        return [obj for obj in self._objects.values() if obj.state is ObjectState.VISIBLE]
+
+    def is_visible(self, obj: PoolObject) -> bool:
+        """Whether this very object can still be found."""
+        return self._objects.get(obj.object_id) is obj and obj.state is ObjectState.VISIBLE
+
     def places(self) -> set[tuple[int, int, str]]:
         """Every (key, rank, tier) that can be read, for comparison with the scheduler's index."""
         copies = ((key, obj) for key, first in self._visible.items() for obj in visible_copies(first))

@@ -81,6 +81,7 @@ class TierWriter:
         self._unsealed: set[int] = set()  # reported written, or about to be; not durable yet
         self._removing: dict[int, None] = {}
         self._compact_at = time.monotonic() + COMPACT_CHECK_S
+        self._merge_small = False
         self._seal_wanted = False
         self._stop_at: float | None = None
         self._done = False
@@ -122,6 +123,12 @@ class TierWriter:
             self._removing.update(dict.fromkeys(keys))
             self._changed.notify_all()
         return True
+
+    def compact(self) -> None:
+        """Rewrite files that are half dead, and merge small ones, as soon as nothing else is to do."""
+        with self._changed:
+            self._merge_small, self._compact_at = True, 0.0
+            self._changed.notify_all()
 
     def seal_now(self, limit_s: float) -> bool:
         """Make durable what is in the open file, before anything else; True when done within limit_s."""
@@ -269,9 +276,10 @@ class TierWriter:
 
     def _compact(self) -> None:
         try:
-            copied = self.tier.compact(COMPACT_NBYTES)
+            copied = self.tier.compact(COMPACT_NBYTES, merge_small=self._merge_small)
         except TierWriteError:
             copied = 0  # counted by the tier
+        self._merge_small = self._merge_small and copied > 0
         pause = copied / COMPACT_BYTES_PER_S if copied else COMPACT_CHECK_S
         self._compact_at = time.monotonic() + pause
         self._report()

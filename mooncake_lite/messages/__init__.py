@@ -42,6 +42,12 @@ from mooncake_lite.messages.parts import (
     Sampling,
     Span,
 )
+from mooncake_lite.messages.pool import (
+    BlocksChecked,
+    CheckBlocks,
+    CompactTier,
+    PoolQuery,
+)
 from mooncake_lite.messages.ranks import (
     RankError,
     RankHello,
@@ -69,11 +75,14 @@ __all__ = [
     "TO_PREFILL",
     "TO_STORE",
     "BlockRef",
+    "BlocksChecked",
     "BlocksCopied",
     "BlocksLoaded",
     "BlocksSaved",
     "Cancel",
+    "CheckBlocks",
     "ClusterStatus",
+    "CompactTier",
     "CopyBlocks",
     "Decode",
     "DecodeDone",
@@ -88,6 +97,7 @@ __all__ = [
     "MetricsRequest",
     "OpenTokens",
     "Plain",
+    "PoolQuery",
     "Preempted",
     "Prefill",
     "PrefillDone",
@@ -132,10 +142,12 @@ TO_CONDUCTOR = (
     | TierEvicted
     | BlocksLoaded
     | BlocksCopied
+    | BlocksChecked
+    | PoolQuery
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Stop
 TO_GATEWAY_TOKENS = Tokens
 TO_PREFILL = Prefill | Cancel | GatewayAt | Stop
 TO_DECODE = Decode | Cancel | PutGranted | GatewayAt | Stop
-TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | Stop
+TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

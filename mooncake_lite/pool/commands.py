@@ -1,7 +1,7 @@
-"""`mooncake-lite store ls|stat|get|verify|compact`: KV blocks at rest, in the folder of an HDF5 tier.
+"""`mooncake-lite store ls|stat|get|verify|compact`: KV blocks at rest in the folder of an HDF5 tier, or live.
 
-Mounted by `mooncake_lite.cli`. Each command says what it wants of WHERE; `_folders` is what turns that into
-something to look at. Explained in docs/reference/hdf5-tier.md.
+Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
+whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mooncake_lite.errors import UserError
+from mooncake_lite.pool.live import live_pool, run_folder
 
 if TYPE_CHECKING:
+    from mooncake_lite.messages.pool import PoolRow
     from store.tier_at_rest import RestingBlock, RestingFolder
 
 PLAIN_WIDTH = 150
@@ -30,9 +32,10 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group("store")
 def store() -> None:
-    """The KV blocks of a tier: WHERE is the folder given to --ssd-dir, or one store-<j> in it.
+    """The KV blocks of a pool: WHERE is "live", or the folder given to --ssd-dir, or one store-<j> in it.
 
-    All but compact only read, and may be used while a cluster runs.
+    "live" is the cluster of yours that is running here, and its blocks in DRAM; a run folder names one of
+    several. Of a folder, all but compact only read, and may be used while a cluster runs.
     """
 
 
@@ -44,6 +47,10 @@ def list_command(where: Path, as_json: bool) -> None:
 
     "removed" was deleted by its key; of a "copy", a younger file holds the block that is served.
     """
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            _show([_live_row(row) for row in pool.rows()], as_json)
+        return
     from store.tier_at_rest import blocks
 
     with _one_line():
@@ -67,6 +74,10 @@ def list_command(where: Path, as_json: bool) -> None:
 @AS_JSON
 def stat_command(where: Path, as_json: bool) -> None:
     """Sum up each folder in WHERE: files, blocks, bytes, what is broken or dead, and who has it."""
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            _show([{"figure": name, "value": value} for name, value in pool.figures().items()], as_json)
+        return
     from store.tier_at_rest import blocks
 
     with _one_line():
@@ -102,14 +113,12 @@ def get_command(where: Path, key: str, out: Path | None) -> None:
 
     They are [layers, 2, kv_heads, block_tokens, head_dim]; the file's attributes say the sizes.
     """
-    from store.tier_at_rest import blocks, read_block
-
     number = _parse_key(key)
-    with _one_line():
-        found = [b for b in blocks(_folders(where)) if b.key == number and b.state == "served"]
-        if not found:
-            raise UserError(f"{where} holds no block {number:016x}; `mooncake-lite store ls` lists its keys")
-        data = read_block(found[-1])
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            data = pool.get(number)
+    else:
+        data = _resting_block(where, number)
     if out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -126,6 +135,8 @@ def get_command(where: Path, key: str, out: Path | None) -> None:
 @AS_JSON
 def verify_command(where: Path, as_json: bool) -> int:
     """Read every block in WHERE and compare its checksums; exit code 1 when anything is bad."""
+    if running := run_folder(where):
+        return _verify_live(running, as_json)
     from store.tier_at_rest import blocks, verify
 
     with _one_line():
@@ -154,6 +165,11 @@ def compact_command(where: Path) -> None:
 
     As at every start, what was not sealed is deleted and what is broken is set aside.
     """
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            pool.compact()
+        click.echo("every store rank rewrites its tier as soon as it has nothing else to do")
+        return
     from store.errors import TierInUse
     from store.tier_at_rest import compact
 
@@ -181,6 +197,29 @@ def _folders(where: Path) -> list[RestingFolder]:
     from store.tier_at_rest import find_folders, look
 
     return [look(folder) for folder in find_folders(where)]
+
+
+def _resting_block(where: Path, number: int) -> bytes:
+    from store.tier_at_rest import blocks, read_block
+
+    with _one_line():
+        found = [b for b in blocks(_folders(where)) if b.key == number and b.state == "served"]
+        if not found:
+            raise UserError(f"{where} holds no block {number:016x}; `mooncake-lite store ls` lists its keys")
+        return read_block(found[-1])
+
+
+def _live_row(row: PoolRow) -> dict[str, Any]:
+    return {
+        "key": f"{row.key:016x}", "tier": row.tier, "rank": row.rank, "bytes": row.nbytes, "state": row.state
+    }  # fmt: skip
+
+
+def _verify_live(running: Path, as_json: bool) -> int:
+    with live_pool(running) as pool, _progress("verifying", None) as advance:
+        count, bad = pool.verify(lambda done, total: advance(0))
+    _show([{"blocks": count, "bad": len(bad)}] if not bad else [_live_row(row) for row in bad], as_json)
+    return int(bool(bad))
 
 
 def _parse_key(text: str) -> int:

@@ -18,6 +18,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics
 from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.pool import KVEvents, Pool
+from mooncake_lite.roles.pool_queries import PoolQueries
 from mooncake_lite.roles.replication import Replicator
 from mooncake_lite.roles.requests import RequestRecord
 from mooncake_lite.roles.room import Room
@@ -55,6 +56,7 @@ class ConductorRole:
         self.room = Room(directory, members, config.block_size)
         self.pool = Pool(directory, self.policy, hub.send, events)
         self.replicator = Replicator(self.pool, members, hub.send)
+        self.queries = PoolQueries(directory, lambda: config.ranks_of("store"), hub.send)
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
@@ -79,6 +81,8 @@ class ConductorRole:
             m.BlocksSaved: self._on_blocks_saved,
             m.TierEvicted: self._on_tier_evicted,
             m.BlocksCopied: self._on_blocks_copied,
+            m.PoolQuery: lambda peer, query: self.queries.on_query(peer, query, time.monotonic()),
+            m.BlocksChecked: lambda _, checked: self.queries.on_checked(checked, time.monotonic()),
             m.MetricsRequest: self._on_metrics_request,
             m.RankStats: self._on_rank_stats,
             m.RankError: self._on_rank_error,

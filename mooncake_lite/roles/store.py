@@ -6,6 +6,7 @@ blocks behind to the tier, and to read them back on demand. Explained in docs/li
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from typing import Literal
 import numpy as np
 
 from mooncake_lite.messages import (
+    BlocksChecked,
     BlocksCopied,
     BlocksLoaded,
     BlocksSaved,
+    CheckBlocks,
+    CompactTier,
     CopyBlocks,
     LoadBlocks,
     Message,
@@ -123,6 +127,10 @@ class StoreRole:
                     self._load(message)
                 elif isinstance(message, CopyBlocks):
                     self._copy(message)
+                elif isinstance(message, CheckBlocks):
+                    self._check(message)
+                elif isinstance(message, CompactTier) and self._writer is not None:
+                    self._writer.compact()
                 elif isinstance(message, Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
@@ -199,6 +207,20 @@ class StoreRole:
                 ref.nbytes for ref, good in zip(message.targets, sums) if good
             )
             self._conductor.send(BlocksCopied(message.number, sums, writing=bool(batch.failures)))
+
+    def _check(self, message: CheckBlocks) -> None:
+        """Compare blocks with their checksums; write the bytes of a good one where that is wanted."""
+        blocks = [self._bytes(ref.offset, ref.nbytes) for ref in message.refs]
+        good = [self._layout.checksums(block) == sums for block, sums in zip(blocks, message.checksums)]
+        problem = ""
+        if message.path and all(good):
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(message.path, flags, 0o600), "wb") as file:
+                    file.write(blocks[0].data)
+            except OSError as error:
+                problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
+        self._conductor.send(BlocksChecked(message.number, good, problem))
 
     def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
         return self.segment[offset : offset + nbytes]

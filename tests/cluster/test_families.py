@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.launch.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.model.config import DType
-from tests.cluster import asking, listening, reference, tiny
+from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
 pytestmark = pytest.mark.cluster
@@ -68,8 +70,24 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
         assert warm == (asking.ask_all(cluster.base_url, prompts)[0], full)
         assert len(warm[0]) == len(cold)
         listening.assert_all_blocks_are_heard(events["replay_endpoint"], prompts)
+        look_at_the_running_pool(machine.run_dir(machine.family(cluster.pid)))
     with Cluster(flags, tmp_path / "log 2") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         exact = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts[-1:]) == (exact[-1:], [0])
         assert asking.ask_all(cluster.base_url, prompts)[0] == exact
+
+
+def look_at_the_running_pool(where: Path) -> None:
+    """`mooncake-lite store` on a running cluster: the books, every checksum, one block."""
+    blocks = json.loads(store_command("ls", where, "--json"))
+    figures = {row["figure"]: row["value"] for row in json.loads(store_command("stat", where, "--json"))}
+    assert len(blocks) == figures["keys_dram"] > 0
+    assert json.loads(store_command("verify", where, "--json")) == [{"blocks": len(blocks), "bad": 0}]
+    assert len(store_command("get", where, blocks[0]["key"])) == blocks[0]["bytes"]
+    assert b"rewrites its tier" in store_command("compact", where)
+
+
+def store_command(name: str, where: Path, *rest: str) -> bytes:
+    command = [sys.executable, "-m", "mooncake_lite", "store", name, str(where), *rest]
+    return subprocess.run(command, check=True, capture_output=True, timeout=30).stdout

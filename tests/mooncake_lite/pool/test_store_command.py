@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,21 @@ def test_compact_touches_nothing_while_any_of_the_folders_is_in_use(root, capsys
     assert "store-1: in use by process" in capsys.readouterr().err
     assert (root / "store-0" / "seg-00000001.h5").exists()
     tier.close()
+
+
+def test_live_without_a_cluster_says_so_and_with_two_asks_which(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("mooncake_lite.pool.live.bases", lambda: [tmp_path])
+    assert main(["store", "ls", "live"]) == 2
+    assert "no cluster of yours is running here" in capsys.readouterr().err
+    sockets = []
+    for name in ("a", "b"):
+        folder = tmp_path / f"mooncake-lite.{os.getuid()}.{name}"
+        folder.mkdir()
+        sockets.append(socket.socket(socket.AF_UNIX))
+        sockets[-1].bind(str(folder / "control"))
+    assert main(["store", "verify", "live"]) == 2
+    error = capsys.readouterr().err
+    assert "2 clusters of yours are running here; name one instead of live" in error
+    assert str(folder) in error
+    for one in sockets:
+        one.close()
