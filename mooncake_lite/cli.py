@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
     "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
+    "simulate": ("mooncake_lite.simulator.command:simulate", "Play a trace against eviction policies."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

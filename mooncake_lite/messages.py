@@ -301,12 +301,14 @@ class PutWanted(Message, frozen=True):
     """Decode -> conductor: these blocks became full while decoding; where may they go?
 
     keys, digests   of each block; number numbers this rank's askings
+    before          for each block, the key of the block before it in its prefix, and how many are before it
     """
 
     number: int
     rank: int
     keys: list[int]
     digests: list[int]
+    before: list[tuple[int | None, int]]
 
 
 class PutGranted(Message, frozen=True):

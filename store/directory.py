@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappush
 
+from store.allocator import padded_size
 from store.errors import LayoutError, PoolFull, StoreError, WrongState
 from store.ledger import Event, Ledger, Owner
 from store.objects import Hit, ObjectState, PoolObject, Wanted
@@ -29,7 +30,8 @@ class Directory(Ledger):
         """
         if rank in self._segments:
             raise StoreError(f"rank {rank} has a segment already")
-        self._segments[rank] = Segment(rank, nbytes, node, self._policy())
+        blocks = max(1, nbytes // padded_size(self.layout.nbytes))
+        self._segments[rank] = Segment(rank, nbytes, node, self._policy(blocks))
         self._segments[rank].has_tier = tier
 
     def remove_segment(self, rank: int) -> list[str]:
@@ -82,7 +84,7 @@ class Directory(Ledger):
             self.counters["hits_ssd"] += len(hits) - len(touched)
             for obj in reversed(touched):
                 obj.last_use_s = now
-                self._segments[obj.rank].policy.on_access(obj.object_id, now)
+                self._segments[obj.rank].policy.on_access(obj.hit.key, now)  # type: ignore[union-attr]
         return hits
 
     def lease(self, owner: str, object_ids: Iterable[int], now: float, until: float) -> None:
@@ -125,9 +127,11 @@ class Directory(Ledger):
         digest: int = 0,
         cost_s: float = 0.0,
         class_id: int = 0,
+        parent: int | None = None,
+        position: int = 0,
     ) -> PoolObject:
         """put_start of one object, evicting where necessary. See allocate_many."""
-        wanted = Wanted(nbytes, key, digest, cost_s, class_id)
+        wanted = Wanted(nbytes, key, digest, cost_s, class_id, parent, position)
         return self.allocate_many(owner, [wanted], now=now, node=node, rank=rank)[0]
 
     def allocate_many(
@@ -166,7 +170,8 @@ class Directory(Ledger):
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """All writers have reported: publish the object under its key. True when it became visible.
 
-        Without a key, or when its key is visible already, it stays private to its owner until release.
+        Without a key, when its key is visible already, or when the eviction policy does not admit it, it
+        stays private to its owner until release.
         checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
         is not WRITING, LayoutError when a keyed object comes with another number of checksums.
         """
@@ -178,12 +183,16 @@ class Directory(Ledger):
         obj.checksums = array("Q", checksums)
         obj.last_use_s = now
         self.counters["puts_ended"] += 1
+        segment = self._segments[obj.rank]
         if obj.key is None or obj.key in self._visible:
             self.counters["puts_duplicate"] += obj.key is not None
-            self._segments[obj.rank].set_state(obj, ObjectState.PRIVATE)
-            return False
-        self._publish(obj, obj.key, now)
-        return True
+        elif segment.policy.admits(obj.key, obj.facts, now):
+            self._publish(obj, obj.key, now)
+            return True
+        else:
+            self.counters["puts_not_admitted"] += 1
+        segment.set_state(obj, ObjectState.PRIVATE)
+        return False
 
     def put_end_many(
         self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float

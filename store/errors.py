@@ -6,6 +6,7 @@ StoreError
   PoolFull            no room, and nothing more may be evicted
   UnknownObject       an object, segment or range that is not there (any more)
   WrongState          an object that is there but not in the state that this step needs
+  UnknownPolicy       no eviction policy of this name, or none that can run there
   TierError           the SSD tier
     TierFolderError   its folder cannot be used
       TierInUse       because another process has it
@@ -75,6 +76,10 @@ class WrongState(StoreError):
     def __init__(self, object_id: int, state: str, wanted: str):
         self.object_id = object_id
         super().__init__(f"object {object_id} is {state}, not {wanted}")
+
+
+class UnknownPolicy(StoreError, ValueError):
+    """No eviction policy of this name, or none that can run here; the message lists those that can."""
 
 
 class TierError(StoreError):

@@ -6,16 +6,17 @@ here leaves the invariant of `check()` true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop
 from itertools import pairwise
 
 from store.allocator import padded_size
 from store.errors import LayoutError, UnknownObject
-from store.eviction import LRU, Policy
 from store.layout import BlockLayout
 from store.objects import BlockRemoved, BlockStored, Hit, ObjectState, PoolObject, Wanted
+from store.policies import BlockFacts, PolicyFactory
+from store.policies.lru import LRU
 from store.segment import Segment, pool_full
 from store.tier_index import TierIndex
 
@@ -31,6 +32,7 @@ COUNTERS = (
     "puts_ended",
     "puts_revoked",
     "puts_duplicate",
+    "puts_not_admitted",
     "pool_full",
     "evictions",
     "evicted_bytes",
@@ -64,10 +66,10 @@ class Ledger:
     _saves     VISIBLE objects that nobody has been told to save yet
     """
 
-    def __init__(
-        self, layout: BlockLayout, *, policy: Callable[[], Policy] = LRU, max_unsaved_share: float = 0.5
-    ):
-        """max_unsaved_share: at most this share of a segment waits for its tier (such blocks cannot be
+    def __init__(self, layout: BlockLayout, *, policy: PolicyFactory = LRU, max_unsaved_share: float = 0.5):
+        """policy: makes one for each segment, from its capacity in blocks; its items are the blocks' keys.
+
+        max_unsaved_share: at most this share of a segment waits for its tier (such blocks cannot be
         evicted); what becomes visible beyond it is not saved, and counted."""
         self.layout = layout
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -140,8 +142,7 @@ class Ledger:
             item.nbytes,
             item.key,
             item.digest,
-            item.cost_s,
-            item.class_id,
+            BlockFacts(item.nbytes, item.cost_s, item.class_id, item.parent, item.position),
         )
         self._objects[object_id] = obj
         record = self._owners.get(owner)
@@ -170,28 +171,28 @@ class Ledger:
 
     def _coldest_use(self, segment: Segment, now: float) -> float:
         """When the block that this segment would evict first was last used."""
-        for object_id in segment.policy.victims(now):
-            if self._objects[object_id].evictable:
-                return self._objects[object_id].last_use_s
-        return float("inf")
+        obj = self._victim(segment, now)
+        return float("inf") if obj is None else obj.last_use_s
+
+    def _victim(self, segment: Segment, now: float) -> PoolObject | None:
+        """The first block in the policy's order that may go now."""
+        for key in segment.policy.victims(now):
+            if self._visible[key].evictable:
+                return self._visible[key]
+        return None
 
     def _evict_for(self, segment: Segment, nbytes: int, now: float) -> int | None:
         """Evict in the policy's order until a range of nbytes is free; its offset, None when it never is."""
         padded = segment.allocator.padded(nbytes)
         while segment.evictable_bytes and segment.reachable_bytes >= padded:
-            short = max(padded - segment.allocator.free_bytes, 1)
-            victims = []
-            for object_id in segment.policy.victims(now):
-                obj = self._objects[object_id]
-                if obj.evictable:
-                    victims.append(obj)
-                    short -= obj.nbytes
-                    if short <= 0:
-                        break
-            for obj in victims:
-                self.counters["evictions"] += 1
-                self.counters["evicted_bytes"] += obj.nbytes
-                self._remove(obj)
+            obj = self._victim(segment, now)
+            if obj is None:  # the policy holds back what may go
+                return None
+            self.counters["evictions"] += 1
+            self.counters["evicted_bytes"] += obj.nbytes
+            self._remove(obj, evicted=True)
+            if segment.allocator.free_bytes < padded:
+                continue
             offset = segment.place(nbytes)
             if offset is not None:
                 return offset
@@ -205,7 +206,7 @@ class Ledger:
         self._disown(obj)
         obj.hit = Hit(key, "dram", obj.object_id, obj.rank, obj.offset, obj.nbytes)
         self._visible[key] = obj
-        segment.policy.on_insert(obj.object_id, obj.nbytes, now, cost_s=obj.cost_s, class_id=obj.class_id)
+        segment.policy.on_insert(key, obj.facts, now)
         segment.set_state(obj, ObjectState.VISIBLE)
         self._events.append(BlockStored(key, obj.rank, "dram"))
         if not segment.has_tier or self._tier.holds(obj.rank, key):
@@ -217,15 +218,15 @@ class Ledger:
         self._tier.start_save(obj.rank, key, obj.digest)
         self._saves.append(obj)
 
-    def _remove(self, obj: PoolObject) -> None:
-        """The object is no more: out of every book, its range free."""
+    def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
+        """The object is no more: out of every book, its range free. evicted: it was the policy's victim."""
         segment = self._segments[obj.rank]
         for owner in list(obj.lessees or ()):
             self._unlease(owner, obj)
         if obj.state is ObjectState.VISIBLE:
             assert obj.key is not None
             del self._visible[obj.key]
-            segment.policy.on_remove(obj.object_id)
+            segment.policy.on_remove(obj.key, evicted=evicted)
             self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
         else:
             self._disown(obj)
@@ -328,9 +329,10 @@ class Ledger:
             assert segment.state_bytes[state] == sum(padded(o.nbytes) for o in objects if o.state is state)
         assert segment.evictable_bytes == sum(padded(o.nbytes) for o in objects if o.evictable)
         assert segment.unsaved_bytes == sum(padded(o.nbytes) for o in objects if o.unsaved)
-        in_order = set(segment.policy.victims(0.0))
-        assert in_order == {o.object_id for o in objects if o.state is ObjectState.VISIBLE}
-        assert len(segment.policy) == len(in_order)
+        segment.policy.check()
+        known = list(segment.policy)
+        assert set(known) == {o.key for o in objects if o.state is ObjectState.VISIBLE}
+        assert len(segment.policy) == len(known)
         for obj in objects:
             visible = obj.state is ObjectState.VISIBLE
             assert obj.evictable == (visible and not obj.lessees and not obj.unsaved)

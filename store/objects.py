@@ -3,7 +3,8 @@
 Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md. The life of an object:
 
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
-                    |          `-----> PRIVATE   (no key, or its key was visible already: its owner's alone)
+                    |          `-----> PRIVATE   (no key, its key was visible already, or it is not admitted:
+                    |                             its owner's alone)
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
 """
 
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from store.policies.contract import BlockFacts
+
 
 class ObjectState(Enum):
     """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
 
-    PRIVATE       of one request, without a key: a tail
+    PRIVATE       of one request alone: a tail, which has no key, or a block that is not kept
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
     """
 
@@ -42,7 +45,8 @@ class Hit(NamedTuple):
 class Wanted(NamedTuple):
     """One object to allocate. key None: private to its owner, never in the index.
 
-    cost_s     what it costs to recompute it; class_id: plain data for policies
+    cost_s, class_id, parent, position   for eviction policies, see `store.policies.contract.BlockFacts`:
+                                         parent is the key of the block before it in its prefix
     """
 
     nbytes: int
@@ -50,6 +54,8 @@ class Wanted(NamedTuple):
     digest: int = 0
     cost_s: float = 0.0
     class_id: int = 0
+    parent: int | None = None
+    position: int = 0
 
 
 class BlockStored(NamedTuple):
@@ -76,6 +82,7 @@ class PoolObject:
         owner         who put it (a request id); frees it unless it becomes visible
         offset        of its range in the segment of `rank`; nbytes long
         checksums     u64 per layer, set by put_end
+        facts         what eviction policies may know of it
         lessees       owners that hold a lease on it, None or empty when there are none
         unsaved       waits to be written to its rank's tier: not evictable until then
         evictable     VISIBLE, no lease, not unsaved (kept by the directory)
@@ -91,8 +98,7 @@ class PoolObject:
     nbytes: int
     key: int | None
     digest: int
-    cost_s: float
-    class_id: int
+    facts: BlockFacts
     state: ObjectState = ObjectState.WRITING
     checksums: array = field(default_factory=lambda: array("Q"))
     lessees: set[str] | None = None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from store.allocator import RangeAllocator
 from store.errors import PoolFull
-from store.eviction import Policy
 from store.objects import ObjectState, PoolObject
+from store.policies import Policy
 
 
 class Segment:

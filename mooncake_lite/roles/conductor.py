@@ -50,6 +50,7 @@ class ConductorRole:
         self.members = members
         self.policy = scheduler.Conductor(config.max_queue)
         self.room = Room(directory, members, config.block_size)
+        self.room.s_per_token = self.policy.prefill_s_per_token
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
@@ -290,6 +291,7 @@ class ConductorRole:
         now = time.monotonic()
         computed = len(record.token_ids) - sum(record.cached.values())
         self.policy.on(scheduler.PrefillEnded(done.request_id, computed, done.seconds), now)
+        self.room.s_per_token = self.policy.prefill_s_per_token
         self._publish([ref.object_id for ref in record.store], done.checksums, now)
         record.first_token(done)
         if done.finish or record.cancelled:

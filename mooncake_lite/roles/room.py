@@ -28,6 +28,7 @@ def block_ref(place: PoolObject) -> BlockRef:
 class Room:
     """The conductor's hand in the directory.
 
+    s_per_token   what computing one token takes, as measured; it prices blocks for the eviction policy
     _grants   owner in the directory of each object that a decode rank was given a place for
     """
 
@@ -35,6 +36,7 @@ class Room:
         self._directory = directory
         self._members = members
         self._block_tokens = block_tokens
+        self.s_per_token = 0.0
         self._grants: dict[int, str] = {}
 
     def reserve(self, record: RequestRecord, now: float, use_ssd: bool) -> dict[int, list[int]]:
@@ -80,7 +82,17 @@ class Room:
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """A full block of a request, under its key unless reuse is off."""
         nbytes = self._directory.layout.nbytes
-        return Wanted(nbytes, record.keys[index], record.digests[index]) if record.keys else Wanted(nbytes)
+        if not record.keys:
+            return Wanted(nbytes)
+        parent = record.keys[index - 1] if index else None
+        return Wanted(
+            nbytes, record.keys[index], record.digests[index], self._cost_s, parent=parent, position=index
+        )
+
+    @property
+    def _cost_s(self) -> float:
+        """Seconds that computing one block takes."""
+        return self.s_per_token * self._block_tokens
 
     def grant(self, wanted: PutWanted, now: float) -> PutGranted:
         """Places for blocks that became full while decoding; a full pool or a known key means no place."""
@@ -92,9 +104,10 @@ class Room:
                 continue
             owner = f"put/{wanted.rank}/{wanted.number}/{index}"
             with contextlib.suppress(PoolFull):
-                place = self._directory.allocate(
-                    owner, self._directory.layout.nbytes, now=now, node=node, key=key, digest=digest
-                )
+                parent, position = wanted.before[index]
+                nbytes = self._directory.layout.nbytes
+                block = Wanted(nbytes, key, digest, self._cost_s, parent=parent, position=position)
+                (place,) = self._directory.allocate_many(owner, [block], now=now, node=node)
                 self._grants[place.object_id] = owner
                 places[-1] = block_ref(place)
         return PutGranted(wanted.number, places)

@@ -341,7 +341,7 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     cluster.serve("a", list(range(128)))
     turn = [*range(128), *range(500, 564), 1, 2]
     keys, digests = prefix_keys(turn, BLOCK, b"model"), block_digests(turn, BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[2]], [digests[2]]))
+    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[2]], [digests[2]], [(keys[1], 2)]))
     assert isinstance(granted, m.PutGranted)
     assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
@@ -354,7 +354,7 @@ def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
     cluster = Cluster()
     cluster.serve("a", list(range(128)))
     keys, digests = prefix_keys(range(128), BLOCK, b"model"), block_digests(range(128), BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, keys, digests))
+    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, keys, digests, [(None, 0), (keys[0], 1)]))
     assert granted == m.PutGranted(1, [None, None])
 
 
