@@ -44,6 +44,11 @@ class Row:
     wall_s: float
     bound: Bound | None = None
 
+    @property
+    def miss_ratio(self) -> float:
+        """Share of all references that are no hits, with six decimals."""
+        return round(1 - self.hit_rate, 6)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: shares of references with six decimals."""
         found = {
@@ -51,7 +56,7 @@ class Row:
             "blocks": self.blocks,
             "hit_rate": round(self.hit_rate, 6),
             "hit_rate_complete": round(self.hit_rate_complete, 6),
-            "miss_ratio": round(1 - self.hit_rate, 6),
+            "miss_ratio": self.miss_ratio,
             "wall_s": round(self.wall_s, 3),
         }
         return found if self.bound is None else {**found, "bound": self.bound._asdict()}
@@ -101,7 +106,7 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
     if plot_file is not None:
         from mooncake_lite.simulator.figure import draw
 
-        points = [(row.policy, row.blocks or len(whole.facts), 1 - row.hit_rate) for row in rows]
+        points = [(row.policy, row.blocks or len(whole.facts), row.miss_ratio) for row in rows]
         write_whole(plot_file, "--plot", draw(points, plot_file.suffix))
 
 

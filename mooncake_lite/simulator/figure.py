@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from mooncake_lite.errors import ConfigError
 
 MARKERS = "osv^D<>PX*dph"
-"""Curves that lie on each other are told apart by these."""
+"""Curves that lie on each other are told apart by these; the one named first lies on top."""
 
 
 def require_matplotlib() -> None:
@@ -39,7 +39,7 @@ def draw(points: Iterable[tuple[str, int, float]], suffix: str) -> bytes:
             xs, ys = zip(*sorted(curve))
             axes.plot(
                 xs, ys, label=name, color=f"C{number % 10}", marker=MARKERS[number % len(MARKERS)],
-                markersize=5, linewidth=1.3, linestyle="--" if name == "belady" else "-",
+                markersize=5, linewidth=1.3, zorder=50 - number, linestyle="--" if name == "belady" else "-",
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_xlabel("blocks of the pool, 512 tokens each")

@@ -25,7 +25,7 @@ REPORT_EVERY = 256
 
 
 def prefill_s(tokens: int) -> float:
-    """Seconds to compute a prompt on the paper's eight A800: a fit of its measurements within 1.5 %."""
+    """Seconds to compute a prompt on the paper's eight A800: a fit of its measurements within 2 %."""
     return 1.143e-4 * tokens + 7.22e-10 * tokens**2
 
 
