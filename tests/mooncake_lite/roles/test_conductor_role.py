@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,6 +16,7 @@ from store.directory import Directory
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
 from store.policies import policy_factory
+from store.policies.sieve import SIEVE
 
 pytestmark = pytest.mark.quick
 
@@ -366,6 +370,18 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     assert [found.position for found in facts] == [0, 1, 2, 3]
     assert all(found.cost_s > 0 and found.nbytes == LAYOUT.nbytes for found in facts)
     assert facts[3].cost_s == pytest.approx(BLOCK * cluster.role.policy.prefill_s_per_token)
+
+
+def test_a_rank_that_becomes_the_conductor_takes_the_policy_of_its_configuration() -> None:
+    from mooncake_lite.roles.assemble import _conductor_role  # needs torch, which nothing else here does
+
+    config = ServeConfig(block_size=BLOCK, eviction="sieve")
+    model: Any = SimpleNamespace(layers=2, kv_heads=1, head_dim=8)
+    hub: Any = FakeHub()
+    role = _conductor_role(config, model, hub, Members(config, [0, 0, 0, 0], ""), lambda: None)
+    role.step([("rank-3", m.RankHello(3, "store", 0, 0, 9 * LAYOUT.nbytes))])
+    policy = role.directory._segments[3].policy
+    assert (type(policy), policy.capacity) == (SIEVE, 9)
 
 
 def test_a_prompt_that_is_not_admitted_is_decoded_all_the_same_and_leaves_nothing_behind() -> None:
