@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Look into the KV blocks of a tier folder, check it, tidy up.",
     ),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
+    "simulate": ("mooncake_lite.simulator.command:simulate", "Play a trace against eviction policies."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
+from store.errors import UnknownPolicy
+from store.policies import policy_factory
 
 PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
@@ -77,6 +79,7 @@ class ServeConfig:
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
     kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
+    eviction            policy that chooses what leaves the pool's DRAM, by the names of store.policies
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
@@ -104,6 +107,7 @@ class ServeConfig:
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
     kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
+    eviction: str = "lru"
     kv_cache_bytes: int = 512 * 2**20
     staging_bytes: int = 64 * 2**20
     max_model_len: int = 0
@@ -124,6 +128,10 @@ class ServeConfig:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
             )
+        try:
+            policy_factory(self.eviction)
+        except UnknownPolicy as error:
+            raise ConfigError(f"eviction: {error}") from None
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:

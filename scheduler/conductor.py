@@ -94,6 +94,11 @@ class Conductor:
         """Requests in prefill or decode."""
         return len(self._tracked) - self.num_waiting
 
+    @property
+    def prefill_s_per_token(self) -> float:
+        """What prefill takes for one token, as measured lately; a guess before the first measurement."""
+        return self._s_per_token
+
     def decide(self, request: Request, now: float) -> Placement | Rejection:
         """Place a request and queue it, or refuse it. `now` in seconds, any monotonic origin."""
         if not self._prefill or not self._decode:

@@ -10,11 +10,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from store.allocator import padded_size
 from store.errors import LayoutError, StoreError, WrongState
 from store.general import GeneralVerbs
 from store.ledger import Event
 from store.objects import PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.segment import Segment
+
+GENERAL_OBJECT_NBYTES = 64 * 2**10
+"""What eviction policies take an object for without a layout: how many there may be is then a guess."""
 
 
 class Directory(GeneralVerbs):
@@ -32,9 +36,11 @@ class Directory(GeneralVerbs):
         """
         if rank in self._segments:
             raise StoreError(f"rank {rank} has a segment already")
-        if tier and self.layout is None:
-            raise StoreError(f"rank {rank} has a tier, but tiers hold blocks and this pool has no layout")
-        self._segments[rank] = Segment(rank, nbytes, node, self._policy())
+        if self.layout is None:
+            items = nbytes // GENERAL_OBJECT_NBYTES
+        else:
+            items = nbytes // padded_size(self.layout.nbytes)
+        self._segments[rank] = Segment(rank, nbytes, node, self._policy(max(1, items)))
         self._segments[rank].has_tier = tier
 
     def remove_segment(self, rank: int) -> list[str]:
@@ -127,9 +133,11 @@ class Directory(GeneralVerbs):
         digest: int = 0,
         cost_s: float = 0.0,
         class_id: int = 0,
+        parent: int | None = None,
+        position: int = 0,
     ) -> PoolObject:
         """put_start of one object, evicting where necessary. See allocate_many."""
-        wanted = Wanted(nbytes, key, digest, cost_s, class_id)
+        wanted = Wanted(nbytes, key, digest, cost_s, class_id, parent=parent, position=position)
         return self.allocate_many(owner, [wanted], now=now, node=node, rank=rank)[0]
 
     def allocate_many(
@@ -157,9 +165,9 @@ class Directory(GeneralVerbs):
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """All writers have reported: publish the object under its key. True when it became visible.
 
-        Without a key, or when its key is visible already, it stays private to its owner until release.
-        A copy (`put_copy`) becomes visible beside what it is a copy of; one whose checksums differ from
-        that is freed, and counted.
+        Without a key, when its key is visible already, or when the eviction policy does not admit it, it
+        stays private to its owner until release. A copy (`put_copy`) becomes visible beside what it is a
+        copy of; one whose checksums differ from that is freed, and counted.
 
         checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
         is not WRITING, LayoutError when a keyed object comes with another number of checksums.
@@ -178,13 +186,17 @@ class Directory(GeneralVerbs):
             self.counters["copies_bad"] += 1
             self._remove(obj)
             return False
+        segment = self._segments[obj.rank]
         if obj.key is None or (first is not None and not is_copy):
             self.counters["puts_duplicate"] += obj.key is not None
-            self._leave_copies(obj)
-            self._segments[obj.rank].set_state(obj, ObjectState.PRIVATE)
-            return False
-        self._publish(obj, obj.key, now)
-        return True
+        elif is_copy or segment.policy.admits(obj.key, obj.facts, now):
+            self._publish(obj, obj.key, now)
+            return True
+        else:
+            self.counters["puts_not_admitted"] += 1
+        self._leave_copies(obj)
+        segment.set_state(obj, ObjectState.PRIVATE)
+        return False
 
     def put_end_many(
         self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float

@@ -8,6 +8,7 @@ StoreError
   WrongState          an object that is there but not in the state that this step needs
   ObjectInUse         an object that is leased, or that its tier still has to write
   CopyExists          a second copy of an object for one segment
+  UnknownPolicy       no eviction policy of this name, or none that can run there
   TierError           the SSD tier
     TierFolderError   its folder cannot be used
       TierInUse       because another process has it
@@ -93,6 +94,10 @@ class CopyExists(StoreError):
     def __init__(self, key: int, rank: int | None):
         self.key, self.rank = key, rank
         super().__init__(f"rank {rank} has a copy of object {key:016x} already, or is being given one")
+
+
+class UnknownPolicy(StoreError, ValueError):
+    """No eviction policy of this name, or none that can run here; the message lists those that can."""
 
 
 class TierError(StoreError):

@@ -101,6 +101,8 @@ class GeneralVerbs(Placement):
             terms.group_id,
             terms.soft_until,
             terms.hard_pin,
+            source.parent,
+            source.position,
         )
         (copy,) = self._allocate(owner or source.owner, [wanted], segments, node, contiguous, now)
         if source.copies is None:

@@ -6,13 +6,12 @@ explained in docs/lifecycle.md. Every step here leaves the invariant of `check()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
 
 from store.errors import UnknownObject
-from store.eviction import LRU, Policy
 from store.layout import BlockLayout
 from store.objects import (
     PUBLISHED,
@@ -23,6 +22,8 @@ from store.objects import (
     PoolObject,
     Terms,
 )
+from store.policies import PolicyFactory
+from store.policies.lru import LRU
 from store.segment import Segment
 from store.tier_index import TierIndex
 
@@ -41,6 +42,7 @@ COUNTERS = (
     "copies_stored",
     "copies_bad",
     "removals",
+    "puts_not_admitted",
     "pool_full",
     "evictions",
     "evicted_bytes",
@@ -86,7 +88,7 @@ class Ledger:
         self,
         layout: BlockLayout | None,
         *,
-        policy: Callable[[], Policy] = LRU,
+        policy: PolicyFactory = LRU,
         max_unsaved_share: float = 0.5,
         high_water: float = 1.0,
         evict_share: float = 0.0,
@@ -94,6 +96,7 @@ class Ledger:
     ):
         """
         layout              of the blocks; None: objects of any size, with any number of checksums, no tiers
+        policy              makes one for each segment, from its capacity in blocks; its items are the keys
         max_unsaved_share   at most this share of a segment waits for its tier (such blocks cannot be
                             evicted); what becomes visible beyond it is not saved, and counted
         high_water          a segment used beyond this share evicts at the next put, full or not
@@ -160,7 +163,7 @@ class Ledger:
         is_copy = key in self._visible
         if not is_copy:
             self._visible[key] = obj
-        segment.policy.on_insert(obj.object_id, obj.nbytes, now, cost_s=obj.cost_s, class_id=obj.class_id)
+        segment.policy.on_insert(key, obj.facts, now)
         segment.set_state(obj, ObjectState.VISIBLE)
         self._events.append(BlockStored(key, obj.rank, "dram"))
         if is_copy:
@@ -176,20 +179,20 @@ class Ledger:
         self._tier.start_save(obj.rank, key, obj.digest)
         self._saves.append(obj)
 
-    def _remove(self, obj: PoolObject) -> None:
-        """The object is no more: out of every book, its extents free."""
+    def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
+        """The object is no more: out of every book, its extents free. evicted: it was the policy's victim."""
         segment = self._segments[obj.rank]
         for owner in list(obj.lessees or ()):
             self._unlease(owner, obj)
         if obj.state is ObjectState.VISIBLE:
-            self._hide(obj)
+            self._hide(obj, evicted=evicted)
         elif obj.state is not ObjectState.UNLISTED:
             self._disown(obj)
             self._leave_copies(obj)
         segment.clear(obj)
         del self._objects[obj.object_id]
 
-    def _hide(self, obj: PoolObject) -> None:
+    def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:
         """No lookup finds this VISIBLE object any more, and nobody evicts it; its state is the caller's."""
         assert obj.key is not None
         if self._visible[obj.key] is obj:
@@ -199,7 +202,7 @@ class Ledger:
             else:
                 del self._visible[obj.key]
         self._leave_copies(obj)
-        self._segments[obj.rank].policy.on_remove(obj.object_id)
+        self._segments[obj.rank].policy.on_remove(obj.key, evicted=evicted)
         self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
     def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
@@ -223,10 +226,10 @@ class Ledger:
         """What a lookup found was used, the last block first."""
         segments = self._segments
         for obj in reversed(found):
-            if isinstance(obj, PoolObject):
+            if isinstance(obj, PoolObject) and obj.key is not None:
                 obj.last_use_s = now
                 segment = segments[obj.rank]
-                segment.policy.on_access(obj.object_id, now)
+                segment.policy.on_access(obj.key, now)
                 if obj.copies is not None and obj.object_id in segment.copies:
                     segment.copies.move_to_end(obj.object_id)
 
@@ -407,9 +410,10 @@ class Ledger:
         uses = [obj.last_use_s for obj in segment.copies.values()]
         assert uses == sorted(uses)
         assert all(self._objects[i] is o and o.rank == rank for i, o in segment.copies.items())
-        in_order = set(segment.policy.victims(0.0))
-        assert in_order == {o.object_id for o in objects if o.state is ObjectState.VISIBLE}
-        assert len(segment.policy) == len(in_order)
+        segment.policy.check()
+        known = list(segment.policy)
+        assert set(known) == {o.key for o in objects if o.state is ObjectState.VISIBLE}
+        assert len(segment.policy) == len(known)
         for obj in objects:
             visible = obj.state is ObjectState.VISIBLE
             assert obj.evictable == (visible and not obj.held() and not obj.hard_pinned())

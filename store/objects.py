@@ -3,7 +3,8 @@
 Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md. The life of an object:
 
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
-                    |          `-----> PRIVATE   (no key, or its key was visible already: its owner's alone)
+                    |          `-----> PRIVATE   (no key, its key was visible already, or it is not admitted:
+                    |                             its owner's alone)
                     |                         VISIBLE -> found bad -> UNLISTED while leased, else gone
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
 
@@ -20,12 +21,13 @@ from typing import ClassVar, NamedTuple
 
 from store.allocator import Extent
 from store.errors import LayoutError
+from store.policies.contract import BlockFacts
 
 
 class ObjectState(Enum):
     """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
 
-    PRIVATE       of one request, without a key: a tail
+    PRIVATE       of one request alone: a tail, which has no key, or a block that is not kept
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
     UNLISTED      was visible and was found bad; who has a lease on it reads to the end, then it is freed
     """
@@ -58,10 +60,11 @@ class Hit(NamedTuple):
 class Wanted(NamedTuple):
     """One object to allocate. key None: private to its owner, never in the index.
 
-    cost_s        what it costs to recompute it; class_id: plain data for policies
-    group_id      what it may later be removed together with; 0: nothing
-    soft_until    evicted only when nothing else is left, until this time
-    hard_pin      never evicted
+    cost_s, class_id, parent, position   for eviction policies, see `store.policies.contract.BlockFacts`:
+                                         parent is the key of the block before it in its prefix
+    group_id                             what it may later be removed together with; 0: nothing
+    soft_until                           evicted only when nothing else is left, until this time
+    hard_pin                             never evicted
     """
 
     nbytes: int
@@ -72,6 +75,8 @@ class Wanted(NamedTuple):
     group_id: int = 0
     soft_until: float = 0.0
     hard_pin: bool = False
+    parent: int | None = None
+    position: int = 0
 
 
 class BlockStored(NamedTuple):
@@ -116,6 +121,7 @@ class PoolObject:
                       many segments: one list that they share; None when there are no others
         terms         None when there are none
         sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
+        parent        key of the block before it in its prefix, and position: how many there are; for policies
         lessees       owners that hold a lease on it, None or empty when there are none
         unsaved       waits to be written to its rank's tier: not evictable until then
         evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
@@ -135,6 +141,8 @@ class PoolObject:
     digest: int
     cost_s: float
     class_id: int
+    parent: int | None = None
+    position: int = 0
     scattered: tuple[Extent, ...] | None = None
     terms: Terms | None = None
     state: ObjectState = ObjectState.WRITING
@@ -144,6 +152,11 @@ class PoolObject:
     unsaved: bool = False
     evictable: bool = False
     last_use_s: float = 0.0
+
+    @property
+    def facts(self) -> BlockFacts:
+        """What eviction policies may know of it; made when it is asked for, since a pool holds millions."""
+        return BlockFacts(self.nbytes, self.cost_s, self.class_id, self.parent, self.position)
 
     @property
     def extents(self) -> tuple[Extent, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from store.allocator import Extent, padded_size
 from store.errors import LayoutError, PoolFull
-from store.ledger import Ledger, Owner
+from store.ledger import Ledger, Owner, visible_copies
 from store.objects import PoolObject, Terms, Wanted
 from store.segment import Segment, pool_full
 
@@ -81,6 +81,8 @@ class Placement(Ledger):
             item.digest,
             item.cost_s,
             item.class_id,
+            item.parent,
+            item.position,
             extents if len(extents) > 1 else None,
         )
         if item.group_id or item.soft_until or item.hard_pin:
@@ -122,14 +124,21 @@ class Placement(Ledger):
                 cold.add(object_id)
                 yield obj
         pinned = []
-        for object_id in segment.policy.victims(now):
-            obj = self._objects[object_id]
-            if obj.evictable and object_id not in cold:
+        for key in segment.policy.victims(now):
+            obj = self._copy_in(segment, key)
+            if obj.evictable and obj.object_id not in cold:
                 if obj.soft_pinned(now):
                     pinned.append(obj)
                 else:
                     yield obj
         yield from pinned
+
+    def _copy_in(self, segment: Segment, key: int) -> PoolObject:
+        """The visible object of this key in this segment."""
+        obj = self._visible[key]
+        if obj.rank == segment.rank:
+            return obj
+        return next(copy for copy in visible_copies(obj) if copy.rank == segment.rank)
 
     def _coldest(self, segment: Segment, now: float) -> tuple[bool, float]:
         """(soft-pinned, last use) of the object that this segment would evict first."""
@@ -166,7 +175,7 @@ class Placement(Ledger):
             self.counters["evictions"] += 1
             self.counters["evicted_bytes"] += obj.nbytes
             self.counters["copies_evicted"] += obj.object_id in segment.copies
-            self._remove(obj)
+            self._remove(obj, evicted=True)
         return len(chosen)
 
     def _relieve(self, segments: Sequence[Segment], now: float) -> None:

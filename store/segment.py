@@ -9,8 +9,8 @@ from collections import OrderedDict
 
 from store.allocator import Extent, RangeAllocator
 from store.errors import PoolFull
-from store.eviction import Policy
 from store.objects import ObjectState, PoolObject
+from store.policies import Policy
 
 
 class Segment:

@@ -114,7 +114,8 @@ class PutWanted(Message, frozen=True):
     """Decode -> conductor: these blocks became full while decoding; where may they go?
 
     keys, digests, tokens   of each block; number numbers this rank's askings
-    parents                 the key before each block's own, None for the first block of a prompt
+    before                  for each block, the key of the block before it in its prefix (None: it is the
+                            first), and how many are before it
     """
 
     number: int
@@ -122,7 +123,7 @@ class PutWanted(Message, frozen=True):
     keys: list[int]
     digests: list[int]
     tokens: list[list[int]]
-    parents: list[int | None]
+    before: list[tuple[int | None, int]]
 
 
 class PutGranted(Message, frozen=True):

@@ -35,6 +35,7 @@ from mooncake_lite.roles.pool import KVEvents
 from mooncake_lite.roles.rank import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
 from store.directory import Directory
+from store.policies import policy_factory
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
@@ -176,7 +177,7 @@ def _conductor_role(
     must_stop: Callable[[], str | None],
     events: KVEvents | None,
 ) -> ConductorRole:
-    directory = Directory(block_layout(config, model_config))
+    directory = Directory(block_layout(config, model_config), policy=policy_factory(config.eviction))
     return ConductorRole(config, hub, directory, members, must_stop, events)
 
 

@@ -57,6 +57,7 @@ class ConductorRole:
         self.pool = Pool(directory, self.policy, hub.send, events)
         self.replicator = Replicator(self.pool, members, hub.send)
         self.queries = PoolQueries(directory, lambda: config.ranks_of("store"), hub.send)
+        self.room.s_per_token = self.policy.prefill_s_per_token
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
@@ -301,6 +302,7 @@ class ConductorRole:
         now = time.monotonic()
         computed = len(record.token_ids) - sum(record.cached.values())
         self.policy.on(scheduler.PrefillEnded(done.request_id, computed, done.seconds), now)
+        self.room.s_per_token = self.policy.prefill_s_per_token
         self._describe(record)
         self.pool.publish([ref.object_id for ref in record.store], done.checksums, now)
         record.first_token(done)

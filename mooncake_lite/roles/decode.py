@@ -218,7 +218,7 @@ class DecodeRole:
         """Copy blocks that have just become full into staging, and ask where they may go."""
         keys: list[int] = []
         tokens: list[list[int]] = []
-        parents: list[int | None] = []
+        before: list[tuple[int | None, int]] = []
         put = _Put([], [])
         size = self.rank.engine.block_tokens
         for request in filled:
@@ -237,12 +237,12 @@ class DecodeRole:
             put.sums.append(self.rank.staging.layout.checksums(block))
             keys.append(key)
             tokens.append(block_tokens)
-            parents.append(parent)
+            before.append((parent, end // size - 1))
         if keys:
             self._put_number += 1
             self._puts[self._put_number] = put
             digests = [block_digest(block) for block in tokens]
-            self.rank.tell(PutWanted(self._put_number, self.rank.number, keys, digests, tokens, parents))
+            self.rank.tell(PutWanted(self._put_number, self.rank.number, keys, digests, tokens, before))
 
     def _write_granted(self, granted: PutGranted) -> None:
         put = self._puts.get(granted.number)

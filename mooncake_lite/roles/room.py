@@ -41,6 +41,7 @@ class Grant(NamedTuple):
 class Room:
     """The conductor's hand in the directory.
 
+    s_per_token  what computing one token takes, as measured; it prices blocks for the eviction policy
     _grants      by object
     _promotion   which blocks read from SSD become visible in DRAM; the others are the request's alone
     """
@@ -51,6 +52,7 @@ class Room:
         self._block_nbytes = directory.layout.nbytes
         self._members = members
         self._block_tokens = block_tokens
+        self.s_per_token = 0.0
         self._grants: dict[int, Grant] = {}
         self._promotion = SecondHit()
 
@@ -101,8 +103,22 @@ class Room:
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """A full block of a request, under its key unless reuse is off."""
-        nbytes = self._block_nbytes
-        return Wanted(nbytes, record.keys[index], record.digests[index]) if record.keys else Wanted(nbytes)
+        if not record.keys:
+            return Wanted(self._block_nbytes)
+        parent = record.keys[index - 1] if index else None
+        return Wanted(
+            self._block_nbytes,
+            record.keys[index],
+            record.digests[index],
+            self._cost_s,
+            parent=parent,
+            position=index,
+        )
+
+    @property
+    def _cost_s(self) -> float:
+        """Seconds that computing one block takes."""
+        return self.s_per_token * self._block_tokens
 
     def grant(self, wanted: PutWanted, now: float) -> PutGranted:
         """Places for blocks that became full while decoding; a full pool or a known key means no place."""
@@ -114,10 +130,12 @@ class Room:
                 continue
             owner = f"put/{wanted.rank}/{wanted.number}/{index}"
             with contextlib.suppress(PoolFull):
-                place = self._directory.allocate(
-                    owner, self._block_nbytes, now=now, node=node, key=key, digest=digest
+                parent, position = wanted.before[index]
+                block = Wanted(
+                    self._block_nbytes, key, digest, self._cost_s, parent=parent, position=position
                 )
-                self._grants[place.object_id] = Grant(owner, key, wanted.tokens[index], wanted.parents[index])
+                (place,) = self._directory.allocate_many(owner, [block], now=now, node=node)
+                self._grants[place.object_id] = Grant(owner, key, wanted.tokens[index], parent)
                 places[-1] = block_ref(place)
         return PutGranted(wanted.number, places)
 

@@ -29,6 +29,7 @@ def test_a_family_answers_as_one_process_does_cold_from_dram_and_from_hdf5(
     expected = reference.greedy_texts(folder, prompts, dtype=dtype)
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     flags = [str(folder), *tiny.FLAGS, "--dtype", dtype, "--ssd-dir", str(tmp_path / "tier")]
+    flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected

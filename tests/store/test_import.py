@@ -14,7 +14,7 @@ def test_importing_any_module_of_the_store_loads_no_heavy_library() -> None:
         "keys",
         "layout",
         "allocator",
-        "eviction",
+        "policies",
         "directory",
         "general",
         "placement",

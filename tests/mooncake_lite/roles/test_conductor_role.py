@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,6 +15,8 @@ from mooncake_lite.roles.members import Members
 from store.directory import Directory
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
+from store.policies import policy_factory
+from store.policies.sieve import SIEVE
 
 pytestmark = pytest.mark.quick
 
@@ -45,7 +50,7 @@ class Cluster:
     def __init__(self, blocks: int = 32, tier: tuple[int, ...] = (), **options: object) -> None:
         config = ServeConfig(block_size=BLOCK, **options)  # type: ignore[arg-type]
         self.hub = FakeHub()
-        self.directory = Directory(LAYOUT)
+        self.directory = Directory(LAYOUT, policy=policy_factory(config.eviction))
         members = Members(config, [0, 0, 0, 0], "")
         self.role = ConductorRole(config, self.hub, self.directory, members, lambda: None)  # type: ignore[arg-type]
         nbytes = blocks * LAYOUT.nbytes
@@ -376,7 +381,8 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     cluster.serve("a", list(range(128)))
     turn = [*range(128), *range(500, 564), 1, 2]
     keys, digests = prefix_keys(turn, BLOCK, b"model"), block_digests(turn, BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[2]], [digests[2]], [[0] * BLOCK], [None]))
+    wanted = m.PutWanted(1, 2, [keys[2]], [digests[2]], [[0] * BLOCK], [(keys[1], 2)])
+    (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.PutGranted)
     assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
@@ -385,13 +391,51 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     assert job.cached_tokens["dram"] == 192
 
 
+def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs() -> None:
+    cluster = Cluster(eviction="gdsf")
+    cluster.serve("a", list(range(192)))
+    tokens = [*range(192), *range(500, 564)]
+    keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
+    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[3]], [digests[3]], [(keys[2], 3)]))
+    assert isinstance(granted, m.PutGranted)
+    assert granted.places[0] is not None
+    cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
+    hits = cluster.directory.lookup(keys, digests, 0, touch=False)
+    facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
+    assert [found.parent for found in facts] == [None, *keys[:3]]
+    assert [found.position for found in facts] == [0, 1, 2, 3]
+    assert all(found.cost_s > 0 and found.nbytes == LAYOUT.nbytes for found in facts)
+    assert facts[3].cost_s == pytest.approx(BLOCK * cluster.role.policy.prefill_s_per_token)
+
+
+def test_a_rank_that_becomes_the_conductor_takes_the_policy_of_its_configuration() -> None:
+    from mooncake_lite.roles.assemble import _conductor_role  # needs torch, which nothing else here does
+
+    config = ServeConfig(block_size=BLOCK, eviction="sieve")
+    model: Any = SimpleNamespace(layers=2, kv_heads=1, head_dim=8)
+    hub: Any = FakeHub()
+    role = _conductor_role(config, model, hub, Members(config, [0, 0, 0, 0], ""), lambda: None)
+    role.step([("rank-3", m.RankHello(3, "store", 0, 0, 9 * LAYOUT.nbytes))])
+    policy = role.directory._segments[3].policy
+    assert (type(policy), policy.capacity) == (SIEVE, 9)
+
+
+def test_a_prompt_that_is_not_admitted_is_decoded_all_the_same_and_leaves_nothing_behind() -> None:
+    cluster = Cluster(eviction="lru+second-hit")
+    for turn, cached in (("a", 0), ("b", 0), ("c", 128)):
+        job = cluster.serve(turn, list(range(150)))
+        assert job.cached_tokens["dram"] == cached
+        assert len(job.load) + len(job.store) == 2
+        assert cluster.idle_bytes == 0
+    assert cluster.directory.counters["puts_not_admitted"] == 2
+
+
 def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
     cluster = Cluster()
     cluster.serve("a", list(range(128)))
     keys, digests = prefix_keys(range(128), BLOCK, b"model"), block_digests(range(128), BLOCK)
-    (granted,) = cluster.tell(
-        "rank-2", m.PutWanted(1, 2, keys, digests, [[0] * BLOCK] * len(keys), [None, *keys[:-1]])
-    )
+    wanted = m.PutWanted(1, 2, keys, digests, [[0] * BLOCK] * 2, [(None, 0), (keys[0], 1)])
+    (granted,) = cluster.tell("rank-2", wanted)
     assert granted == m.PutGranted(1, [None, None])
 
 
