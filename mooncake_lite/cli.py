@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
     "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
     "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
+    "store": (
+        "mooncake_lite.pool.commands:store",
+        "Look into the KV blocks of a tier folder, check it, tidy up.",
+    ),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from store.errors import LayoutError, StoreError, WrongState
 from store.general import GeneralVerbs
 from store.ledger import Event
-from store.objects import Found, ObjectState, PoolObject, Wanted
+from store.objects import PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.segment import Segment
 
 
@@ -44,7 +44,7 @@ class Directory(GeneralVerbs):
         """
         self._segment(rank)
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
-        owners = {obj.owner for obj in lost if obj.state is not ObjectState.VISIBLE}
+        owners = {obj.owner for obj in lost if obj.state not in PUBLISHED}
         for obj in lost:
             owners.update(obj.lessees or ())
             self._remove(obj)
@@ -256,12 +256,30 @@ class Directory(GeneralVerbs):
         self._events += self._tier.end_save(rank, keys, durable=True)
 
     def dropped(self, rank: int, keys: Sequence[int]) -> None:
-        """Will not be in the tier (disk full, bad bytes, queue full); counted."""
+        """Will not be in the tier (disk full, queue full); counted."""
         for key in keys:
             obj = self._unsaved(rank, key)
             if obj is not None:
                 self._segments[rank].set_unsaved(obj, False)
         self.counters["saves_dropped"] += len(keys)
+        self._tier.end_save(rank, keys, durable=False)
+
+    def bad_in_dram(self, rank: int, keys: Sequence[int]) -> None:
+        """The bytes that were to be written behind are not those of put_end: a miss from now on, and counted.
+
+        An object that nobody has a lease on is freed at once, another one when its last lease ends.
+        """
+        for key in keys:
+            obj = self._unsaved(rank, key)
+            if obj is None:
+                continue
+            self.counters["dram_bad_blocks"] += 1
+            if not obj.lessees:
+                self._remove(obj)
+                continue
+            self._hide(obj)
+            self._segments[rank].set_unsaved(obj, False)
+            self._segments[rank].set_state(obj, ObjectState.UNLISTED)
         self._tier.end_save(rank, keys, durable=False)
 
     def tier_evicted(self, rank: int, keys: Iterable[int]) -> None:

@@ -14,7 +14,15 @@ from itertools import pairwise
 from store.errors import UnknownObject
 from store.eviction import LRU, Policy
 from store.layout import BlockLayout
-from store.objects import BlockRemoved, BlockStored, Found, ObjectState, PoolObject, Terms
+from store.objects import (
+    PUBLISHED,
+    BlockRemoved,
+    BlockStored,
+    Found,
+    ObjectState,
+    PoolObject,
+    Terms,
+)
 from store.segment import Segment
 from store.tier_index import TierIndex
 
@@ -43,6 +51,7 @@ COUNTERS = (
     "saves_dropped",
     "tier_evictions",
     "tier_bad_blocks",
+    "dram_bad_blocks",
 )
 
 
@@ -101,7 +110,8 @@ class Ledger:
         self._segments: dict[int, Segment] = {}
         self._objects: dict[int, PoolObject] = {}
         self._visible: dict[int, PoolObject] = {}
-        self._tier = TierIndex(layout.nbytes if layout else 0)
+        self._block_nbytes = layout.nbytes if layout else 0
+        self._tier = TierIndex(self._block_nbytes)
         self._owners: dict[str, Owner] = {}
         self._expiries: list[tuple[float, str]] = []
         self._held: list[tuple[float, int]] = []
@@ -172,20 +182,25 @@ class Ledger:
         for owner in list(obj.lessees or ()):
             self._unlease(owner, obj)
         if obj.state is ObjectState.VISIBLE:
-            assert obj.key is not None
-            if self._visible[obj.key] is obj:
-                others = [copy for copy in visible_copies(obj) if copy is not obj]
-                if others:
-                    self._visible[obj.key] = others[0]
-                else:
-                    del self._visible[obj.key]
-            segment.policy.on_remove(obj.object_id)
-            self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
-        else:
+            self._hide(obj)
+        elif obj.state is not ObjectState.UNLISTED:
             self._disown(obj)
-        self._leave_copies(obj)
+            self._leave_copies(obj)
         segment.clear(obj)
         del self._objects[obj.object_id]
+
+    def _hide(self, obj: PoolObject) -> None:
+        """No lookup finds this VISIBLE object any more, and nobody evicts it; its state is the caller's."""
+        assert obj.key is not None
+        if self._visible[obj.key] is obj:
+            others = [copy for copy in visible_copies(obj) if copy is not obj]
+            if others:
+                self._visible[obj.key] = others[0]
+            else:
+                del self._visible[obj.key]
+        self._leave_copies(obj)
+        self._segments[obj.rank].policy.on_remove(obj.object_id)
+        self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
     def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
         self.counters["puts_revoked"] += 1
@@ -288,7 +303,10 @@ class Ledger:
     def _drop_leases(self, owner: str) -> None:
         record = self._owners.get(owner)
         for object_id in list(record.leased) if record else ():
-            self._unlease(owner, self._objects[object_id])
+            obj = self._objects[object_id]
+            self._unlease(owner, obj)
+            if obj.state is ObjectState.UNLISTED and not obj.lessees:
+                self._remove(obj)
         if record is not None:
             record.until = 0.0
 
@@ -332,7 +350,7 @@ class Ledger:
         for rank in self._segments:
             self._check_segment(rank)
         self._check_copies()
-        unpublished = {i for i, o in self._objects.items() if o.state is not ObjectState.VISIBLE}
+        unpublished = {i for i, o in self._objects.items() if o.state not in PUBLISHED}
         assert unpublished == {i for record in self._owners.values() for i in record.objects}
         for name, record in self._owners.items():
             assert record.leased or record.objects, f"owner {name} has nothing"
@@ -388,3 +406,4 @@ class Ledger:
             visible = obj.state is ObjectState.VISIBLE
             assert obj.evictable == (visible and not obj.held() and not obj.hard_pinned())
             assert visible or not obj.unsaved
+            assert obj.lessees or obj.state is not ObjectState.UNLISTED

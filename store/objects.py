@@ -4,6 +4,7 @@ Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md
 
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
                     |          `-----> PRIVATE   (no key, or its key was visible already: its owner's alone)
+                    |                         VISIBLE -> found bad -> UNLISTED while leased, else gone
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
 
 One key may be visible in several segments: copies, each an object of its own.
@@ -26,12 +27,18 @@ class ObjectState(Enum):
 
     PRIVATE       of one request, without a key: a tail
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
+    UNLISTED      was visible and was found bad; who has a lease on it reads to the end, then it is freed
     """
 
     WRITING = "being written"
     VISIBLE = "visible"
     PRIVATE = "private"
     QUARANTINED = "quarantined"
+    UNLISTED = "unlisted"
+
+
+PUBLISHED = (ObjectState.VISIBLE, ObjectState.UNLISTED)
+"""Of these the owner has no say any more."""
 
 
 class Hit(NamedTuple):
@@ -113,8 +120,8 @@ class PoolObject:
         unsaved       waits to be written to its rank's tier: not evictable until then
         evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
 
-    Immutable once VISIBLE, except for who leases and pins it, copies, unsaved, evictable and last_use_s.
-    A pool holds millions: what most do not need costs them one None.
+    Immutable once VISIBLE, except for who leases and pins it, copies, unsaved, evictable, last_use_s, and
+    UNLISTED after it. A pool holds millions: what most do not need costs them one None.
     """
 
     tier: ClassVar[str] = "dram"

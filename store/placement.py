@@ -46,8 +46,8 @@ class Placement(Ledger):
     def _check_wanted(self, item: Wanted) -> None:
         if item.nbytes < 1:
             raise LayoutError(f"an object of {item.nbytes} B")
-        if self.layout is not None and item.key is not None and item.nbytes != self.layout.nbytes:
-            raise LayoutError(f"a keyed object of {item.nbytes} B; a block has {self.layout.nbytes} B")
+        if self.layout is not None and item.key is not None and item.nbytes != self._block_nbytes:
+            raise LayoutError(f"a keyed object of {item.nbytes} B; a block has {self._block_nbytes} B")
 
     def _check_room(self, wanted: Sequence[Wanted], segments: list[Segment], now: float) -> None:
         """Raise PoolFull, before anything is evicted, when the sizes alone rule it out."""

@@ -99,7 +99,7 @@ def pool_full(needed_bytes: int, segments: list[Segment]) -> PoolFull:
         capacity_bytes=sum(segment.allocator.capacity for segment in segments),
         free_bytes=sum(segment.allocator.free_bytes for segment in segments),
         evictable_bytes=evictable,
-        leased_bytes=kept + bytes_in(ObjectState.PRIVATE),
+        leased_bytes=kept + bytes_in(ObjectState.PRIVATE, ObjectState.UNLISTED),
         writing_bytes=bytes_in(ObjectState.WRITING, ObjectState.QUARANTINED),
         unsaved_bytes=unsaved,
     )

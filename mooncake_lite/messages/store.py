@@ -32,12 +32,13 @@ class BlocksSaved(Message, frozen=True):
     """Store -> conductor: what became of blocks that were to be written behind.
 
     state   "written" to the open segment file, so the DRAM copy is no longer needed; "durable" in a sealed
-            one; "dropped": not written (queue or disk full, bad bytes), so DRAM has the only copy
+            one; "dropped": not written (queue or disk full), so DRAM has the only copy; "bad": not written,
+            because the bytes in DRAM are not those of put_end
     """
 
     rank: int
     keys: list[int]
-    state: Literal["written", "durable", "dropped"]
+    state: Literal["written", "durable", "dropped", "bad"]
 
 
 class TierEvicted(Message, frozen=True):

@@ -90,6 +90,8 @@ class Pool:
             self.directory.saved(saved.rank, saved.keys)
         elif saved.state == "durable":
             self.directory.durable(saved.rank, saved.keys)
+        elif saved.state == "bad":
+            self.directory.bad_in_dram(saved.rank, saved.keys)
         else:
             self.directory.dropped(saved.rank, saved.keys)
         self.tell(time.monotonic())

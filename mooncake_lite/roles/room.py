@@ -17,6 +17,7 @@ from mooncake_lite.roles.requests import RequestRecord
 from store.directory import Directory
 from store.errors import PoolFull
 from store.objects import PoolObject, Wanted
+from store.promotion import SecondHit
 
 LEASE_S = 3600.0
 """A request's lease on its blocks ends when its KV has been read; this bound is for our own bugs."""
@@ -40,7 +41,8 @@ class Grant(NamedTuple):
 class Room:
     """The conductor's hand in the directory.
 
-    _grants   by object
+    _grants      by object
+    _promotion   which blocks read from SSD become visible in DRAM; the others are the request's alone
     """
 
     def __init__(self, directory: Directory, members: Members, block_tokens: int) -> None:
@@ -50,6 +52,7 @@ class Room:
         self._members = members
         self._block_tokens = block_tokens
         self._grants: dict[int, Grant] = {}
+        self._promotion = SecondHit()
 
     def reserve(self, record: RequestRecord, now: float, use_ssd: bool) -> dict[int, list[int]]:
         """Fill in load, store and tail of a record; by store rank, which of load must come from SSD first.
@@ -70,7 +73,11 @@ class Room:
                 on_ssd.setdefault(hit.rank, []).append(index)
         record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
         for rank, indices in on_ssd.items():
-            wanted = [self._wanted(record, index) for index in indices]
+            stays = [self._promotion.hit(record.keys[index], owner) for index in indices]
+            wanted = [
+                self._wanted(record, index) if stay else Wanted(self._block_nbytes)
+                for index, stay in zip(indices, stays)
+            ]
             places = directory.allocate_many(owner, wanted, now=now, rank=rank)
             for index, place in zip(indices, places):
                 record.load[index] = block_ref(place)

@@ -448,17 +448,28 @@ class Lives(RuleBasedStateMachine):
                 self.touch(hit.object_id)
 
     @precondition(lambda self: self.in_flight)
-    @rule(data=st.data(), outcome=st.sampled_from(["saved", "durable", "dropped"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["saved", "durable", "dropped", "bad_in_dram"]))
     def tier_reports(self, data, outcome) -> None:
         self.report(data.draw(st.sampled_from(sorted(self.in_flight))), outcome)
 
     def report(self, key: int, outcome: str) -> None:
         getattr(self.directory, outcome)(TIER_RANK, [key])
+        bad = [i for i in self.unsaved if self.keys[i] == key and outcome == "bad_in_dram"]
+        self.states.update(dict.fromkeys(bad, ObjectState.UNLISTED))
+        self.order = [i for i in self.order if i not in bad]
         self.unsaved = {i for i in self.unsaved if self.keys[i] != key}
         if outcome != "saved":
             self.in_flight.discard(key)
         if outcome == "durable":
             self.tier.add(key)
+
+    def free_unlisted(self) -> None:
+        """Who had a lease on a block that was found bad reads it to the end; then it is gone."""
+        if unlisted := self.of(ObjectState.UNLISTED):
+            self.directory.expire(self.now)
+            self.expire()
+            held = {i for ids, _ in self.leases.values() for i in ids}
+            self.forget([i for i in unlisted if i not in held])
 
     @rule(key=keys, bad=st.booleans())
     def tier_loses(self, key, bad) -> None:
@@ -471,6 +482,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_directory_agrees_with_the_model(self) -> None:
+        self.free_unlisted()
         self.directory.check()
         for object_id, state in self.states.items():
             obj = self.directory.object(object_id)

@@ -209,7 +209,10 @@ def test_a_bad_block_on_ssd_is_a_miss_and_what_stands_before_it_is_still_used() 
     (ask,) = cluster.submit("a", tokens)
     assert isinstance(ask, m.LoadBlocks)
     answer = m.BlocksLoaded(ask.number, [True, False, True], [SUMS, [], SUMS], 0.01)
-    (job,) = cluster.tell("rank-3", answer)
+    (again,) = cluster.tell("rank-3", answer)
+    assert isinstance(again, m.LoadBlocks)
+    assert again.keys == keys[:1]
+    (job,) = cluster.tell("rank-3", m.BlocksLoaded(again.number, [True], [SUMS], 0.01))
     assert isinstance(job, m.Prefill)
     assert len(job.load) == 1
     assert len(job.store) == 2
@@ -227,6 +230,38 @@ def test_what_was_saved_can_be_evicted_from_dram_and_comes_back_from_ssd() -> No
     assert len(other.store) == 3
     (ask,) = cluster.submit("c", tokens)
     assert isinstance(ask, m.LoadBlocks)
+
+
+def test_a_block_from_ssd_stays_in_dram_from_its_second_hit_on() -> None:
+    tokens = list(range(150))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(tier=tuple(keys))
+    cached = []
+    for name in ("a", "b", "c"):
+        sent = cluster.submit(name, tokens)
+        if isinstance(sent[0], m.LoadBlocks):
+            sent = cluster.tell("rank-3", m.BlocksLoaded(sent[0].number, [True] * 2, [SUMS] * 2, 0.01))
+        (job,) = sent
+        assert isinstance(job, m.Prefill)
+        cached.append(job.cached_tokens)
+        cluster.prefill_done(job)
+        cluster.tell("rank-2", m.DecodeLoaded(name, []))
+        cluster.tell("rank-2", m.DecodeDone(name, "finished", 3))
+        assert cluster.idle_bytes == 0
+        assert cluster.directory.stats()["keys_dram"] == (0 if name == "a" else 2)
+    assert cached == [{"dram": 0, "ssd": 128}, {"dram": 0, "ssd": 128}, {"dram": 128, "ssd": 0}]
+
+
+def test_a_block_whose_bytes_went_bad_in_dram_is_computed_again() -> None:
+    cluster = Cluster()
+    tokens = list(range(150))
+    cluster.serve("a", tokens)
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    cluster.tell("rank-3", m.BlocksSaved(3, keys[1:], "bad"))
+    (job,) = cluster.submit("b", tokens)
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), len(job.store)) == (1, 1)
 
 
 def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
@@ -291,7 +326,7 @@ def test_a_request_cancelled_while_its_blocks_come_from_ssd_ends_when_they_are_t
     cluster.tell("rank-3", m.BlocksLoaded(ask.number, [True, True], [SUMS, SUMS], 0.01))  # type: ignore[attr-defined]
     assert cluster.role.records == {}
     assert cluster.idle_bytes == 0
-    assert cluster.directory.stats()["keys_dram"] == 2
+    assert cluster.directory.stats()["keys_dram"] == 0
 
 
 def test_a_prefill_that_was_cancelled_too_late_does_not_go_to_decode() -> None:
