@@ -36,6 +36,8 @@ class Directory(GeneralVerbs):
         """
         if rank in self._segments:
             raise StoreError(f"rank {rank} has a segment already")
+        if tier and self.layout is None:
+            raise StoreError(f"rank {rank} has a tier, but tiers hold blocks and this pool has no layout")
         if self.layout is None:
             items = nbytes // GENERAL_OBJECT_NBYTES
         else:
