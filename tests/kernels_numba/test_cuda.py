@@ -38,7 +38,6 @@ HERE = (
     "decode v3 float32 256",
     "merge float32",
     "attention v1 bfloat16",
-    "encode v2 bfloat16 float32 64",
     "encode v2 int8 float16 64",
     "encode v2 fp8 float32 64",
     "decode v2 bfloat16 bfloat16 128",
