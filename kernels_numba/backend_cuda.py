@@ -215,7 +215,7 @@ def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds:
 def _check_available() -> None:
     """Raises BackendError when Numba finds no device. Asked once a process."""
     if not cuda.is_available():
-        why = cuda.cuda_error() or "no NVVM"
+        why = " ".join((cuda.cuda_error() or "no NVVM: pip install 'mooncake-lite[gpu]'").split())
         raise BackendError(f"device arrays were given, but Numba finds no CUDA device ({why})")
 
 

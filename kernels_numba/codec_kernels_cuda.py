@@ -187,7 +187,7 @@ def recode_v1(caches, page_ids, blocks, first_layer, first_head, codec, groups, 
                     blocks[b, layer, kv, head, codes + d] = np.uint8(code)
 
 
-def fits_v2(codec: int, groups: int, head_dim: int) -> bool:
+def fits_v2(groups: int, head_dim: int) -> bool:
     """Whether lanes can hold a row: no group of int4 may lie in both of its halves, unless it is the row."""
     return head_dim % 16 == 0 and head_dim <= 512 and (groups <= 1 or head_dim % 64 == 0)
 
@@ -402,19 +402,16 @@ def launch_recode(
     item, groups = caches.dtype.itemsize, codec.groups(caches.shape[5])
     block_bytes, unit_bytes = strides_of(blocks)[0], blocks.shape[4]
     steps = (block_bytes, unit_bytes, pages * page_size * groups * 2)
-    if (
-        not fits_v2(codec.number, groups, head_dim)
-        or any(n % CHUNK for n in steps)
-        or not aligned(caches, blocks)
-    ):
+    first_layer, layer_count, first_head, head_count = part
+    rows_per_block = layer_count * 2 * head_count * pages * page_size
+    rows = page_ids.shape[0] * rows_per_block
+    fits = fits_v2(groups, head_dim) and rows < 2**31 and not any(n % CHUNK for n in steps)
+    if not fits or not aligned(caches, blocks):
         launch_recode_plain(caches, page_ids, blocks, part, codec, to_pages)
         return
-    first_layer, layer_count, first_head, head_count = part
     run_bytes = page_size * head_dim * item
     page_bytes = run_bytes * caches.shape[3]
     plane_bytes = page_bytes * caches.shape[2]
-    rows_per_block = layer_count * 2 * head_count * pages * page_size
-    rows = page_ids.shape[0] * rows_per_block
     pointers, stream = addresses(caches, blocks, page_ids)
     first = first_layer * 2 * plane_bytes + first_head * run_bytes
     sizes = (rows, rows_per_block, head_count, pages, page_size, first)

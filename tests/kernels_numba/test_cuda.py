@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kernels_numba.errors import BackendError
 from kernels_numba.gpu_lowering import Kernel, assemble, read_log
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,7 +38,6 @@ HERE = (
     "decode v3 float32 256",
     "merge float32",
     "attention v1 bfloat16",
-    "encode v2 bfloat16 float32 64",
     "encode v2 int8 float16 64",
     "encode v2 fp8 float32 64",
     "decode v2 bfloat16 bfloat16 128",
@@ -167,6 +168,48 @@ def test_figures_that_an_assembler_does_not_give_are_an_error_and_no_zero() -> N
 def test_ptx_that_cannot_be_assembled_is_an_error_with_the_assembler_s_words() -> None:
     with pytest.raises(RuntimeError, match=r"ERROR_PTX_COMPILE.*: .*u33"):
         assemble(ptx_of("copy_pages v2")[9, 0].replace("mov.u32", "mov.u33"), (9, 0))
+
+
+@needs_nvvm
+def test_kernels_go_to_torch_s_current_stream_on_the_tensor_s_device(monkeypatch) -> None:
+    import torch
+
+    from kernels_numba import backend_cuda
+
+    made, switched, current = [], [], SimpleNamespace(cuda_stream=0)
+
+    def external_stream(handle: int) -> object:
+        made.append(handle)
+        return object()
+
+    driver = SimpleNamespace(is_available=lambda: True, external_stream=external_stream)
+    monkeypatch.setattr(backend_cuda, "cuda", driver)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", switched.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    backend_cuda._check_available.cache_clear()
+    backend_cuda._stream.cache_clear()
+    here, there = (SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1))
+    try:
+        assert backend_cuda._stream_of(here) == 0, "Numba's default stream is torch's"
+        assert switched == []
+        current.cuda_stream = 77
+        assert backend_cuda._stream_of(there) is backend_cuda._stream_of(here), "one object for one stream"
+        assert (made, switched) == ([77], [there.device])
+    finally:
+        backend_cuda._check_available.cache_clear()
+        backend_cuda._stream.cache_clear()
+
+
+@needs_nvvm
+def test_a_device_array_without_a_device_is_refused_with_the_driver_s_words(monkeypatch) -> None:
+    from kernels_numba import backend_cuda
+
+    driver = SimpleNamespace(is_available=lambda: False, cuda_error=lambda: "\nno driver\n")
+    monkeypatch.setattr(backend_cuda, "cuda", driver)
+    backend_cuda._check_available.cache_clear()
+    with pytest.raises(BackendError, match=r"finds no CUDA device \(no driver\)"):
+        backend_cuda.addresses(SimpleNamespace(device=None))
 
 
 def test_without_a_gpu_the_report_says_so_in_one_line_and_ends_with_2(tmp_path) -> None:
