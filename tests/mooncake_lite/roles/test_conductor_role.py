@@ -396,7 +396,8 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     cluster.serve("a", list(range(192)))
     tokens = [*range(192), *range(500, 564)]
     keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[3]], [digests[3]], [(keys[2], 3)]))
+    wanted = m.PutWanted(1, 2, [keys[3]], [digests[3]], [[0] * BLOCK], [(keys[2], 3)])
+    (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.PutGranted)
     assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
@@ -414,7 +415,7 @@ def test_a_rank_that_becomes_the_conductor_takes_the_policy_of_its_configuration
     config = ServeConfig(block_size=BLOCK, eviction="sieve")
     model: Any = SimpleNamespace(layers=2, kv_heads=1, head_dim=8)
     hub: Any = FakeHub()
-    role = _conductor_role(config, model, hub, Members(config, [0, 0, 0, 0], ""), lambda: None)
+    role = _conductor_role(config, model, hub, Members(config, [0, 0, 0, 0], ""), lambda: None, None)
     role.step([("rank-3", m.RankHello(3, "store", 0, 0, 9 * LAYOUT.nbytes))])
     policy = role.directory._segments[3].policy
     assert (type(policy), policy.capacity) == (SIEVE, 9)
