@@ -1,0 +1,479 @@
+"""The master's books: named objects, their replicas, pins and leases, and what goes when room runs out.
+
+Called by the master for every request. Pure: time is an argument, and the only thing it touches is the
+table that clients read. Space is the directory's (`store.directory`), as objects without a key: who may
+be evicted depends on leases that clients write into the table. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
+from operator import itemgetter
+
+from store.distributed.codes import (
+    BAD_PARAMETERS,
+    EXISTS,
+    HAS_LEASE,
+    NO_SPACE,
+    NOT_FOUND,
+    NOT_READY,
+    OK,
+)
+from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
+from store.distributed.messages import Grant, Wish
+from store.distributed.shared_table import MAX_SEGMENTS, TableWriter, name_hash
+from store.errors import PoolFull, StoreError
+from store.layout import BlockLayout
+
+HIGH_WATER = 0.9
+"""Of the capacity: above it eviction starts."""
+
+EVICT_SHARE = 0.05
+"""Of the capacity, freed at least by one eviction."""
+
+SOFT_PIN_MS = 30 * 60 * 1000
+"""A soft pin without a time of its own."""
+
+PUT_LIMIT_NS = 30 * 10**9
+"""A put that has not ended by then is revoked; its room comes back when its writer is known to be gone."""
+
+COUNTERS = (
+    *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "finds", "found"),
+    *("evictions", "evicted_bytes", "removed", "leased_refusals", "replicas_lost", "objects_lost"),
+)
+
+
+class Catalogue:
+    """All objects of one master. Times are nanoseconds of the master's monotonic clock.
+
+    _entries    name -> visible or being written for the first time
+    _upserts    name -> being written, to take the place of the entry
+    _puts       put -> entry that is not known to be visible yet
+    _lenders    number -> segment
+    _held       rooms in quarantine
+
+    Invariant: check().
+    """
+
+    def __init__(self, table: TableWriter):
+        self.table = table
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self._space = Space(BlockLayout(1, 1, 1, 1, 1))
+        self._entries: dict[str, Entry] = {}
+        self._upserts: dict[str, Entry] = {}
+        self._puts: dict[int, Entry] = {}
+        self._lenders: dict[int, Lender] = {}
+        self._held: list[Quarantine] = []
+        self._next_put = 1
+        self._next_segment = 1
+
+    # ---------------------------------------------------------------------------- segments
+
+    def mount(self, client: str, name: str, machine: str, nbytes: int) -> int:
+        """A client lends memory; returns its number, never used again. Raises StoreError."""
+        if any(lender.name == name for lender in self._lenders.values()):
+            raise StoreError(f"a segment {name} is lent already")
+        number = self._next_segment
+        if number >= MAX_SEGMENTS:
+            raise StoreError(f"this master has seen {MAX_SEGMENTS} segments; start a new one")
+        self._space.add_segment(number, nbytes, 0)
+        self._next_segment += 1
+        self._lenders[number] = Lender(number, name, client, machine, nbytes)
+        return number
+
+    def unmount(self, number: int, now_ns: int) -> None:
+        """A segment is gone with what is in it; objects with a replica elsewhere stay."""
+        del self._lenders[number]
+        for entry in [*self._entries.values(), *self._upserts.values()]:
+            lost = [replica for replica in entry.replicas if replica.segment == number]
+            if not lost:
+                continue
+            self.counters["replicas_lost"] += 1
+            if not self.is_visible(entry):
+                self._revoke(entry, now_ns, writer_may_live=True)
+            elif len(lost) == len(entry.replicas):
+                self.counters["objects_lost"] += 1
+                self._drop(entry, now_ns)
+            else:
+                self._drop_replicas(entry, lost)
+        self._space.remove_segment(number)
+
+    def segments(self) -> dict[int, Lender]:
+        """All that are lent, by number."""
+        return self._lenders
+
+    def segment_named(self, name: str) -> Lender | None:
+        """The segment of this name."""
+        return next((lender for lender in self._lenders.values() if lender.name == name), None)
+
+    # -------------------------------------------------------------------------------- puts
+
+    def put_start(
+        self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
+    ) -> Grant | int:
+        """Room and a slot for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
+        if nbytes < 1:
+            return BAD_PARAMETERS
+        old = self._entries.get(name)
+        if old is not None and not (upsert and self.is_visible(old)):
+            self.counters["puts_existing"] += 1
+            return NOT_READY if upsert else EXISTS
+        if name in self._upserts:
+            return NOT_READY
+        put, self._next_put = self._next_put, self._next_put + 1
+        replicas = self._place(str(put), machine, nbytes, wish, now_ns)
+        if not replicas:
+            self.counters["puts_full"] += 1
+            return NO_SPACE
+        entry = Entry(name, put, client, nbytes, replicas, wish.hard_pin, 0, now_ns)
+        if wish.soft_pin_ms is not None:
+            entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
+        elif old is not None and wish.keep_pin:
+            entry.soft_until_ns = old.soft_until_ns
+        self._puts[put] = entry
+        self.counters["puts"] += 1
+        locations = [replica.location for replica in replicas]
+        if old is not None and name in self._entries:
+            self._upserts[name] = entry
+            return Grant(put, locations, 0, 0, 0)
+        self._entries[name] = entry
+        self._make_room_in_table()
+        key, digest = name_hash(name)
+        entry.word, version = self.table.insert(key, digest, nbytes, locations, now_ns, published=False)
+        return Grant(put, locations, entry.word, version, self.table.generation)
+
+    def put_end(self, client: str, put: int, now_ns: int) -> int:
+        """The bytes of this put are in place: publish it. Also when readers see it already."""
+        entry = self._puts.get(put)
+        if entry is None or entry.client != client:
+            return OK if self._is_known(put) else NOT_FOUND
+        if entry.word == 0:
+            self._swap(entry, now_ns)
+        self.table.publish(entry.word)
+        self.is_visible(entry)
+        return OK
+
+    def put_revoke(self, client: str, put: int, now_ns: int) -> int:
+        """Forget this put; its writer will not write any more."""
+        entry = self._puts.get(put)
+        if entry is None or entry.client != client or self.is_visible(entry):
+            return NOT_FOUND
+        self._revoke(entry, now_ns, writer_may_live=False)
+        return OK
+
+    def is_visible(self, entry: Entry) -> bool:
+        """Whether readers see it; notes it when its writer has published it without a message."""
+        if not entry.visible and entry.word and self.table.is_published(entry.word):
+            entry.visible = True
+            del self._puts[entry.put]
+            self.counters["puts_ended"] += 1
+            for replica in entry.replicas:
+                self._space.put_end(replica.object_id, (), now=0.0)
+        return entry.visible
+
+    def note_ended(self, puts: Sequence[int]) -> None:
+        """Their writers have published these: take note of those that readers see."""
+        for put in puts:
+            if (entry := self._puts.get(put)) is not None:
+                self.is_visible(entry)
+
+    def add_replicas(self, entry: Entry, numbers: Sequence[int], now_ns: int) -> list[Replica] | None:
+        """Room for more copies of a visible object, one on each of these segments; None: not enough."""
+        added: list[Replica] = []
+        for number in numbers:
+            try:
+                made = self._space.allocate(entry.owner, entry.nbytes, now=now_ns / 1e9, rank=number)
+            except PoolFull:
+                for replica in added:
+                    self._space.put_revoke(replica.object_id)
+                return None
+            added.append(Replica(made.object_id, number, made.offset))
+        return added
+
+    def end_copy(
+        self, entry: Entry, added: Sequence[Replica], source: int | None, done: bool, now_ns: int
+    ) -> bool:
+        """The added replicas hold the bytes (or, not done, do not); a move then drops its source."""
+        alive = self._entries.get(entry.name) is entry
+        usable = [replica for replica in added if replica.segment in self._lenders]
+        if not (alive and done and len(usable) == len(added)):
+            for replica in usable if alive else ():
+                self._space.put_revoke(replica.object_id)
+            return False
+        for replica in added:
+            self._space.put_end(replica.object_id, (), now=0.0)
+        entry.replicas.extend(added)
+        lost = [replica for replica in entry.replicas if replica.segment == source]
+        if lost and len(lost) < len(entry.replicas):
+            self._drop_replicas(entry, lost)
+        else:
+            self._rewrite(entry)
+        return True
+
+    def _is_known(self, put: int) -> bool:
+        """Whether this put has become an object that is still there."""
+        return any(entry.put == put for entry in self._entries.values())
+
+    def _swap(self, entry: Entry, now_ns: int) -> None:
+        """An upsert is done: its bytes take the place of what the name meant until now."""
+        del self._upserts[entry.name]
+        old = self._entries.get(entry.name)
+        if old is not None and not self.is_visible(old):  # removed meanwhile, and put again by somebody
+            self._revoke(old, now_ns, writer_may_live=True)
+            old = None
+        if old is None:
+            self._make_room_in_table()
+            key, digest = name_hash(entry.name)
+            locations = [replica.location for replica in entry.replicas]
+            entry.word, _ = self.table.insert(key, digest, entry.nbytes, locations, now_ns, published=False)
+        else:
+            entry.word, old.word = old.word, 0
+            self._free(old, now_ns)
+            entry.remote_until_ns = old.remote_until_ns
+            self._rewrite(entry)
+        self._entries[entry.name] = entry
+
+    def _place(self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int) -> list[Replica]:
+        """Replicas on as many segments as are wanted and there, evicting for the first; [] without room."""
+        placed: list[Replica] = []
+        if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
+            return placed  # nothing is evicted in vain
+        while not placed:
+            for lender in self._candidates(machine, wish):
+                try:
+                    made = self._space.allocate(owner, nbytes, now=now_ns / 1e9, rank=lender.number)
+                except PoolFull:
+                    continue
+                placed.append(Replica(made.object_id, lender.number, made.offset))
+                if len(placed) == wish.replicas:
+                    break
+            if not placed and not self.evict(nbytes, now_ns):
+                break
+        return placed
+
+    def _candidates(self, machine: str, wish: Wish) -> list[Lender]:
+        """Segments to try, in order: preferred ones, the writer's machine, most free room."""
+        lenders = list(self._lenders.values())
+        if len(lenders) > 1:
+            order = {name: -at for at, name in enumerate(reversed(wish.preferred), 1)}
+            free = self._space.free_bytes
+            lenders.sort(
+                key=lambda one: (order.get(one.name, 0), one.machine != machine, -free(one.number))
+            )
+        return lenders
+
+    def _make_room_in_table(self) -> None:
+        if not self.table.is_crowded:
+            return
+        old = self.table
+        self.table, moved = old.regrown()
+        for entry in self._entries.values():
+            entry.word = moved.get(entry.word, 0)
+        old.close()
+
+    # ----------------------------------------------------------------------------- lookups
+
+    def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:
+        """A visible object; lease: readers that cannot see the table get one of the usual length."""
+        entry = self._entries.get(name)
+        self.counters["finds"] += 1
+        if entry is None or not self.is_visible(entry):
+            return None
+        self.counters["found"] += 1
+        if lease:
+            entry.remote_until_ns = now_ns + self.table.lease_ttl_ns
+            self.table.extend_lease(entry.word, entry.remote_until_ns)
+        return entry
+
+    def names(self, after: str, most: int) -> list[str]:
+        """Names of visible objects behind this one, in order."""
+        found = (name for name, entry in self._entries.items() if name > after and self.is_visible(entry))
+        return nsmallest(most, list(found))
+
+    # ---------------------------------------------------------------------------- removing
+
+    def remove(self, name: str, now_ns: int, *, force: bool) -> int:
+        """OK, NOT_FOUND, NOT_READY while it is written or copied, HAS_LEASE."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return NOT_FOUND
+        if not self.is_visible(entry) or (entry.tasks and not force):
+            return NOT_READY
+        if not force and not self.table.lock_unleased([entry.word], now_ns)[0]:
+            self.counters["leased_refusals"] += 1
+            return HAS_LEASE
+        self.counters["removed"] += 1
+        self._drop(entry, now_ns)
+        return OK
+
+    def remove_all(self, now_ns: int, *, force: bool) -> int:
+        """Remove what can be removed; returns how many."""
+        return sum(self.remove(name, now_ns, force=force) == OK for name in list(self._entries))
+
+    def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
+        """Drop the replicas of the client's own object on one segment ("": all); False when it may not."""
+        entry = self._entries.get(name)
+        if entry is None or entry.client != client or not self.is_visible(entry) or entry.tasks:
+            return False
+        where = self.segment_named(segment) if segment else None
+        lost = [one for one in entry.replicas if where is None or one.segment == where.number]
+        if not lost or (segment and where is None) or not self.table.lock_unleased([entry.word], now_ns)[0]:
+            return False
+        if len(lost) == len(entry.replicas):
+            self._drop(entry, now_ns)
+        else:
+            self._drop_replicas(entry, lost)
+        return True
+
+    def evict(self, nbytes: int, now_ns: int) -> int:
+        """Free at least this much and EVICT_SHARE of the capacity, as far as there is something to evict.
+
+        Oldest lease first, soft-pinned last; leased, hard-pinned and unfinished objects stay. Returns the
+        bytes freed.
+        """
+        wanted = max(nbytes, EVICT_SHARE * self._space.stats()["capacity_bytes"])
+        freed = 0
+        order = self._coldest_first(now_ns)
+        while freed < wanted:
+            some: list[Entry] = []
+            short = wanted - freed
+            for entry in order:
+                some.append(entry)
+                short -= entry.nbytes * len(entry.replicas)
+                if short <= 0:
+                    break
+            if not some:
+                break
+            unleased = self.table.lock_unleased([entry.word for entry in some], now_ns)
+            for entry in (entry for entry, is_free in zip(some, unleased) if is_free):
+                freed += entry.nbytes * len(entry.replicas)
+                self.counters["evictions"] += 1
+                self._drop(entry, now_ns)
+        self.counters["evicted_bytes"] += freed
+        return freed
+
+    def _coldest_first(self, now_ns: int) -> Iterator[Entry]:
+        lease = self.table.lease_until_ns
+        candidates = [
+            (entry.soft_until_ns > now_ns, until, entry.put, entry)
+            for entry in self._entries.values()
+            if not entry.hard_pin
+            and not entry.tasks
+            and self.is_visible(entry)
+            and (until := lease(entry.word, now_ns)) <= now_ns
+        ]
+        candidates.sort(key=itemgetter(0, 1, 2))
+        return iter([entry for _, _, _, entry in candidates])
+
+    def keep_below_high_water(self, now_ns: int) -> int:
+        """Evict when more than HIGH_WATER of the capacity is used; returns the bytes freed."""
+        stats = self._space.stats()
+        used = stats["capacity_bytes"] - stats["free_bytes"]
+        too_much = used - HIGH_WATER * stats["capacity_bytes"]
+        return self.evict(int(too_much), now_ns) if too_much > 0 else 0
+
+    def _drop(self, entry: Entry, now_ns: int) -> None:
+        """A visible object is no more."""
+        del self._entries[entry.name]
+        self.table.remove(entry.word)
+        entry.word = 0
+        self._free(entry, now_ns)
+
+    def _drop_replicas(self, entry: Entry, lost: Sequence[Replica]) -> None:
+        """Some, not all, replicas of a visible object are no more; readers look again."""
+        entry.replicas = [replica for replica in entry.replicas if replica not in lost]
+        self._rewrite(entry)
+        for replica in lost:
+            self._space.put_revoke(replica.object_id)
+
+    def _rewrite(self, entry: Entry) -> None:
+        locations = [replica.location for replica in entry.replicas]
+        self.table.replace(entry.word, entry.nbytes, locations, published=True)
+
+    def _free(self, entry: Entry, now_ns: int) -> None:
+        """Give the room of a visible object back, at once or when nobody far away can be reading it."""
+        if entry.remote_until_ns > now_ns:
+            self._held.append(Quarantine(entry.owner, "", entry.remote_until_ns))
+        else:
+            self._space.release(entry.owner, now_ns / 1e9)
+
+    def _revoke(self, entry: Entry, now_ns: int, *, writer_may_live: bool) -> None:
+        """A put that will not be finished."""
+        del self._puts[entry.put]
+        if self._upserts.get(entry.name) is entry:
+            del self._upserts[entry.name]
+        else:
+            del self._entries[entry.name]
+            self.table.remove(entry.word)
+        self.counters["puts_revoked"] += 1
+        self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
+        if writer_may_live:
+            self._held.append(Quarantine(entry.owner, entry.client))
+
+    # ------------------------------------------------------------------------ clients, time
+
+    def drop_client(self, client: str, now_ns: int) -> None:
+        """A client is gone: its segments, and its puts that readers do not see."""
+        for put in [put for put, entry in self._puts.items() if entry.client == client]:
+            if not self.is_visible(self._puts[put]):
+                self._revoke(self._puts[put], now_ns, writer_may_live=False)
+        for number in [one.number for one in self._lenders.values() if one.client == client]:
+            self.unmount(number, now_ns)
+        self._settle([held for held in self._held if held.client == client], now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Revoke puts that take too long, give back room whose time has come."""
+        for entry in list(self._puts.values()):
+            if not self.is_visible(entry) and now_ns - entry.started_ns > PUT_LIMIT_NS:
+                self._revoke(entry, now_ns, writer_may_live=True)
+        self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)
+
+    def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
+        for held in over:
+            self._held.remove(held)
+            self._space.settle(held.owner)
+            self._space.release(held.owner, now_ns / 1e9)
+
+    # -------------------------------------------------------------------------- inspection
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges: objects (visible or being written), writing, segments, bytes."""
+        space = self._space.stats()
+        return self.counters | {
+            "objects": len(self._entries),
+            "writing": len(self._puts),
+            "segments": len(self._lenders),
+            "held": len(self._held),
+            "capacity_bytes": space["capacity_bytes"],
+            "free_bytes": space["free_bytes"],
+            "table_slots": self.table.slots,
+        }
+
+    def check(self) -> None:
+        """Assert the invariant (tests): every entry has its slot and its room, and nothing else has."""
+        self._space.check()
+        self.table.check()
+        owners = {held.owner for held in self._held}
+        for name, entry in self._entries.items():
+            assert entry.name == name
+            assert entry.replicas, f"{name} has no replica"
+            assert entry.word, f"{name} has no slot"
+            assert entry.visible == (entry.put not in self._puts)
+        for name, entry in self._upserts.items():
+            assert entry.name == name
+            assert self._puts[entry.put] is entry
+        everything = [*self._entries.values(), *self._upserts.values()]
+        assert {entry.put for entry in everything if not entry.visible} == set(self._puts)
+        for entry in everything:
+            owners.add(entry.owner)
+            segments = [replica.segment for replica in entry.replicas]
+            assert len(set(segments)) == len(segments), f"{entry.name} has twins on one segment"
+            for replica in entry.replicas:
+                made = self._space.object(replica.object_id)
+                assert (made.rank, made.offset, made.nbytes) == (
+                    replica.segment,
+                    replica.offset,
+                    entry.nbytes,
+                )
+        assert self._space.stats()["owners"] <= len(owners)
