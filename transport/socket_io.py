@@ -30,6 +30,10 @@ _TIMEVAL = struct.Struct("@ll")
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 """Buffers of one system call."""
 
+AHEAD_BYTES = 16 * 1024
+"""Taken from the kernel with a frame, in the same call: a small request or reply is whole then, and of a long
+one no more than this is copied twice."""
+
 SECRET_BYTES = 16
 """Shortest secret."""
 
@@ -44,7 +48,7 @@ class Connection:
         self.socket = sock
         self.name = name
         self._limits: dict[int, float] = {}
-        self._open = True
+        self._ahead = memoryview(b"")
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -67,17 +71,26 @@ class Connection:
         """Fill all of these buffers, in order. Raises PeerLost or TransferTimeout."""
         waiting = [memoryview(view).cast("B") for view in views if len(view)]
         waiting.reverse()
+        while waiting and self._ahead:
+            count = min(len(waiting[-1]), len(self._ahead))
+            waiting[-1][:count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+            _take(waiting, count)
         while waiting:
-            self._limit(socket.SO_RCVTIMEO, deadline)
-            try:
-                got = self.socket.recvmsg_into(waiting[: -IOV_MAX - 1 : -1], 0, socket.MSG_WAITALL)[0]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise PeerLost(self.name, f"receiving failed: {error.strerror or error}") from None
-            if got == 0:
-                raise PeerLost(self.name, "it closed the connection")
-            _take(waiting, got)
+            _take(waiting, self._receive_some(waiting[: -IOV_MAX - 1 : -1], deadline, socket.MSG_WAITALL))
+
+    def _receive_some(self, views: list[memoryview], deadline: float, flags: int) -> int:
+        """Bytes that came, 0 when the time of one call ran out."""
+        self._limit(socket.SO_RCVTIMEO, deadline)
+        try:
+            got = self.socket.recvmsg_into(views, 0, flags)[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise PeerLost(self.name, f"receiving failed: {error.strerror or error}") from None
+        if got == 0:
+            raise PeerLost(self.name, "it closed the connection")
+        return got
 
     def send_message(
         self, message: msgspec.Struct, deadline: float, views: Sequence[np.ndarray] = ()
@@ -88,15 +101,24 @@ class Connection:
 
     def receive_message(self, decoder: Decoder, deadline: float) -> msgspec.Struct:
         """The next frame. Raises PeerLost, TransferTimeout, or WireError when it is malformed."""
-        prefix = bytearray(_LENGTH.size)
-        self.receive([prefix], deadline)
-        (size,) = _LENGTH.unpack(prefix)
+        size = _LENGTH.unpack(self._next(_LENGTH.size, deadline))[0]
         if size > decoder.max_bytes:
             raise WireError(f"frame of {size} bytes, the limit is {decoder.max_bytes}")
-        data = bytearray(size)
-        self.receive([data], deadline)
-        message: msgspec.Struct = decoder.decode(memoryview(data))
+        message: msgspec.Struct = decoder.decode(self._next(size, deadline))
         return message
+
+    def _next(self, size: int, deadline: float) -> memoryview:
+        """The next bytes of a frame; what came with them waits in _ahead. Valid until the next call here."""
+        if len(self._ahead) >= size:
+            found, self._ahead = self._ahead[:size], self._ahead[size:]
+            return found
+        scratch = memoryview(bytearray(max(size, AHEAD_BYTES)))
+        have = len(self._ahead)
+        scratch[:have] = self._ahead
+        while have < size:
+            have += self._receive_some([scratch[have:]], deadline, 0)
+        self._ahead = scratch[size:have]
+        return scratch[:size]
 
     def _limit(self, option: int, deadline: float) -> None:
         """Let the next call end at the deadline. Set again only when it has moved by a tenth."""
