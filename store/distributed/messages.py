@@ -23,7 +23,7 @@ MAX_BYTES = 16 * 2**20
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Counts = Annotated[list[Count], msgspec.Meta(max_length=MAX_KEYS)]
 Short = Annotated[str, msgspec.Meta(max_length=1024)]
 

@@ -85,7 +85,7 @@ def name_hash(name: str) -> tuple[int, int]:
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
-    whole = xxh3_128_intdigest(name)
+    whole = xxh3_128_intdigest(name.encode())
     return key_of(whole), whole >> 64
 
 
