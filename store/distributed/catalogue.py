@@ -38,6 +38,12 @@ SOFT_PIN_MS = 30 * 60 * 1000
 PUT_LIMIT_NS = 30 * 10**9
 """A put that has not ended by then is revoked; its room comes back when its writer is known to be gone."""
 
+SPARE_SHARE = 1 / 32
+"""Of the capacity, given out in advance at most."""
+
+MAX_SPARES = 2
+"""Of one client: one to write to, one whose pages are being prepared."""
+
 COUNTERS = (
     *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "finds", "found"),
     *("evictions", "evicted_bytes", "removed", "leased_refusals", "replicas_lost", "objects_lost"),
@@ -50,6 +56,7 @@ class Catalogue:
     _entries    name -> visible or being written for the first time
     _upserts    name -> being written, to take the place of the entry
     _puts       put -> entry that is not known to be visible yet
+    _spares     put -> room in advance, without a name
     _lenders    number -> segment
     _held       rooms in quarantine
 
@@ -63,6 +70,7 @@ class Catalogue:
         self._entries: dict[str, Entry] = {}
         self._upserts: dict[str, Entry] = {}
         self._puts: dict[int, Entry] = {}
+        self._spares: dict[int, Entry] = {}
         self._lenders: dict[int, Lender] = {}
         self._held: list[Quarantine] = []
         self._next_put = 1
@@ -85,7 +93,7 @@ class Catalogue:
     def unmount(self, number: int, now_ns: int) -> None:
         """A segment is gone with what is in it; objects with a replica elsewhere stay."""
         del self._lenders[number]
-        for entry in [*self._entries.values(), *self._upserts.values()]:
+        for entry in [*self._entries.values(), *self._upserts.values(), *self._spares.values()]:
             lost = [replica for replica in entry.replicas if replica.segment == number]
             if not lost:
                 continue
@@ -110,9 +118,20 @@ class Catalogue:
     # -------------------------------------------------------------------------------- puts
 
     def put_start(
-        self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
+        self,
+        client: str,
+        machine: str,
+        name: str,
+        nbytes: int,
+        wish: Wish,
+        upsert: bool,
+        now_ns: int,
+        spare: int = 0,
     ) -> Grant | int:
-        """Room and a slot for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
+        """Room and a slot for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS.
+
+        spare: room of this size that the client has in advance; another is given when it has not.
+        """
         if nbytes < 1:
             return BAD_PARAMETERS
         old = self._entries.get(name)
@@ -121,27 +140,56 @@ class Catalogue:
             return NOT_READY if upsert else EXISTS
         if name in self._upserts:
             return NOT_READY
-        put, self._next_put = self._next_put, self._next_put + 1
-        replicas = self._place(str(put), machine, nbytes, wish, now_ns)
-        if not replicas:
+        entry = self._spares.get(spare)
+        if entry is not None and (entry.client, entry.nbytes) == (client, nbytes):
+            del self._spares[spare]
+            entry.name, entry.hard_pin, entry.started_ns = name, wish.hard_pin, now_ns
+        else:
+            entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
+        if entry is None:
             self.counters["puts_full"] += 1
             return NO_SPACE
-        entry = Entry(name, put, client, nbytes, replicas, wish.hard_pin, 0, now_ns)
         if wish.soft_pin_ms is not None:
             entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
         elif old is not None and wish.keep_pin:
             entry.soft_until_ns = old.soft_until_ns
-        self._puts[put] = entry
+        self._puts[entry.put] = entry
         self.counters["puts"] += 1
-        locations = [replica.location for replica in replicas]
+        locations = [replica.location for replica in entry.replicas]
         if old is not None and name in self._entries:
             self._upserts[name] = entry
-            return Grant(put, locations, 0, 0, 0)
+            return Grant(entry.put, locations, 0, 0, 0)
         self._entries[name] = entry
         self._make_room_in_table()
         key, digest = name_hash(name)
         entry.word, version = self.table.insert(key, digest, nbytes, locations, now_ns, published=False)
-        return Grant(put, locations, entry.word, version, self.table.generation)
+        return Grant(entry.put, locations, entry.word, version, self.table.generation)
+
+    def spares(
+        self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
+    ) -> list[Grant]:
+        """Room in advance, up to `count` for this client: nothing is evicted for it, and all of it together
+        has SPARE_SHARE of the capacity at most. It comes back with put_revoke or the client's end."""
+        granted: list[Grant] = []
+        held = sum(entry.nbytes * len(entry.replicas) for entry in self._spares.values())
+        mine = sum(entry.client == client for entry in self._spares.values())
+        capacity = sum(lender.nbytes for lender in self._lenders.values())
+        most = SPARE_SHARE * capacity - held
+        while mine + len(granted) < min(count, MAX_SPARES) and nbytes * wish.replicas <= most:
+            entry = self._new_entry(client, machine, "", nbytes, wish, now_ns, evict=False)
+            if entry is None:
+                break
+            most -= nbytes * wish.replicas
+            self._spares[entry.put] = entry
+            granted.append(Grant(entry.put, [one.location for one in entry.replicas], 0, 0, 0))
+        return granted
+
+    def _new_entry(
+        self, client: str, machine: str, name: str, nbytes: int, wish: Wish, now_ns: int, *, evict: bool
+    ) -> Entry | None:
+        put, self._next_put = self._next_put, self._next_put + 1
+        replicas = self._place(str(put), machine, nbytes, wish, now_ns, evict)
+        return Entry(name, put, client, nbytes, replicas, wish.hard_pin, 0, now_ns) if replicas else None
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
         """The bytes of this put are in place: publish it. Also when readers see it already."""
@@ -156,7 +204,7 @@ class Catalogue:
 
     def put_revoke(self, client: str, put: int, now_ns: int) -> int:
         """Forget this put; its writer will not write any more."""
-        entry = self._puts.get(put)
+        entry = self._puts.get(put) or self._spares.get(put)
         if entry is None or entry.client != client or self.is_visible(entry):
             return NOT_FOUND
         self._revoke(entry, now_ns, writer_may_live=False)
@@ -234,7 +282,9 @@ class Catalogue:
             self._rewrite(entry)
         self._entries[entry.name] = entry
 
-    def _place(self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int) -> list[Replica]:
+    def _place(
+        self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int, evict: bool
+    ) -> list[Replica]:
         """Replicas on as many segments as are wanted and there, evicting for the first; [] without room."""
         placed: list[Replica] = []
         if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
@@ -248,7 +298,7 @@ class Catalogue:
                 placed.append(Replica(made.object_id, lender.number, made.offset))
                 if len(placed) == wish.replicas:
                     break
-            if not placed and not self.evict(nbytes, now_ns):
+            if not placed and not (evict and self.evict(nbytes, now_ns)):
                 break
         return placed
 
@@ -400,13 +450,15 @@ class Catalogue:
 
     def _revoke(self, entry: Entry, now_ns: int, *, writer_may_live: bool) -> None:
         """A put that will not be finished."""
-        del self._puts[entry.put]
-        if self._upserts.get(entry.name) is entry:
+        if self._spares.pop(entry.put, None) is not None:
+            pass
+        elif self._upserts.get(entry.name) is entry:
             del self._upserts[entry.name]
         else:
             del self._entries[entry.name]
             self.table.remove(entry.word)
-        self.counters["puts_revoked"] += 1
+        if self._puts.pop(entry.put, None) is not None:
+            self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
         if writer_may_live:
             self._held.append(Quarantine(entry.owner, entry.client))
@@ -415,9 +467,10 @@ class Catalogue:
 
     def drop_client(self, client: str, now_ns: int) -> None:
         """A client is gone: its segments, and its puts that readers do not see."""
-        for put in [put for put, entry in self._puts.items() if entry.client == client]:
-            if not self.is_visible(self._puts[put]):
-                self._revoke(self._puts[put], now_ns, writer_may_live=False)
+        unfinished = [*self._puts.values(), *self._spares.values()]
+        for entry in [entry for entry in unfinished if entry.client == client]:
+            if not self.is_visible(entry):
+                self._revoke(entry, now_ns, writer_may_live=False)
         for number in [one.number for one in self._lenders.values() if one.client == client]:
             self.unmount(number, now_ns)
         self._settle([held for held in self._held if held.client == client], now_ns)
@@ -443,6 +496,7 @@ class Catalogue:
         return self.counters | {
             "objects": len(self._entries),
             "writing": len(self._puts),
+            "spares": len(self._spares),
             "segments": len(self._lenders),
             "held": len(self._held),
             "capacity_bytes": space["capacity_bytes"],
@@ -463,8 +517,10 @@ class Catalogue:
         for name, entry in self._upserts.items():
             assert entry.name == name
             assert self._puts[entry.put] is entry
-        everything = [*self._entries.values(), *self._upserts.values()]
-        assert {entry.put for entry in everything if not entry.visible} == set(self._puts)
+        everything = [*self._entries.values(), *self._upserts.values(), *self._spares.values()]
+        unfinished = {entry.put for entry in everything if not entry.visible}
+        assert unfinished == set(self._puts) | set(self._spares)
+        assert not set(self._puts) & set(self._spares)
         for entry in everything:
             owners.add(entry.owner)
             segments = [replica.segment for replica in entry.replicas]

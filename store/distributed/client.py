@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +21,6 @@ from xxhash import xxh3_128_intdigest
 from store.distributed import messages as say
 from store.distributed.codes import (
     BAD_PARAMETERS,
-    EXISTS,
     INTERNAL,
     LEASE_EXPIRED,
     NO_MASTER,
@@ -35,6 +33,7 @@ from store.distributed.link import Link
 from store.distributed.memory import machine_id
 from store.distributed.segments import AnySegment, Lending, Segments
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, Busy, Found, Retired, TableReader
+from store.distributed.writer import Writer
 from store.errors import StoreError
 from transport.address import address_towards
 from transport.curve import CurveKeys
@@ -71,11 +70,11 @@ class Client:
         self._table: TableReader | None = None
         self._table_lock = threading.Lock()
         self._lending: Lending | None = None
-        self._ended: deque[int] = deque()
         self._lease_ns = self._link.welcome.lease_ttl_ns
         self._stop = threading.Event()
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
+        self._writer = Writer(self._link, self._segments, self)
         try:
             self._join(setup, curve, machine, use_tcp)
         except BaseException:
@@ -133,6 +132,7 @@ class Client:
         except CodeError:
             pass  # the master notices by itself, or is gone
         self._link.close()
+        self._writer.close()
         self._segments.close()
         if self._lending is not None:
             self._lending.close()
@@ -142,7 +142,7 @@ class Client:
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
         try:
-            return bool(self._link.ask(say.Beat, self._take_ended()).codes == [OK])
+            return bool(self._link.ask(say.Beat, self._writer.take_ended()).codes == [OK])
         except CodeError:
             return False
 
@@ -150,18 +150,10 @@ class Client:
         """Tell the master that we live, and which puts have ended."""
         while not self._stop.wait(BEAT_S):
             try:
-                self._link.ask(say.Beat, self._take_ended())
+                self._link.ask(say.Beat, self._writer.take_ended())
+                self._writer.rest()
             except CodeError:
                 continue
-
-    def _take_ended(self) -> list[int]:
-        ended: list[int] = []
-        while self._ended and len(ended) < say.MAX_KEYS:
-            try:
-                ended.append(self._ended.popleft())
-            except IndexError:  # another thread was faster
-                break
-        return ended
 
     def _ask_segment(self, number: int) -> say.Segment | None:
         told: say.Segment | None = self._link.ask(say.SegmentAsk, number).segment
@@ -297,55 +289,14 @@ class Client:
         upsert: bool = False,
     ) -> list[int]:
         """Store objects, with one question to the master for those that are new. A code for each."""
+        if upsert:
+            return self._writer.put_many(names, values, wish, upsert=True)
+        new = [at for at, name in enumerate(names) if not isinstance(self._look(name, 0), Found)]
         codes = [OK] * len(names)
-        new = [at for at, name in enumerate(names) if upsert or not self._is_there(name)]
-        for first in range(0, len(new), say.MAX_KEYS):
-            some = new[first : first + say.MAX_KEYS]
-            sizes = [sum(map(len, values[at])) for at in some]
-            try:
-                grants = self._link.ask(
-                    say.PutStart, [names[at] for at in some], sizes, wish, upsert, self._take_ended()
-                ).grants
-            except CodeError as error:
-                grants = [error.code] * len(some)
-            for at, grant in zip(some, grants):
-                codes[at] = self._write(grant, values[at]) if isinstance(grant, say.Grant) else grant
-                if codes[at] == EXISTS:
-                    codes[at] = OK
+        written = self._writer.put_many([names[at] for at in new], [values[at] for at in new], wish, False)
+        for at, code in zip(new, written):
+            codes[at] = code
         return codes
-
-    def _is_there(self, name: str) -> bool:
-        """Whether a look at the table says so; a put of it would change nothing."""
-        return isinstance(self._look(name, 0), Found)
-
-    def _write(self, grant: say.Grant, parts: Sequence[memoryview]) -> int:
-        """Copy the bytes to every replica and publish them, without a message where that is possible."""
-        try:
-            for location in grant.locations:
-                segment = self._segments.get(location >> OFFSET_BITS)
-                if segment is None:
-                    raise CodeError(TRANSFER_FAILED, "a segment is gone")
-                segment.write(location & OFFSET_MASK, parts)
-            if self._published(grant):
-                self._ended.append(grant.put)
-                return OK
-            (code,) = self._link.ask(say.PutEnd, [grant.put], True).codes
-            return int(code)
-        except (StoreError, TransportError, ValueError) as error:
-            self._revoke(grant)
-            return error.code if isinstance(error, CodeError) else TRANSFER_FAILED
-
-    def _published(self, grant: say.Grant) -> bool:
-        table = self._table
-        if not grant.word or table is None or table.generation != grant.generation:
-            return False
-        return table.publish(grant.word, grant.version)
-
-    def _revoke(self, grant: say.Grant) -> None:
-        try:
-            self._link.ask(say.PutEnd, [grant.put], False)
-        except CodeError:
-            pass  # the master revokes it when its time is over
 
     # ------------------------------------------------------------------------------ the rest
 

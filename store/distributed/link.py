@@ -69,8 +69,14 @@ class Link:
             self._pidfd = os.pidfd_open(pid)
             self._spoke.watch_fd(self._pidfd)
 
-    def ask(self, kind: Callable[..., msgspec.Struct], *values: Any, limit_s: float = CALL_S) -> Any:
-        """Send a request and return its answer.
+    def ask(
+        self,
+        kind: Callable[..., msgspec.Struct],
+        *values: Any,
+        limit_s: float = CALL_S,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Send a request and return its answer; do something else while the master works.
 
         Raises CodeError (NO_MASTER) when none comes in time, or when the master does not know us.
         """
@@ -85,6 +91,8 @@ class Link:
                 raise CodeError(NO_MASTER, str(error)) from None
             if not sent:
                 raise CodeError(NO_MASTER, "the master takes no more messages")
+            if meanwhile is not None:
+                meanwhile()
             reply = self._answer(call, limit_s)
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")

@@ -225,10 +225,17 @@ class Master:
         if len(ask.names) != len(ask.sizes):
             return say.Grants(ask.call, [BAD_PARAMETERS] * len(ask.names))
         grants = [
-            books.put_start(client.peer, client.machine, name, nbytes, ask.wish, ask.upsert, now_ns)
-            for name, nbytes in zip(ask.names, ask.sizes)
+            books.put_start(
+                client.peer, client.machine, name, nbytes, ask.wish, ask.upsert, now_ns, 0 if at else ask.spare
+            )
+            for at, (name, nbytes) in enumerate(zip(ask.names, ask.sizes))
         ]
-        return say.Grants(ask.call, grants)
+        spares: list[say.Grant] = []
+        if ask.spares and ask.sizes and isinstance(grants[0], say.Grant):
+            spares = books.spares(
+                client.peer, client.machine, ask.sizes[0], ask.wish, ask.spares, now_ns
+            )
+        return say.Grants(ask.call, grants, spares)
 
     def _put_end(self, client: Client, ask: say.PutEnd, now_ns: int) -> say.Codes:
         act = self.catalogue.put_end if ask.done else self.catalogue.put_revoke

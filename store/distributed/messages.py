@@ -84,13 +84,20 @@ class Wish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PutStart(Message, frozen=True):
-    """Room for these objects, and slots in the table. upsert: replace what there is."""
+    """Room for these objects, and slots in the table. upsert: replace what there is.
+
+    ended    as in Beat
+    spare    room given before, for the first name (0: none); its bytes may be on their way already
+    spares   how much room of the first size and this wish I should have in advance
+    """
 
     names: Names
     sizes: Counts
     wish: Wish
     upsert: bool
     ended: Counts
+    spare: Count = 0
+    spares: Count = 0
 
 
 class PutEnd(Message, frozen=True):
@@ -234,9 +241,10 @@ class SegmentIs(Message, frozen=True):
 
 
 class Grants(Message, frozen=True):
-    """Answer to PutStart, one for each name: room, or a code."""
+    """Answer to PutStart, one for each name: room, or a code. spares: room in advance."""
 
     grants: list[Grant | int]
+    spares: list[Grant] = []
 
 
 class Places(Message, frozen=True):

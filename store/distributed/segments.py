@@ -10,6 +10,7 @@ import ctypes
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from store.distributed import messages as say
@@ -27,8 +28,11 @@ SLOWEST_BYTES_PER_S = 20e6
 EXPOSED = 1
 """Number of a lender's one segment at its own BytesServer."""
 
-RELEASE_GIL_BYTES = 2**20
-"""A copy of so many bytes lets other threads run; a smaller one ends before they could."""
+BULK_BYTES = 256 * 1024
+"""Copies of so many bytes let other threads run, and look whether the pages are warm."""
+
+MAX_WARMING = 64
+"""Ranges that wait to be warmed; more are left cold."""
 
 
 class LocalSegment:
@@ -52,8 +56,12 @@ class LocalSegment:
         """Copy these parts behind each other."""
         for part in parts:
             end = offset + len(part)
-            if len(part) >= RELEASE_GIL_BYTES and isinstance(part.obj, bytes) and len(part) == len(part.obj):
-                with self.view[offset:end]:
+            if len(part) < BULK_BYTES:
+                self.view[offset:end] = part
+            elif not self.memory.is_warm(offset, len(part)):
+                self.memory.write_cold(offset, part)
+            elif isinstance(part.obj, bytes) and len(part) == len(part.obj):
+                with self.view[offset:end]:  # keeps the memory mapped meanwhile
                     ctypes.memmove(self.memory.address + offset, part.obj, len(part))
             else:
                 self.view[offset:end] = part
@@ -95,6 +103,39 @@ class RemoteSegment:
     def close(self) -> None:
         """End the connections."""
         self._client.close()
+
+
+class Warmer:
+    """A thread that prepares pages of mapped segments: for puts to come, and after puts that found them cold."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Callable[[int, int], None], int, int] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store warmer", daemon=True)
+        self._thread.start()
+
+    def prepare(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
+        """Room that a put will be written to: find memory for it."""
+        if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
+            self._add(segment.memory.find_memory, offset, nbytes)
+
+    def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
+        """Bytes have been written there: the next copy, in or out, shall find the pages mapped."""
+        if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
+            self._add(segment.memory.warm, offset, nbytes)
+
+    def _add(self, work: Callable[[int, int], None], offset: int, nbytes: int) -> None:
+        if self._work.qsize() < MAX_WARMING:
+            self._work.put((work, offset, nbytes))
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, offset, nbytes = item
+            work(offset, nbytes)
+
+    def close(self) -> None:
+        """End the thread before the segments are unmapped."""
+        self._work.put(None)
+        self._thread.join(timeout=5)
 
 
 AnySegment = LocalSegment | RemoteSegment
@@ -174,7 +215,7 @@ class Segments:
         if not self._machine or told.machine != self._machine:
             return None
         try:
-            return LocalSegment(Mapped(map_foreign(told.pid, told.fd, told.inode, told.nbytes)))
+            return LocalSegment(_mapped(told))
         except StoreError:
             return None  # another user's, or in another PID namespace
 
@@ -200,6 +241,11 @@ class Segments:
     def numbers(self) -> list[int]:
         """Those that are open."""
         return list(self._open)
+
+
+def _mapped(told: say.Segment) -> Mapped:
+    fd, memory = map_foreign(told.pid, told.fd, told.inode, told.nbytes)
+    return Mapped(memory, fd)
 
 
 def as_parts(values: Sequence[Any]) -> list[memoryview]:

@@ -123,7 +123,8 @@ class TableReader(_Table):
     """
 
     def __init__(self, pid: int, fd: int, inode: int, nbytes: int):
-        memory = map_foreign(pid, fd, inode, nbytes)
+        own, memory = map_foreign(pid, fd, inode, nbytes)
+        os.close(own)
         super().__init__(memory)
         if self.words[0] != MAGIC or nbytes != HEADER_BYTES + self.slots * SLOT_BYTES:
             self.close()
