@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
     "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
     "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
+    "store": ("mooncake_lite.store_command:store_group", "A store of its own: its master."),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }

@@ -10,6 +10,7 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -67,7 +68,7 @@ class Client:
 
     def __init__(self, setup: Setup, curve: CurveKeys | None = None, *, use_tcp: bool = False):
         self._link = Link(setup.master_server_addr, curve)
-        self._table: TableReader | None = None
+        self.table: TableReader | None = None
         self._table_lock = threading.Lock()
         self._lending: Lending | None = None
         self._lease_ns = self._link.welcome.lease_ttl_ns
@@ -100,7 +101,7 @@ class Client:
                 if use_tcp:
                     table.close()
                 else:
-                    self._table = table
+                    self.table = table
         segment = None
         if setup.global_segment_size:
             host = address_towards(setup.master_server_addr.rpartition(":")[0].strip("[]")) or "127.0.0.1"
@@ -127,17 +128,15 @@ class Client:
         if self._stop.is_set():
             return
         self._stop.set()
-        try:
+        with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
             self._link.ask(say.Leave, limit_s=1.0)
-        except CodeError:
-            pass  # the master notices by itself, or is gone
         self._link.close()
         self._writer.close()
         self._segments.close()
         if self._lending is not None:
             self._lending.close()
-        if self._table is not None:
-            self._table.close()
+        if self.table is not None:
+            self.table.close()
 
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
@@ -163,7 +162,7 @@ class Client:
 
     def get(self, name: str) -> bytes | None:
         """A copy of an object, None when there is none. Grants a lease. Raises CodeError."""
-        table = self._table
+        table = self.table
         if table is not None:
             try:
                 found = table.find(xxh3_128_intdigest(name.encode()))
@@ -222,7 +221,7 @@ class Client:
 
     def locate_many(self, names: Sequence[str], *, lease: bool = True) -> list[Located | None]:
         """`locate` of each, with as few questions as there can be. Raises CodeError."""
-        if self._table is not None:
+        if self.table is not None:
             return [self.locate(name, lease=lease) for name in names]
         located: list[Located | None] = []
         for first in range(0, len(names), say.MAX_KEYS):
@@ -238,7 +237,7 @@ class Client:
         """In the table: the object, False when there is none, None when the master must be asked."""
         whole = xxh3_128_intdigest(name.encode())
         for _ in range(READ_TRIES):
-            table = self._table
+            table = self.table
             if table is None:
                 return None
             try:
@@ -256,7 +255,7 @@ class Client:
     def _is_still(self, located: Located) -> bool:
         if located.found is None:
             return time.monotonic_ns() < located.until_ns
-        table = self._table
+        table = self.table
         return table is not None and table.is_still(located.found)
 
     def _open_table(self, told: say.Table) -> TableReader:
@@ -265,10 +264,10 @@ class Client:
     def _renew_table(self, old: TableReader) -> None:
         """The master has published another table. Raises CodeError."""
         with self._table_lock:
-            if self._table is not old or self._stop.is_set():
+            if self.table is not old or self._stop.is_set():
                 return
             try:
-                self._table = self._open_table(self._link.ask(say.TableAsk).table)
+                self.table = self._open_table(self._link.ask(say.TableAsk).table)
             except StoreError as error:
                 if isinstance(error, CodeError):
                     raise
@@ -316,6 +315,21 @@ class Client:
             except CodeError as error:
                 codes += [error.code] * len(some)
         return codes
+
+    def copy(self, sources: Sequence[int], target: int, nbytes: int, piece_bytes: int) -> None:
+        """Copy an object's bytes from one of these places to another, which this client has been given.
+
+        Raises CodeError, TransportError.
+        """
+        to = self._segments.get(target >> OFFSET_BITS)
+        readable = (self._segments.get(source >> OFFSET_BITS) for source in sources)
+        source = next(((one, at) for one, at in zip(readable, sources) if one is not None), None)
+        if to is None or source is None:
+            raise CodeError(TRANSFER_FAILED, "a segment of the copy is gone")
+        origin, start = source[0], source[1] & OFFSET_MASK
+        for done in range(0, nbytes, piece_bytes):
+            some = origin.read_bytes(start + done, min(piece_bytes, nbytes - done))
+            to.write((target & OFFSET_MASK) + done, [memoryview(some)])
 
     def segment_name(self, location: int) -> str:
         """Name of the segment of a location."""

@@ -17,6 +17,9 @@ SIZE = re.compile(r"(\d+) ?([KMGT]?B?)", re.IGNORECASE)
 UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 U64 = 2**64
 
+SOFT_PIN_MS = 30 * 60 * 1000
+"""A soft pin without a time of its own."""
+
 
 class SoftPinAction(IntEnum):
     """What a put does to the soft pin of its object.
@@ -73,6 +76,15 @@ class ReplicateConfig:
 
     __slots__ = tuple(_FIELDS)
 
+    replica_num: int
+    with_hard_pin: bool
+    soft_pin_action: SoftPinAction
+    soft_pin_ttl_ms: int | None
+    preferred_segment: str
+    preferred_segments: list[str]
+    prefer_alloc_in_same_node: bool
+    group_ids: list[str] | None
+
     def __init__(self) -> None:
         for name, (default, _, _) in _FIELDS.items():
             setattr(self, name, list(default) if isinstance(default, tuple) else default)
@@ -94,7 +106,7 @@ class ReplicateConfig:
         """Whether the values fit together: at least one replica, a TTL only where a pin is set."""
         if self.soft_pin_ttl_ms is not None and self.soft_pin_action is not SoftPinAction.ENABLE:
             return False
-        return bool(self.replica_num >= 1)
+        return self.replica_num >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +133,10 @@ class Setup:
         for name, value in (("local_hostname", host), ("master_server_addr", master), ("protocol", protocol)):
             if not isinstance(value, str) or not value:
                 raise CodeError(BAD_PARAMETERS, f"setup: {name}={value!r} must be a name")
-        sizes = [
-            parse_size(name, values.get(name, default))
-            for name, default in (("global_segment_size", 16 * 2**20), ("local_buffer_size", 16 * 2**20))
-        ]
-        return cls(str(host), *sizes, str(protocol), str(master))
+        default = 16 * 2**20
+        segment = parse_size("global_segment_size", values.get("global_segment_size", default))
+        buffer = parse_size("local_buffer_size", values.get("local_buffer_size", default))
+        return cls(str(host), segment, buffer, str(protocol), str(master))
 
 
 def parse_size(name: str, value: Any) -> int:

@@ -78,9 +78,7 @@ class Master:
             say.Leave: self._leave,
             say.Beat: self._beat,
             say.TableAsk: lambda client, ask, now: say.TableIs(ask.call, self._table()),
-            say.SegmentAsk: lambda client, ask, now: say.SegmentIs(
-                ask.call, self._segments.get(ask.number)
-            ),
+            say.SegmentAsk: lambda client, ask, now: say.SegmentIs(ask.call, self._segments.get(ask.number)),
             say.PutStart: self._put_start,
             say.PutEnd: self._put_end,
             say.Find: self._find,
@@ -122,7 +120,9 @@ class Master:
     def stats(self) -> dict[str, int]:
         """The books' counters and gauges, and the channel's."""
         channel = {f"channel_{name}": value for name, value in self._hub.counters.as_dict().items()}
-        return self.catalogue.stats() | channel | {"clients": len(self._clients), "strangers": self._strangers}
+        return (
+            self.catalogue.stats() | channel | {"clients": len(self._clients), "strangers": self._strangers}
+        )
 
     # ------------------------------------------------------------------------- coming, going
 
@@ -174,7 +174,7 @@ class Master:
 
     def _hostname(self, wanted: str) -> str:
         """HOST:PORT: as wanted when it has a port, else with one that no segment has."""
-        host, colon, port = wanted.rpartition(":")
+        _, colon, port = wanted.rpartition(":")
         if colon and port.isdigit():
             return wanted
         while True:
@@ -224,17 +224,14 @@ class Master:
         books.note_ended(ask.ended)
         if len(ask.names) != len(ask.sizes):
             return say.Grants(ask.call, [BAD_PARAMETERS] * len(ask.names))
+        who = client.peer, client.machine
         grants = [
-            books.put_start(
-                client.peer, client.machine, name, nbytes, ask.wish, ask.upsert, now_ns, 0 if at else ask.spare
-            )
+            books.put_start(*who, name, nbytes, ask.wish, ask.upsert, now_ns, 0 if at else ask.spare)
             for at, (name, nbytes) in enumerate(zip(ask.names, ask.sizes))
         ]
         spares: list[say.Grant] = []
         if ask.spares and ask.sizes and isinstance(grants[0], say.Grant):
-            spares = books.spares(
-                client.peer, client.machine, ask.sizes[0], ask.wish, ask.spares, now_ns
-            )
+            spares = books.spares(*who, ask.sizes[0], ask.wish, ask.spares, now_ns)
         return say.Grants(ask.call, grants, spares)
 
     def _put_end(self, client: Client, ask: say.PutEnd, now_ns: int) -> say.Codes:
@@ -262,9 +259,7 @@ class Master:
         return say.NamesAre(ask.call, cleared)
 
     def _task_start(self, client: Client, ask: say.TaskStart, now_ns: int) -> say.TaskIs:
-        return self._tasks.start(
-            ask.call, client.peer, ask.name, ask.source, ask.targets, now_ns, _wall_ms()
-        )
+        return self._tasks.start(ask.call, client.peer, ask.name, ask.source, ask.targets, now_ns, _wall_ms())
 
     def _task_end(self, client: Client, ask: say.TaskEnd, now_ns: int) -> say.Codes:
         code = self._tasks.end(client.peer, ask.task, ask.failed, now_ns, _wall_ms())

@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
 
 from store.distributed import messages as say
 from store.distributed.memory import Lent, Mapped, map_foreign
@@ -106,7 +105,7 @@ class RemoteSegment:
 
 
 class Warmer:
-    """A thread that prepares pages of mapped segments: for puts to come, and after puts that found them cold."""
+    """A thread that warms pages of mapped segments: for puts to come, and after puts to cold ones."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Callable[[int, int], None], int, int] | None] = SimpleQueue()
@@ -246,12 +245,3 @@ class Segments:
 def _mapped(told: say.Segment) -> Mapped:
     fd, memory = map_foreign(told.pid, told.fd, told.inode, told.nbytes)
     return Mapped(memory, fd)
-
-
-def as_parts(values: Sequence[Any]) -> list[memoryview]:
-    """Flat views of the bytes of these buffers. Raises TypeError for what is none."""
-    parts = []
-    for value in values:
-        view = memoryview(value)
-        parts.append(view.cast("B") if view.c_contiguous else memoryview(view.tobytes()))
-    return parts

@@ -3,7 +3,7 @@
 Written by the master alone (TableWriter), but for two words of a slot that clients store into; probed by
 every client of the machine (TableReader) without a message. Explained in docs/explain/leases.md.
 
-    header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns, generation; at byte 64 the token
+    header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns, generation; token at 64
     slot, 128 bytes          words:
         0  version           even: valid; odd: being changed or gone. Never the same number twice
         1  key               low half of XXH3-128 of the name; 0 = never used, GONE = was used

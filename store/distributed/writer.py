@@ -7,6 +7,7 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ Parts = Sequence[memoryview]
 class Tables(Protocol):
     """Where the current table is."""
 
-    _table: TableReader | None
+    table: TableReader | None
 
 
 class Writer:
@@ -80,7 +81,7 @@ class Writer:
         self, names: Sequence[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
         """Store objects that are new, one question to the master for all; a code for each."""
-        if len(names) == 1 and self._tables._table is not None:
+        if len(names) == 1 and self._tables.table is not None:
             nbytes = sum(map(len, values[0]))
             if nbytes >= BULK_BYTES:
                 return [self._put_bulk(names[0], values[0], nbytes, wish, upsert)]
@@ -89,9 +90,7 @@ class Writer:
             some, parts = list(names[first : first + say.MAX_KEYS]), values[first : first + say.MAX_KEYS]
             sizes = [sum(map(len, value)) for value in parts]
             try:
-                grants = self._link.ask(
-                    say.PutStart, some, sizes, wish, upsert, self.take_ended()
-                ).grants
+                grants = self._link.ask(say.PutStart, some, sizes, wish, upsert, self.take_ended()).grants
             except CodeError as error:
                 grants = [error.code] * len(some)
             codes += [self._finish(grant, value) for grant, value in zip(grants, parts)]
@@ -126,16 +125,14 @@ class Writer:
 
     def _published(self, grant: say.Grant) -> bool:
         """Whether every reader of this machine sees it now, by one store into the table."""
-        table = self._tables._table
+        table = self._tables.table
         if not grant.word or table is None or table.generation != grant.generation:
             return False
         return table.publish(grant.word, grant.version)
 
     def _revoke(self, puts: list[int]) -> None:
-        try:
+        with contextlib.suppress(CodeError):  # the master revokes them when their time is over, or with us
             self._link.ask(say.PutEnd, puts, False)
-        except CodeError:
-            pass  # the master revokes them when their time is over, or with us
 
     # ------------------------------------------------------------------------- large objects
 
