@@ -1,4 +1,4 @@
-"""The HDF5 tier beside plain files: blocks written durably, and read back verified.
+"""The store: its HDF5 tier beside plain files, its keys, and objects of many clients beside Mooncake's.
 
 A block is SmolLM2's: 64 tokens of 30 layers, 2.9 MB. The peer writes and reads the same bytes in one plain
 file without an index, without checksums and without HDF5.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mooncake_lite.bench import store_objects
 from mooncake_lite.bench.result import Other, Row, against, median_seconds
 from store.keys import block_digest, prefix_keys
 from store.layout import BlockLayout
@@ -26,7 +27,8 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     count, runs = (16, 3) if quick else (64, 9)
     blocks = np.random.default_rng(0).integers(0, 255, (count, LAYOUT.nbytes), np.uint8)
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-", dir=folder) as name:
-        return [*tier(Path(name), blocks, runs), keys(runs)]
+        rows = [*tier(Path(name), blocks, runs), keys(runs)]
+    return rows + store_objects.run(quick)
 
 
 def tier(folder: Path, blocks: np.ndarray, runs: int) -> list[Row]:

@@ -25,8 +25,8 @@ class TaskStatus(IntEnum):
 
     PENDING = 0
     PROCESSING = 1
-    SUCCESS = 2
-    FAILED = 3
+    FAILED = 2
+    SUCCESS = 3
 
 
 class TaskType(IntEnum):

@@ -14,7 +14,7 @@ from store.distributed.codes import BAD_PARAMETERS, NO_SPACE, NO_TASK, NOT_FOUND
 from store.distributed.entries import Entry, Replica
 from store.distributed.messages import TaskIs
 
-PROCESSING, SUCCESS, FAILED = 1, 2, 3
+PROCESSING, FAILED, SUCCESS = 1, 2, 3
 """Numbers of TaskStatus."""
 
 KEPT_TASKS = 10_000
