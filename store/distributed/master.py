@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from store.distributed import messages as say
 from store.distributed.catalogue import Catalogue
 from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, OK
@@ -164,7 +166,7 @@ class Master:
                 client.segment = self.catalogue.mount(peer, hostname, join.machine, join.segment.nbytes)
             except StoreError:
                 return say.Joined(join.call, BAD_PARAMETERS, "", 0)
-            self._segments[client.segment] = join.segment
+            self._segments[client.segment] = msgspec.structs.replace(join.segment, name=hostname)
         self._clients[peer] = client
         if local:
             fd = self._watch.add(peer, join.pid)

@@ -7,12 +7,10 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,21 +104,3 @@ def heard(process: subprocess.Popen[str]) -> str:
     ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
     assert ready, "the program says nothing"
     return process.stdout.readline().strip()
-
-
-# ---------------------------------------------------------------------------- the real one
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Interpreter and master of an installed Mooncake Store, and the environment that they need."""
-
-    python: str
-    master: str
-    environment: dict[str, str]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
