@@ -278,7 +278,7 @@ def test_a_store_works_under_mpirun(tmp_path: Path) -> None:
     with master_process() as (master, _):
         program = tmp_path / "program.py"
         program.write_text(text)
-        done = run_mpi(program, 2, [master]).check()
+        done = run_mpi(2, program, [master]).check()
     assert done.output.count("got b'1'") == 2
 
 
