@@ -35,15 +35,13 @@ from kernels_numba.attention_mma_cuda import (
     make_attend,
 )
 from kernels_numba.backend_cuda import (
+    UNPACK,
     addresses,
-    bfloat16_pair,
     broadcast,
     compiled,
     cuda,
     divide,
     exp2,
-    float16_pair,
-    float32_single,
     larger,
     load16,
     load_float,
@@ -64,8 +62,6 @@ BLOCKS_AT_ONCE = 6
 """Blocks of v4, head_dim 128, that find room on a multiprocessor of an H200 (228 KiB of shared memory)."""
 WAVES = 4
 """Rounds of blocks for long contexts: the last, partly filled one then matters little."""
-
-UNPACK = {"float32": float32_single, "bfloat16": bfloat16_pair, "float16": float16_pair}
 
 
 @functools.cache

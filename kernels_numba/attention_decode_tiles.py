@@ -23,7 +23,6 @@ import numpy as np
 from kernels_numba.numerics import LOG2_E, LOWEST, exp2_of_negative, store, take_next, widen
 from kernels_numba.runtime import FAST, njit, prange
 from kernels_numba.vectors import (
-    LANES,
     add_products,
     larger,
     largest,
@@ -36,6 +35,8 @@ from kernels_numba.vectors import (
     zeros,
 )
 
+LANES = 8
+"""Of a vector: every head width is a multiple of it."""
 TILE_TOKENS = 128
 """Keys between two updates of the running maximum; keys and values of a tile then stay in a near cache."""
 MIN_SPLIT_TOKENS = 256
@@ -73,15 +74,15 @@ def _score_kernel(heads):
         for s in range(first, last, 4):
             # Past the end the last row stands in: what unused rows hold is never read.
             s1, s2, s3 = min(s + 1, last - 1), min(s + 2, last - 1), min(s + 3, last - 1)
-            tile = zeros(sums)
+            tile = zeros(sums, LANES)
             for d in range(0, key_cache.shape[3], LANES):
                 keys = (
-                    load(key_cache, (page, kv_head, s, d)),
-                    load(key_cache, (page, kv_head, s1, d)),
-                    load(key_cache, (page, kv_head, s2, d)),
-                    load(key_cache, (page, kv_head, s3, d)),
+                    load(key_cache, (page, kv_head, s, d), LANES),
+                    load(key_cache, (page, kv_head, s1, d), LANES),
+                    load(key_cache, (page, kv_head, s2, d), LANES),
+                    load(key_cache, (page, kv_head, s3, d), LANES),
                 )
-                tile = add_products(tile, load_tile(queries, (g, d), heads, 1), keys)
+                tile = add_products(tile, load_tile(queries, (g, d), heads, 1, LANES), keys)
             store_totals(scores, (g, column + s - first), heads, tile)
 
     return score
@@ -96,17 +97,21 @@ def _value_kernel(heads):
         first, last = rows
         head_dim, d = value_cache.shape[3], 0
         while d + WIDTH * LANES <= head_dim:
-            tile = load_tile(sums, (g, d), heads, WIDTH)
+            tile = load_tile(sums, (g, d), heads, WIDTH, LANES)
             for s in range(first, last):
-                values = load_tile(value_cache, (page, kv_head, s, d), 1, WIDTH)
-                tile = add_products(tile, spread_column(weights, (g, column + s - first), heads), values)
+                values = load_tile(value_cache, (page, kv_head, s, d), 1, WIDTH, LANES)
+                tile = add_products(
+                    tile, spread_column(weights, (g, column + s - first), heads, LANES), values
+                )
             store_tile(sums, (g, d), heads, WIDTH, tile)
             d += WIDTH * LANES
         while d < head_dim:  # what is left when head_dim is no multiple of a strip
-            tile = load_tile(sums, (g, d), heads, 1)
+            tile = load_tile(sums, (g, d), heads, 1, LANES)
             for s in range(first, last):
-                values = load_tile(value_cache, (page, kv_head, s, d), 1, 1)
-                tile = add_products(tile, spread_column(weights, (g, column + s - first), heads), values)
+                values = load_tile(value_cache, (page, kv_head, s, d), 1, 1, LANES)
+                tile = add_products(
+                    tile, spread_column(weights, (g, column + s - first), heads, LANES), values
+                )
             store_tile(sums, (g, d), heads, 1, tile)
             d += LANES
 
@@ -159,9 +164,9 @@ def _soften(scores, group, count, highest, totals, sums):
     for g in range(group):
         for t in range(count, (count + LANES - 1) // LANES * LANES):
             scores[g, t] = LOWEST
-        tops = load(scores, (g, 0))  # Numba's max does not vectorise: it has to mind NaN
+        tops = load(scores, (g, 0), LANES)  # Numba's max does not vectorise: it has to mind NaN
         for t in range(LANES, count, LANES):
-            tops = larger(tops, load(scores, (g, t)))
+            tops = larger(tops, load(scores, (g, t), LANES))
         top = max(highest[g], largest(tops))
         shrink = exp2_of_negative(highest[g] - top)
         total = totals[g] * shrink

@@ -21,22 +21,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import LOG2_E, LOWEST, store, widen
-from kernels_numba.register_blocks import (
-    BLOCK_COLUMNS,
-    BLOCK_ROWS,
-    LANES,
-    exp2_of_difference,
-    larger,
-    load,
-    multiply_block,
-    next_number,
-    plus,
-    put,
-    spread,
-    times,
-)
+from kernels_numba.numerics import LOG2_E, LOWEST, store, take_next, widen
+from kernels_numba.register_blocks import BLOCK_COLUMNS, BLOCK_ROWS, multiply_block
 from kernels_numba.runtime import FAST, njit, prange
+from kernels_numba.vectors import LANES, exp2_of_difference, larger, load, plus, put, spread, times
 
 WIDTH = BLOCK_COLUMNS
 PANELS = 4
@@ -64,10 +52,10 @@ def _product(in_registers, c, rows, a, a_start, a_row, a_step, b, inner, keep):
         for at in range(i * WIDTH, (i + 1) * WIDTH if keep == 0 else 0):
             c[at] = _ZERO
         for k in range(inner):
-            factor = spread(a[a_start + i * a_row + k * a_step])
+            factor = spread(a[a_start + i * a_row + k * a_step], LANES)
             for x in range(0, WIDTH, LANES):
-                product = times(factor, load(b, k * WIDTH + x))
-                put(c, i * WIDTH + x, plus(load(c, i * WIDTH + x), product))
+                product = times(factor, load(b, k * WIDTH + x, LANES))
+                put(c, i * WIDTH + x, plus(load(c, i * WIDTH + x, LANES), product))
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -105,23 +93,23 @@ def _hide(scores, lowest, highest, position, first_column, group, window):
 def _soften(scores, rows, state, sums):
     """Online softmax of one tile, by columns: scores become weights, older sums shrink to the new maximum."""
     for x in range(0, WIDTH, LANES):
-        old = load(state, x)
+        old = load(state, x, LANES)
         top = old
         if rows % 2:
-            top = larger(top, load(scores, x))
+            top = larger(top, load(scores, x, LANES))
         for t in range(rows % 2, rows, 2):  # two at a time: each `larger` has to wait for the one before
-            pair = larger(load(scores, t * WIDTH + x), load(scores, t * WIDTH + WIDTH + x))
+            pair = larger(load(scores, t * WIDTH + x, LANES), load(scores, t * WIDTH + WIDTH + x, LANES))
             top = larger(top, pair)
         shrink = exp2_of_difference(old, top)
-        total = times(load(state, WIDTH + x), shrink)
+        total = times(load(state, WIDTH + x, LANES), shrink)
         for t in range(rows):
-            weight = exp2_of_difference(load(scores, t * WIDTH + x), top)
+            weight = exp2_of_difference(load(scores, t * WIDTH + x, LANES), top)
             put(scores, t * WIDTH + x, weight)
             total = plus(total, weight)
         put(state, x, top)
         put(state, WIDTH + x, total)
         for at in range(x, sums.size, WIDTH):
-            put(sums, at, times(load(sums, at), shrink))
+            put(sums, at, times(load(sums, at, LANES), shrink))
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -232,7 +220,7 @@ def prefill_tiles(
     for _ in prange(workers):
         scratch = _scratch(head_dim)
         while True:
-            i = next_number(counter)
+            i = take_next(counter)
             if i >= items.shape[0] * kv_heads:
                 break
             b, column, columns, row = items[i // kv_heads]

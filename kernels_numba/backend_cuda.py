@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -35,6 +36,8 @@ except ImportError as error:  # pragma: no cover - numba without its CUDA target
 Bounds: TypeAlias = tuple[int, int] | None
 cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+if "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS" not in os.environ:
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]  # a small batch is no mistake
 CHUNK_ALIGNMENT = None if SIMULATED else 16
 """Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
 QUIET_NAN = 0x7FC0
@@ -43,6 +46,8 @@ QUIET_NAN = 0x7FC0
 if SIMULATED:
     from kernels_numba.backend_twins import (
         Memory,
+        as_bits,
+        as_float,
         bfloat16_bits,
         bfloat16_pair,
         broadcast,
@@ -53,23 +58,31 @@ if SIMULATED:
         exp2,
         float16_pair,
         float32_single,
+        fused,
         larger,
+        load8,
         load16,
         load_float,
         load_int32,
         load_int64,
         load_matrices,
         load_transposed,
+        load_uint16,
         load_word,
         mma_bfloat16,
         mma_float16,
         pack_bfloat16,
         pack_float16,
+        plus,
+        quotient,
+        store8,
         store16,
         store_bfloat16,
         store_float,
         store_float16,
+        store_uint16,
         store_word,
+        times,
         warp_max,
         warp_sum,
     )
@@ -92,6 +105,8 @@ else:
     from numba.cuda.extending import intrinsic
 
     from kernels_numba.backend_ptx import (  # type: ignore[assignment]
+        as_bits,
+        as_float,
         bfloat16_pair,
         broadcast,
         copy_async,
@@ -101,23 +116,31 @@ else:
         exp2,
         float16_pair,
         float32_single,
+        fused,
         larger,
+        load8,
         load16,
         load_float,
         load_int32,
         load_int64,
         load_matrices,
         load_transposed,
+        load_uint16,
         load_word,
         mma_bfloat16,
         mma_float16,
         pack_bfloat16,
         pack_float16,
+        plus,
+        quotient,
+        store8,
         store16,
         store_bfloat16,
         store_float,
         store_float16,
+        store_uint16,
         store_word,
+        times,
         warp_max,
         warp_sum,
     )
@@ -159,6 +182,10 @@ else:
         return array.dtype(types.float32, array), generate
 
 
+UNPACK = {"float32": float32_single, "bfloat16": bfloat16_pair, "float16": float16_pair}
+"""Element type -> the float32 of a word of its elements."""
+
+
 def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any:
     """The kernel as it is launched; compiled on its first launch.
 
@@ -184,16 +211,38 @@ def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds:
     return [library.get_asm_str(cc=cc) for cc in ccs]
 
 
+@functools.cache
+def _check_available() -> None:
+    """Raises BackendError when Numba finds no device. Asked once a process."""
+    if not cuda.is_available():
+        why = " ".join((cuda.cuda_error() or "no NVVM: pip install 'mooncake-lite[gpu]'").split())
+        raise BackendError(f"device arrays were given, but Numba finds no CUDA device ({why})")
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(handle: int) -> Any:
+    """Numba's object of a stream made elsewhere. One for each: Numba keeps launch configurations by it."""
+    return cuda.external_stream(handle)
+
+
 def _stream_of(tensor: Any) -> Any:
-    """Torch's current stream of the tensor's device, and that device made current; 0 for a Numba array."""
-    if not SIMULATED and not cuda.is_available():
-        raise BackendError("device arrays were given, but Numba finds no CUDA device (mooncake-lite doctor)")
+    """Torch's current stream of the tensor's device, and that device made current; the default stream, 0, for
+    a Numba array.
+
+    Torch makes the device current, not Numba: its select_device puts the context on the thread's stack once
+    more with every call.
+    """
+    if SIMULATED:
+        return 0
+    _check_available()
     if getattr(tensor, "__cuda_ndarray__", False):
         return 0
     import torch
 
-    cuda.select_device(tensor.device.index)
-    return cuda.external_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
+    if torch.cuda.current_device() != tensor.device.index:
+        torch.cuda.set_device(tensor.device)
+    handle = torch.cuda.current_stream(tensor.device).cuda_stream
+    return _stream(handle) if handle else 0
 
 
 def on_device(*tensors: Any) -> tuple[list[Any], Any]:
@@ -239,6 +288,15 @@ def address_of(tensor: Any) -> int:
     return tensor.__cuda_array_interface__["data"][0]
 
 
+def as_bytes(array: Any) -> Any:
+    """The same memory as uint8: a last axis of `itemsize` times the length. The array must be contiguous."""
+    if getattr(array, "__cuda_ndarray__", False):
+        return array.view(np.uint8)
+    import torch
+
+    return array.detach().view(torch.uint8)
+
+
 def aligned(*tensors: Any) -> bool:
     """Whether every array begins at a multiple of 16 bytes, as 16-byte loads want."""
     return all(address_of(tensor) % 16 == 0 for tensor in tensors)
@@ -280,9 +338,13 @@ def multiprocessors(like: Any) -> int:
 __all__ = [
     "CHUNK_ALIGNMENT",
     "SIMULATED",
+    "UNPACK",
     "address_of",
     "addresses",
     "aligned",
+    "as_bits",
+    "as_bytes",
+    "as_float",
     "bfloat16_pair",
     "broadcast",
     "compiled",
@@ -294,13 +356,16 @@ __all__ = [
     "exp2",
     "float16_pair",
     "float32_single",
+    "fused",
     "larger",
+    "load8",
     "load16",
     "load_float",
     "load_int32",
     "load_int64",
     "load_matrices",
     "load_transposed",
+    "load_uint16",
     "load_word",
     "lower",
     "mma_bfloat16",
@@ -310,11 +375,16 @@ __all__ = [
     "on_device",
     "pack_bfloat16",
     "pack_float16",
+    "plus",
+    "quotient",
+    "store8",
     "store16",
     "store_bfloat16",
     "store_float",
     "store_float16",
+    "store_uint16",
     "store_word",
+    "times",
     "warp_max",
     "warp_sum",
     "widen",

@@ -19,7 +19,8 @@ from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-WORDS4, FLOATS4, FLOATS2 = (
+WORDS2, WORDS4, FLOATS4, FLOATS2 = (
+    types.UniTuple(types.uint32, 2),
     types.UniTuple(types.uint32, 4),
     types.UniTuple(types.float32, 4),
     types.UniTuple(types.float32, 2),
@@ -27,10 +28,22 @@ WORDS4, FLOATS4, FLOATS2 = (
 FULL_WARP = 0xFFFFFFFF
 
 
-def _assembly(builder, line: str, result: Any, constraints: str, arguments: list, fixed: bool = True):
-    """One line of PTX as an LLVM call. fixed: it touches memory or other lanes and must stay in its order."""
+def _assembly(
+    builder,
+    line: str,
+    result: Any,
+    constraints: str,
+    arguments: list,
+    *,
+    fixed: bool = True,
+    together: bool = False,
+):
+    """One line of PTX as an LLVM call. fixed: it touches memory or other lanes and must stay in its order.
+    together: the lanes of a warp execute it as one, so it may not be moved into a branch or copied into two.
+    """
     kind = ir.FunctionType(result, [a.type for a in arguments])
-    return builder.call(ir.InlineAsm(kind, line, constraints, side_effect=fixed), arguments)
+    code = ir.InlineAsm(kind, line, constraints, side_effect=fixed)
+    return builder.call(code, arguments, attrs=("convergent",) if together else ())
 
 
 def _address(builder, base, offset, offset_type):
@@ -58,33 +71,42 @@ def _fields(count: int, kind: Any) -> Any:
     return ir.LiteralStructType([kind] * count)
 
 
-@intrinsic
-def load16(typing_context, base, offset):
-    """Four uint32 from 16 aligned bytes of global memory."""
+def _wide_loader(name: str, kind: Any, line: str):
+    """A load of several words from aligned global memory at address + byte offset."""
 
-    def generate(context, builder, signature, arguments):
-        at = _address(builder, *arguments, signature.args[1])
-        line = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
-        return _as_tuple(
-            context, builder, WORDS4, _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,l", [at])
-        )
+    def typed(typing_context, base, offset):
+        def generate(context, builder, signature, arguments):
+            at = _address(builder, *arguments, signature.args[1])
+            constraints = "=r," * kind.count + "l"
+            loaded = _assembly(builder, line, _fields(kind.count, I32), constraints, [at])
+            return _as_tuple(context, builder, kind, loaded)
 
-    return WORDS4(types.int64, offset), generate
+        return kind(types.int64, offset), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
 
 
-@intrinsic
-def store16(typing_context, base, offset, words):
-    """Four uint32 to 16 aligned bytes of global memory."""
+def _wide_storer(name: str, kind: Any, line: str):
+    """A store of several words to aligned global memory at address + byte offset."""
 
-    def generate(context, builder, signature, arguments):
-        at = _address(builder, arguments[0], arguments[1], signature.args[1])
-        parts = [builder.extract_value(arguments[2], i) for i in range(4)]
-        _assembly(
-            builder, "st.global.v4.u32 [$0], {$1, $2, $3, $4};", ir.VoidType(), "l,r,r,r,r", [at, *parts]
-        )
-        return context.get_dummy_value()
+    def typed(typing_context, base, offset, words):
+        def generate(context, builder, signature, arguments):
+            at = _address(builder, arguments[0], arguments[1], signature.args[1])
+            parts = [builder.extract_value(arguments[2], i) for i in range(kind.count)]
+            _assembly(builder, line, ir.VoidType(), "l" + ",r" * kind.count, [at, *parts])
+            return context.get_dummy_value()
 
-    return types.void(types.int64, offset, WORDS4), generate
+        return types.void(types.int64, offset, kind), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+load8 = _wide_loader("load8", WORDS2, "ld.global.v2.u32 {$0, $1}, [$2];")
+load16 = _wide_loader("load16", WORDS4, "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];")
+store8 = _wide_storer("store8", WORDS2, "st.global.v2.u32 [$0], {$1, $2};")
+store16 = _wide_storer("store16", WORDS4, "st.global.v4.u32 [$0], {$1, $2, $3, $4};")
 
 
 def _loader(name: str, result, line: str, kind: Any, constraint: str):
@@ -119,8 +141,10 @@ def _storer(name: str, value_type, line: str, constraint: str):
 load_int32 = _loader("load_int32", types.int32, "ld.global.s32 $0, [$1];", I32, "r")
 load_int64 = _loader("load_int64", types.int64, "ld.global.s64 $0, [$1];", I64, "l")
 load_word = _loader("load_word", types.uint32, "ld.global.u32 $0, [$1];", I32, "r")
+load_uint16 = _loader("load_uint16", types.uint32, "ld.global.u16 $0, [$1];", I32, "r")
 load_float = _loader("load_float", types.float32, "ld.global.f32 $0, [$1];", F32, "f")
 store_word = _storer("store_word", types.uint32, "st.global.u32 [$0], $1;", "r")
+store_uint16 = _storer("store_uint16", types.uint32, "st.global.u16 [$0], $1;", "r")
 store_float = _storer("store_float", types.float32, "st.global.f32 [$0], $1;", "f")
 _NARROWED = "{{ .reg .b16 %half; cvt.rn.{0}.f32 %half, $1; st.global.b16 [$0], %half; }}"
 store_bfloat16 = _storer("store_bfloat16", types.float32, _NARROWED.format("bf16"), "f")
@@ -206,7 +230,7 @@ def _shuffle(builder, value, mode: str, lane):
     bits = builder.bitcast(value, I32) if is_float else value
     lane = builder.trunc(lane, I32) if lane.type.width > 32 else lane
     line = f"shfl.sync.{mode}.b32 $0, $1, $2, 31, {FULL_WARP};"
-    moved = _assembly(builder, line, I32, "=r,r,r", [bits, lane])
+    moved = _assembly(builder, line, I32, "=r,r,r", [bits, lane], together=True)
     return builder.bitcast(moved, F32) if is_float else moved
 
 
@@ -250,14 +274,55 @@ warp_max = _reducer("warp_max", _larger)
 """Maximum over `lanes` neighbouring lanes, given to each of them."""
 
 
+def _binary(name: str, instruction: str):
+    """A float32 of two, in one instruction: nothing that the compiler may fuse with its neighbours."""
+
+    def typed(typing_context, a, b):
+        def generate(context, builder, signature, arguments):
+            return _assembly(builder, f"{instruction} $0, $1, $2;", F32, "=f,f,f", arguments, fixed=False)
+
+        return types.float32(types.float32, types.float32), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+larger = _binary("larger", "max.f32")
+"""max of two float32 (Python's max asks about NaN first)."""
+times, plus = _binary("times", "mul.rn.f32"), _binary("plus", "add.rn.f32")
+"""Rounded by themselves: a * b + c is one rounding where the compiler makes it so, and other bits."""
+quotient = _binary("quotient", "div.rn.f32")
+
+
 @intrinsic
-def larger(typing_context, a, b):
-    """max of two float32 in one instruction (Python's max asks about NaN first)."""
+def fused(typing_context, a, b, c):
+    """a * b + c in float32, rounded once."""
 
     def generate(context, builder, signature, arguments):
-        return _larger(builder, *arguments)
+        line = "fma.rn.f32 $0, $1, $2, $3;"
+        return _assembly(builder, line, F32, "=f,f,f,f", arguments, fixed=False)
 
-    return types.float32(types.float32, types.float32), generate
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def as_bits(typing_context, value):
+    """The bits of a float32, as uint32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], I32)
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def as_float(typing_context, bits):
+    """The float32 whose bits are the uint32 `bits`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], F32)
+
+    return types.float32(types.uint32), generate
 
 
 @intrinsic
@@ -308,7 +373,8 @@ def _matrix_loader(name: str, suffix: str):
         def generate(context, builder, signature, arguments):
             at = _shared_address(context, builder, signature.args[0], *arguments)
             line = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
-            loaded = _assembly(builder, line, _fields(4, I32), "=r,=r,=r,=r,r,~{memory}", [at])
+            constraints = "=r,=r,=r,=r,r,~{memory}"
+            loaded = _assembly(builder, line, _fields(4, I32), constraints, [at], together=True)
             return _as_tuple(context, builder, WORDS4, loaded)
 
         return WORDS4(source, chunk), generate
@@ -338,8 +404,9 @@ def _multiplier(name: str, element: str):
                 "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
             )
             constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            factors = [*arguments[1:], *before]
             after = _assembly(
-                builder, line, _fields(4, F32), constraints, [*arguments[1:], *before], fixed=False
+                builder, line, _fields(4, F32), constraints, factors, fixed=False, together=True
             )
             return _as_tuple(context, builder, FLOATS4, after)
 

@@ -20,8 +20,9 @@ import numpy as np
 WAIT_S = 60.0
 """A warp whose lanes do not all come to an exchange is a mistake in a kernel: do not wait for ever."""
 
-DAWDLE_S = 0.03
-"""Every second warp is so late at each transposed load: warps that ought to wait for each other then show."""
+DAWDLE_S, DAWDLE_EVERY = 0.03, 4
+"""Every second warp is so late at every fourth transposed load: warps that ought to wait for each other then
+show. Not the last of a tile alone: those read what the warp itself has copied."""
 
 
 class Memory:
@@ -41,11 +42,28 @@ class Memory:
 
 
 class _Warp:
-    """Where the 32 lanes of a warp meet: two lists by turns, so that one barrier an exchange is enough."""
+    """Where the 32 lanes of a warp meet: two lists by turns, so that one meeting an exchange will do. A lock
+    for each lane: a threading.Barrier would wake them one after the other, and take twice as long."""
 
     def __init__(self):
-        self.barrier = threading.Barrier(32)
         self.slots: tuple[list, list] = ([None] * 32, [None] * 32)
+        self.arriving, self.arrived = threading.Lock(), 0
+        self.gates = [threading.Lock() for _ in range(32)]
+        for gate in self.gates:
+            gate.acquire()
+
+    def meet(self, lane: int):
+        """Returns when all lanes have come. Raises TimeoutError."""
+        with self.arriving:
+            self.arrived += 1
+            if self.arrived == 32:
+                self.arrived = 0
+                for other, gate in enumerate(self.gates):
+                    if other != lane:
+                        gate.release()
+                return
+        if not self.gates[lane].acquire(timeout=WAIT_S):
+            raise TimeoutError(f"lane {lane}: not all of its warp came within {WAIT_S} s")
 
 
 _CREATION = threading.Lock()
@@ -63,12 +81,20 @@ def _exchange(value: Any) -> tuple[int, list]:
     thread.turn += 1
     lane = thread.thread_id % 32
     slots[lane] = value
-    thread.warp.barrier.wait(WAIT_S)
+    thread.warp.meet(lane)
     return lane, list(slots)
+
+
+def load8(base: Memory, offset: Any):
+    return tuple(base.part(offset, 8, np.uint32))
 
 
 def load16(base: Memory, offset: Any):
     return tuple(base.part(offset, 16, np.uint32))
+
+
+def store8(base: Memory, offset: Any, words: Any):
+    base.part(offset, 8, np.uint32)[:] = words
 
 
 def store16(base: Memory, offset: Any, words: Any):
@@ -83,6 +109,10 @@ def load_int64(base: Memory, offset: Any):
     return np.int64(base.part(offset, 8, np.int64)[0])
 
 
+def load_uint16(base: Memory, offset: Any):
+    return np.uint32(base.part(offset, 2, np.uint16)[0])
+
+
 def load_word(base: Memory, offset: Any):
     return np.uint32(base.part(offset, 4, np.uint32)[0])
 
@@ -93,6 +123,10 @@ def load_float(base: Memory, offset: Any):
 
 def store_word(base: Memory, offset: Any, value: Any):
     base.part(offset, 4, np.uint32)[0] = value
+
+
+def store_uint16(base: Memory, offset: Any, value: Any):
+    base.part(offset, 2, np.uint16)[0] = value
 
 
 def store_float(base: Memory, offset: Any, value: Any):
@@ -119,6 +153,30 @@ def exp2(power: Any):
 
 def larger(a: Any, b: Any):
     return a if a >= b else b
+
+
+def times(a: Any, b: Any):
+    return np.float32(np.float32(a) * np.float32(b))
+
+
+def plus(a: Any, b: Any):
+    return np.float32(np.float32(a) + np.float32(b))
+
+
+def quotient(a: Any, b: Any):
+    return np.float32(np.float32(a) / np.float32(b))
+
+
+def fused(a: Any, b: Any, c: Any):
+    return np.float32(float(a) * float(b) + float(c))  # the product is exact in 53 bits
+
+
+def as_bits(value: Any):
+    return np.float32(value).view(np.uint32)
+
+
+def as_float(bits: Any):
+    return np.uint32(bits).view(np.float32)
 
 
 def float32_single(word: Any):
@@ -207,8 +265,11 @@ def load_matrices(source: np.ndarray, chunk: Any):
 
 
 def load_transposed(source: np.ndarray, chunk: Any):
-    if threading.current_thread().thread_id % 64 == 32:  # type: ignore[attr-defined]
-        time.sleep(DAWDLE_S)
+    thread: Any = threading.current_thread()
+    if thread.thread_id % 64 == 32:
+        thread.loads = getattr(thread, "loads", 0) + 1
+        if thread.loads % DAWDLE_EVERY == 0:
+            time.sleep(DAWDLE_S)
     lane, rows = _rows(source, chunk)
     mine = rows.reshape(4, 8, 8)[:, lane % 4 * 2 :, lane // 4][:, :2]
     return tuple(np.ascontiguousarray(mine).view(np.uint32)[:, 0])

@@ -1,14 +1,9 @@
 """Moving KV: new tokens into pages, pages into contiguous blocks and back, pages onto pages.
 
-Called by the engine (a step's new keys and values; copy-on-write) and on KV's way to and from the pool. Knows
-bytes and shapes only: one compiled mover serves every dtype. The ladder of each:
-    v0  NumPy indexing, the oracle of the tests
-    v1  one memcpy for each run of bytes that is contiguous on both sides, without the GIL: small moves
-    v2  blocks only: by all threads, past the caches, a page's heads one after the other because they lie side
-        by side; 70 MB three times as fast as v1: large moves, if no other thread is in a parallel kernel
-
-So any number of Python threads may be inside at once. Rotating on the way: rotary.py; codecs: codecs.py and
-codec_kernels.py. Index mapping:
+Called by the engine (a step's new keys and values; copy-on-write) and on KV's way to and from the pool.
+Checks, then chooses the form: the CPU's in block_kernels.py, with a rotation in rotary.py, with a codec in
+codec_kernels.py; each has a CUDA form of its name with _cuda behind it. Any number of Python threads may be
+inside at once. Index mapping:
 
     caches  (layers, 2, pages, kv_heads, page_size, head_dim)       one array; [:, 0] keys, [:, 1] values
     blocks  (blocks, layers, 2, kv_heads, block_tokens, head_dim)   block_tokens = pages_per_block * page_size
@@ -19,10 +14,6 @@ codec_kernels.py. Index mapping:
     slot = page * page_size + s                key[token, h, :] -> key_cache[page, h, s, :], a run of head_dim
 """
 
-# Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
-# ruff: noqa: ANN202
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,10 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.errors import KindError, LayoutError, RangeError, ShapeError
-from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import PARALLEL_CALL, get_num_threads, njit, prange
-from kernels_numba.streaming import fence, stream_bytes
+from kernels_numba.block_kernels import (
+    first_outside,
+    move_block_runs_v1,
+    move_block_runs_v2,
+    move_pages,
+    move_tokens,
+)
+from kernels_numba.errors import LayoutError, RangeError, ShapeError
+from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
 if TYPE_CHECKING:
     from kernels_numba.codecs import Codec
@@ -67,9 +63,9 @@ def scatter_kv(
         positions               (tokens,) int64, rows of the tables; with `rotary` only
         query                   (tokens, heads, head_dim), as `key`; turned in place; with `rotary` only
 
-    The key itself stays as it is. Values are bit for bit those of rope.rotate and a plain scatter_kv.
-    Raises ShapeError, DtypeError, LayoutError; KindError, also for `rotary` with device arrays, which have no
-    such form yet; RangeError for a slot or a position out of range (CPU only). Then nothing is written.
+    The key itself stays as it is. Both forms give the bits of rope.rotate on the CPU and a plain scatter_kv.
+    Raises ShapeError, DtypeError, LayoutError, KindError; RangeError for a slot or a position out of range
+    (CPU only). Then nothing is written.
     """
     named = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
     named["slot_mapping"] = slot_mapping
@@ -81,9 +77,15 @@ def scatter_kv(
     if key.shape[0] == 0:
         return
     if device == arrays.CUDA:
-        from kernels_numba.blocks_cuda import launch_scatter_kv
+        moved = (key, value, key_cache, value_cache, slot_mapping)
+        if rotary is None:
+            from kernels_numba.block_kernels_cuda import launch_scatter_kv
 
-        launch_scatter_kv(key, value, key_cache, value_cache, slot_mapping)
+            launch_scatter_kv(*moved)
+        else:
+            from kernels_numba.rotary_cuda import launch_scatter_rotated
+
+            launch_scatter_rotated(*moved, rotary, positions, query)
         return
     slots = arrays.as_numpy(slot_mapping)
     pages, heads, page_size, head_dim = key_cache.shape
@@ -91,11 +93,32 @@ def scatter_kv(
     row_bytes = head_dim * key_cache.dtype.itemsize
     if rotary is None:
         step = arrays.strides_of(key)[0] * key_cache.dtype.itemsize
-        _move_tokens(_address(key_cache), _address(key), step, slots, heads, page_size, row_bytes)
+        move_tokens(_address(key_cache), _address(key), step, slots, heads, page_size, row_bytes)
     else:
         _scatter_rotated(key, key_cache, slots, rotary, positions, query)
     step = arrays.strides_of(value)[0] * key_cache.dtype.itemsize
-    _move_tokens(_address(value_cache), _address(value), step, slots, heads, page_size, row_bytes)
+    move_tokens(_address(value_cache), _address(value), step, slots, heads, page_size, row_bytes)
+
+
+def _scatter_on_device(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slots: Any,
+    rotary: Any,
+    positions: Any,
+    query: Any,
+) -> None:
+    """scatter_kv on checked device arrays."""
+    if rotary is None:
+        from kernels_numba.block_kernels_cuda import launch_scatter_kv
+
+        launch_scatter_kv(key, value, key_cache, value_cache, slots)
+    else:
+        from kernels_numba.rotary_cuda import launch_scatter_rotated
+
+        launch_scatter_rotated(key, value, key_cache, value_cache, slots, rotary, positions, query)
 
 
 def _check_scatter(named: dict[str, Any]) -> str:
@@ -117,24 +140,24 @@ def _check_scatter(named: dict[str, Any]) -> str:
     _check_token_rows("key", key)
     _check_token_rows("value", named["value"])
     if "cosine" in named:
-        _check_rotary(named, device)
+        _check_rotary(named)
     return device
 
 
 def _check_token_rows(name: str, array: Any) -> None:
-    """LayoutError unless each token of (tokens, heads, head_dim) is contiguous."""
-    strides = arrays.strides_of(array)
-    if strides[1:] != (array.shape[2], 1) and array.shape[0]:
+    """LayoutError unless each token of (tokens, heads, head_dim) is contiguous; an axis of one element has no
+    step that could matter."""
+    strides, (tokens, heads, head_dim) = arrays.strides_of(array), array.shape
+    fits = (heads == 1 or strides[1] == head_dim) and (head_dim == 1 or strides[2] == 1)
+    if not fits and 0 not in (tokens, heads, head_dim):
         expected = f"strides (any, {array.shape[2]}, 1): each token contiguous"
         raise LayoutError(name, f"array of strides {strides}", expected)
 
 
-def _check_rotary(named: dict[str, Any], device: str) -> None:
+def _check_rotary(named: dict[str, Any]) -> None:
     """The arguments that only `rotary` brings, beside a checked key."""
     tokens, _, head_dim = named["key"].shape
     positions, query = named["positions"], named["query"]
-    if device != arrays.CPU:
-        raise KindError("rotary", f"tables on {device}", "None: only the CPU form can rotate")
     if head_dim % 2:
         raise ShapeError("key.shape[2]", head_dim, "an even head_dim: channels are turned in pairs")
     if positions is None:
@@ -187,7 +210,7 @@ def gather_blocks(
         heads     the same for kv heads
         codec     of codecs.py: the blocks are encoded while they are gathered, and `out` then is
                   (blocks, len(layers), 2, len(heads), codec.unit_nbytes(tokens, head_dim, itemsize)) uint8;
-                  CPU only
+                  the CPU and the CUDA form write the same bytes
 
     A move of PARALLEL_BYTES or more (of the caches) takes all threads and PARALLEL_CALL, if that is free at
     once; otherwise, and for smaller ones, the calling thread does it alone and waits for nobody. So a
@@ -234,7 +257,7 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     if source_ids.shape[0] == 0:
         return
     if device == arrays.CUDA:
-        from kernels_numba.blocks_cuda import launch_copy_pages
+        from kernels_numba.block_kernels_cuda import launch_copy_pages
 
         launch_copy_pages(caches, source_ids, target_ids)
         return
@@ -242,7 +265,7 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     _check_ids("source_ids", sources, view.shape[2], lowest=0)
     _check_ids("target_ids", targets, view.shape[2], lowest=0)
     page_bytes = view.strides[2]
-    _move_pages(_address(view), sources, targets, view.shape[0] * 2, view.shape[2], page_bytes)
+    move_pages(_address(view), sources, targets, view.shape[0] * 2, view.shape[2], page_bytes)
 
 
 def _span(name: str, wanted: Any, length: int) -> tuple[int, int]:
@@ -260,20 +283,11 @@ def _span(name: str, wanted: Any, length: int) -> tuple[int, int]:
 
 def _check_ids(name: str, ids: np.ndarray, end: int, lowest: int = -1) -> None:
     """RangeError for the first id outside lowest..end-1."""
-    at = _first_outside(ids.reshape(-1), lowest, end)
+    at = first_outside(ids.reshape(-1), lowest, end)
     if at >= 0:
         where = tuple(int(i) for i in np.unravel_index(at, ids.shape))
         shown = ", ".join(map(str, where))
         raise RangeError(f"{name}[{shown}]", int(ids[where]), f"an id from {lowest} to {end - 1}")
-
-
-@njit(cache=True, nogil=True)
-def _first_outside(ids, lowest, end):
-    """Index of the first of flat ids that is not in lowest..end-1; -1: none."""
-    for i in range(ids.shape[0]):
-        if not lowest <= ids[i] < end:
-            return i
-    return -1
 
 
 def _address(array: Any) -> int:
@@ -316,11 +330,14 @@ def _move_blocks(
     arrays.check_contiguous(f"{name}[0]", blocks[0])
     part = (first_layer, layer_count, first_head, head_count)
     if device == arrays.CUDA:
-        if codec is not None:
-            raise KindError("codec", f"{codec.name} with arrays on cuda", "None: codecs run on the CPU")
-        from kernels_numba.blocks_cuda import launch_move_blocks
+        if codec is None or codec.number == 0:
+            from kernels_numba.block_kernels_cuda import launch_move_blocks
 
-        launch_move_blocks(caches, page_ids, blocks, part, to_pages)
+            launch_move_blocks(caches, page_ids, blocks, part, to_pages)
+        else:
+            from kernels_numba.codec_kernels_cuda import launch_recode
+
+            launch_recode(caches, page_ids, blocks, part, codec, to_pages)
         return
     view, ids, array = (arrays.as_numpy(a) for a in (caches, page_ids, blocks))
     _check_ids("page_ids", ids, view.shape[2])
@@ -330,7 +347,7 @@ def _move_blocks(
     strides = (view.strides[0], view.strides[1], view.strides[2], view.strides[3], array.strides[0])
     nbytes = ids.size * layer_count * 2 * head_count * view.strides[3]
     if codec is None or codec.number == 0:
-        kernels: tuple[Any, Any] = (_move_block_runs_v1, _move_block_runs_v2)
+        kernels: tuple[Any, Any] = (move_block_runs_v1, move_block_runs_v2)
         arguments: tuple[Any, ...] = (_address(view), _address(array), ids, strides, part, to_pages)
     else:
         from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
@@ -351,71 +368,3 @@ def _run_by_size(nbytes: int, serial: Any, parallel: Any, arguments: tuple[Any, 
             PARALLEL_CALL.release()
     else:
         serial(*arguments, nbytes >= PARALLEL_BYTES)
-
-
-def gather_blocks_v0(caches: np.ndarray, page_ids: np.ndarray, layers: slice, heads: slice) -> np.ndarray:
-    """The oracle of both directions: what gather_blocks must write (no -1 in page_ids)."""
-    part = caches[layers, :, :, heads][:, :, page_ids]  # layers, 2, blocks, pages, heads, rows, head_dim
-    ordered = part.transpose(2, 0, 1, 4, 3, 5, 6)
-    return ordered.reshape(*ordered.shape[:4], -1, ordered.shape[-1]).copy()
-
-
-@njit(cache=True, nogil=True)
-def _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, streamed):
-    """One block's keys or values of one layer. A page after the other: there the heads lie side by side."""
-    first_layer, layer_count, first_head, heads = part
-    b, plane = item // (layer_count * 2), item % (layer_count * 2)
-    pages, run = page_ids[b], strides[3]
-    layer = caches + (first_layer + plane // 2) * strides[0] + plane % 2 * strides[1]
-    block = blocks + b * strides[4] + plane * heads * pages.shape[0] * run
-    for i in range(pages.shape[0]):
-        if pages[i] >= 0:
-            for head in range(heads):
-                page = layer + pages[i] * strides[2] + (first_head + head) * run
-                piece = block + (head * pages.shape[0] + i) * run
-                target, source = (page, piece) if to_pages else (piece, page)
-                if streamed:
-                    stream_bytes(target, source, run)
-                else:
-                    copy_bytes(target, source, run)
-    if streamed:
-        fence()
-
-
-@njit(cache=True, nogil=True)
-def _move_block_runs_v1(caches, blocks, page_ids, strides, part, to_pages, streamed):
-    """gather and scatter by the calling thread alone.
-
-    caches and blocks are addresses, strides bytes: (layer, kv, page, head of caches; block of blocks);
-    part is (first layer, layers, first head, heads).
-    """
-    for item in range(page_ids.shape[0] * part[1] * 2):
-        _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, streamed)
-
-
-@njit(cache=True, nogil=True, parallel=True)
-def _move_block_runs_v2(caches, blocks, page_ids, strides, part, to_pages):
-    """The same by all threads: the keys or the values of a layer of a block are dealt out."""
-    for item in prange(page_ids.shape[0] * part[1] * 2):
-        _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, True)
-
-
-@njit(cache=True, nogil=True)
-def _move_tokens(cache, tokens, token_step, slots, heads, page_size, row_bytes):
-    """v1 of scatter_kv for keys or values: addresses and bytes."""
-    for token in range(slots.shape[0]):
-        if slots[token] >= 0:
-            page, row = slots[token] // page_size, slots[token] % page_size
-            for head in range(heads):
-                target = cache + ((page * heads + head) * page_size + row) * row_bytes
-                copy_bytes(target, tokens + token * token_step + head * row_bytes, row_bytes)
-
-
-@njit(cache=True, nogil=True)
-def _move_pages(cache, sources, targets, planes, pages, page_bytes):
-    """v1 of copy_pages: addresses and bytes; planes = layers * 2."""
-    for plane in range(planes):
-        start = cache + plane * pages * page_bytes
-        for i in range(sources.shape[0]):
-            if sources[i] != targets[i]:
-                copy_bytes(start + targets[i] * page_bytes, start + sources[i] * page_bytes, page_bytes)

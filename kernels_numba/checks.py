@@ -38,20 +38,26 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
     arrays.check_shape("key_cache", key_cache, "pages", "kv_heads", "page_size", head_dim)
     arrays.check_shape("value_cache", value_cache, *key_cache.shape)
     arrays.check_shape("out", out, *query.shape)
-    kv_heads = key_cache.shape[1]
-    if kv_heads == 0 or heads % kv_heads or heads == 0:
-        raise ShapeError("query.shape[1]", heads, f"a multiple of the cache's {kv_heads} kv heads")
-    if heads // kv_heads > MAX_GROUP:
-        raise ShapeError(
-            "query.shape[1]", heads, f"at most {MAX_GROUP} query heads for each of {kv_heads} kv heads"
-        )
-    if head_dim % 8 or not 8 <= head_dim <= 256:
-        raise ShapeError("query.shape[2]", head_dim, HEAD_DIMS)
-    if key_cache.shape[2] == 0:
-        raise ShapeError("key_cache.shape[2]", 0, "a page of at least one token")
+    wrong = _wrong_size(heads, head_dim, key_cache.shape[1], key_cache.shape[2])
+    if wrong is not None:
+        raise wrong
     for name, array in named.items():
         arrays.check_contiguous(name, array)
     return device
+
+
+def _wrong_size(heads: int, head_dim: int, kv_heads: int, page_size: int) -> ShapeError | None:
+    """What no kernel can do; None when these sizes are fine."""
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
+        return ShapeError("query.shape[1]", heads, f"a multiple of the cache's {kv_heads} kv heads")
+    if heads > MAX_GROUP * kv_heads:
+        most = f"at most {MAX_GROUP} query heads for each of {kv_heads} kv heads"
+        return ShapeError("query.shape[1]", heads, most)
+    if head_dim % 8 or not 8 <= head_dim <= 256:
+        return ShapeError("query.shape[2]", head_dim, HEAD_DIMS)
+    if page_size == 0:
+        return ShapeError("key_cache.shape[2]", 0, "a page of at least one token")
+    return None
 
 
 _INT32 = np.dtype(np.int32)
@@ -77,11 +83,7 @@ def plain_views(*six: Any) -> list[np.ndarray] | None:
         query.dtype == keys.dtype == values.dtype == out.dtype != _INT32
         and tables.dtype == lens.dtype == _INT32
         and head_dim == width
-        and head_dim % 8 == 0
-        and 8 <= head_dim <= 256
-        and page_size > 0
-        and 0 < kv_heads <= heads <= MAX_GROUP * kv_heads
-        and heads % kv_heads == 0
+        and _wrong_size(heads, head_dim, kv_heads, page_size) is None
     )
     return [query, keys, values, tables, lens, out] if fits else None
 

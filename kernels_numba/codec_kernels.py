@@ -46,28 +46,28 @@ KINDS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16_CACHE}
 BFLOAT16, INT8, INT4, FP8 = 1, 2, 3, 4
 """Codec.number of each."""
 
-_SIZE, _SIGN, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x80000000), np.uint32(0x7F800000)
-_NAN_SCALE, _LEAST_SCALE = np.uint16(0x7FC0), np.uint32(0x0080)
+SIZE, SIGN, INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x80000000), np.uint32(0x7F800000)
+NAN_SCALE, LEAST_SCALE = np.uint16(0x7FC0), np.uint32(0x0080)
 _ZERO, _ONE, _NAN = np.float32(0.0), np.float32(1.0), np.float32(np.nan)
-_ROUNDER = np.float32(12582912.0)
+ROUNDER = np.float32(12582912.0)
 """1.5 * 2**23: a float32 of that size has no fraction, so adding it rounds to the nearest even integer, which
 then stands in the low bits of the sum."""
-_ROUNDER_TO_8 = np.float32(12582912.0 + 8.0)
+ROUNDER_TO_8 = np.float32(12582912.0 + 8.0)
 """The same plus 8: what an int4 code is stored with."""
-_FINEST, _FINEST_BITS = np.float32(16384.0), np.uint32((127 + 14) << 23)
+FINEST, FINEST_BITS = np.float32(16384.0), np.uint32((127 + 14) << 23)
 """2**14: the last bit of a float32 of that size is worth 2**-9, the least positive number of e4m3."""
-_HALF_A_CODE, _CODE_BIAS = np.uint32(0x7FFFF), np.uint32((127 - 7) << 3)
-_LEAST_NORMAL = np.uint32((127 - 6) << 23)
+HALF_A_CODE, CODE_BIAS = np.uint32(0x7FFFF), np.uint32((127 - 7) << 3)
+LEAST_NORMAL = np.uint32((127 - 6) << 23)
 """2**-6, the least number of e4m3 with a leading 1, as a float32's bits."""
 
 
 @njit(cache=True, nogil=True)
 def _scale_bits(size, steps):
     """The scale's bfloat16 bits, from the bits of the largest |x|: size / steps, rounded up."""
-    if size >= _INFINITY:
-        return _NAN_SCALE
+    if size >= INFINITY:
+        return NAN_SCALE
     bits = float_to_bits(bits_to_float(size) / steps)
-    return np.uint16(max((bits + np.uint32(0xFFFF)) >> np.uint32(16), _LEAST_SCALE))
+    return np.uint16(max((bits + np.uint32(0xFFFF)) >> np.uint32(16), LEAST_SCALE))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -76,7 +76,7 @@ def _set_scale(group, size, steps, scales, factors, g):
     conversion. Scales are rounded up, so a group times its factor stays in the range of its codes."""
     scales[g] = _scale_bits(size, steps)
     factors[g] = _ONE / widen(scales[g])
-    if scales[g] == _NAN_SCALE:
+    if scales[g] == NAN_SCALE:
         group[:], factors[g] = _ZERO, _ONE
 
 
@@ -85,7 +85,7 @@ def _largest(group):
     """Bits of the largest |x|: sizes of floats order as their bits do, and NaN lies above all."""
     size = np.uint32(0)
     for d in range(group.shape[0]):
-        own = np.uint32(float_to_bits(group[d]) & _SIZE)
+        own = np.uint32(float_to_bits(group[d]) & SIZE)
         size = own if own > size else size
     return size
 
@@ -110,7 +110,7 @@ def _largest_signed(group):
         bits = float_to_bits(group[d])
         above = np.int32(bits) if np.int32(bits) > above else above
         below = bits if bits > below else below
-    return np.uint32(above), np.uint32(below & _SIZE) if below >= _SIGN else np.uint32(0)
+    return np.uint32(above), np.uint32(below & SIZE) if below >= SIGN else np.uint32(0)
 
 
 @njit(cache=True, nogil=True)
@@ -122,7 +122,7 @@ def _find_signed_scales(groups, scales, factors, sizes):
     for g in range(groups.shape[0]):
         positive = factors[g] > _ZERO
         _set_scale(groups[g], sizes[g], np.float32(8), scales, factors, g)
-        if not positive and scales[g] != _NAN_SCALE:
+        if not positive and scales[g] != NAN_SCALE:
             scales[g] |= np.uint16(0x8000)
             factors[g] = -factors[g]
 
@@ -130,7 +130,7 @@ def _find_signed_scales(groups, scales, factors, sizes):
 @njit(cache=True, nogil=True)
 def _encode_int8(row, factor, codes):
     for d in range(row.shape[0]):
-        codes[d] = np.uint8(float_to_bits(row[d] * factor + _ROUNDER))
+        codes[d] = np.uint8(float_to_bits(row[d] * factor + ROUNDER))
 
 
 @njit(cache=True, nogil=True)
@@ -139,8 +139,8 @@ def _encode_int4(row, codes):
     half, most = row.shape[0] // 2, np.uint32(15)
     first, second = row[:half], row[half:]
     for d in range(half):
-        low = np.uint32(float_to_bits(first[d] + _ROUNDER_TO_8) & np.uint32(31))
-        high = np.uint32(float_to_bits(second[d] + _ROUNDER_TO_8) & np.uint32(31))
+        low = np.uint32(float_to_bits(first[d] + ROUNDER_TO_8) & np.uint32(31))
+        high = np.uint32(float_to_bits(second[d] + ROUNDER_TO_8) & np.uint32(31))
         low, high = low if low < most else most, high if high < most else most
         codes[d] = np.uint8(np.uint32(low | np.uint32(high << np.uint32(4))))
 
@@ -149,12 +149,12 @@ def _encode_int4(row, codes):
 def _encode_fp8(row, factor, codes):
     for d in range(row.shape[0]):
         bits = float_to_bits(row[d] * factor)
-        sign, size = np.uint32(np.uint32(bits & _SIGN) >> np.uint32(24)), np.uint32(bits & _SIZE)
+        sign, size = np.uint32(np.uint32(bits & SIGN) >> np.uint32(24)), np.uint32(bits & SIZE)
         odd = np.uint32(np.uint32(size >> np.uint32(20)) & np.uint32(1))
-        rounded = np.uint32(np.uint32(size + _HALF_A_CODE) + odd)
-        normal = np.uint32(np.uint32(rounded >> np.uint32(20)) - _CODE_BIAS)
-        tiny = np.uint32(float_to_bits(bits_to_float(size) + _FINEST) - _FINEST_BITS)
-        codes[d] = np.uint8(np.uint32(sign | (normal if size >= _LEAST_NORMAL else tiny)))
+        rounded = np.uint32(np.uint32(size + HALF_A_CODE) + odd)
+        normal = np.uint32(np.uint32(rounded >> np.uint32(20)) - CODE_BIAS)
+        tiny = np.uint32(float_to_bits(bits_to_float(size) + FINEST) - FINEST_BITS)
+        codes[d] = np.uint8(np.uint32(sign | (normal if size >= LEAST_NORMAL else tiny)))
 
 
 @njit(cache=True, nogil=True)
@@ -322,7 +322,7 @@ def _recode_plane(item, caches, blocks, page_ids, strides, part, shape, to_pages
 
 @njit(cache=True, nogil=True)
 def recode_v1(caches, blocks, page_ids, strides, part, shape, to_pages, streamed):
-    """By the calling thread alone. Arguments as blocks._move_block_runs_v1 has them, and
+    """By the calling thread alone. Arguments as block_kernels.move_block_runs_v1 has them, and
     shape = (kind, codec, page_size, head_dim, scales of a row)."""
     for item in range(page_ids.shape[0] * part[1] * 2):
         _recode_plane(item, caches, blocks, page_ids, strides, part, shape, to_pages, streamed)

@@ -1,6 +1,6 @@
-"""Checks of the CUDA kernels on a GPU against torch in float64: parts "decode", "prefill", "blocks", "graph".
+"""Checks of attention on a GPU against torch in float64: parts "decode", "prefill" and "graph" of gpu_report.
 
-Run by gpu_report. Needs torch; knows the public functions, and the rungs behind them by name.
+Needs torch; knows the public functions, and the rungs behind them by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import kernels_numba
-from kernels_numba import attention_cuda, attention_decode_cuda, blocks_cuda
+from kernels_numba import attention_cuda, attention_decode_cuda
 from kernels_numba.checks import NO_WINDOW
 
 Check = tuple[str, Callable[[], str]]
@@ -188,92 +188,51 @@ def prefill_checks() -> Iterator[Check]:
         yield f"prefill {name}", partial(_prefill, SHAPES[1], 50, 8, launch=launch)
 
 
-def _blocks(dtype: Any, head_dim: int, plain: bool) -> str:
-    layers, pages, kv_heads, page_size = 3, 40, 4, 16
-    bits = torch.int16 if dtype != torch.float32 else torch.int32
-    caches = torch.randn(layers, 2, pages, kv_heads, page_size, head_dim, device=DEVICE).to(dtype)
-    ids = torch.randperm(pages, device=DEVICE)[:24].int().view(6, 4)
-    ids[2, 1] = -1
-    first, last = 1, 3
-    out = torch.full((12, 2, 2, 2, 4 * page_size, head_dim), 7, dtype=dtype, device=DEVICE)[::2]
-    move = blocks_cuda.launch_move_blocks_plain if plain else blocks_cuda.launch_move_blocks
-    move(caches, ids, out, (first, 2, first, 2), False)
-    part = caches[first:last, :, :, first:last][:, :, ids.long()]  # layers 2 blocks pages heads rows head_dim
-    wanted = part.permute(2, 0, 1, 4, 3, 5, 6).clone()
-    wanted[2, :, :, :, 1] = 7
-    assert torch.equal(out.view(bits), wanted.reshape(out.shape).view(bits)), "gathered blocks differ"
-    back = torch.zeros_like(caches)
-    move(back, ids, out, (first, 2, first, 2), True)
-    used = ids[ids >= 0].long()
-    wanted = torch.zeros_like(caches)
-    wanted[first:last, :, used, first:last] = caches[first:last, :, used, first:last]
-    assert torch.equal(back.view(bits), wanted.view(bits)), "scattered pages differ"
-    return f"{out.numel() * out.element_size()} bytes each way"
-
-
-def _tokens(dtype: Any, head_dim: int) -> str:
-    pages, kv_heads, page_size, tokens = 30, 3, 16, 200
-    caches = torch.randn(1, 2, pages, kv_heads, page_size, head_dim, device=DEVICE).to(dtype)
-    fused = torch.randn(tokens, 3, kv_heads, head_dim, device=DEVICE).to(dtype)
-    slots = torch.randperm(pages * page_size, device=DEVICE)[:tokens]
-    slots[5] = -1
-    wanted = caches.clone()
-    for kv in range(2):
-        kept = slots >= 0
-        wanted[0, kv, slots[kept] // page_size, :, slots[kept] % page_size] = fused[kept, 1 + kv]
-    kernels_numba.scatter_kv(fused[:, 1], fused[:, 2], caches[0, 0], caches[0, 1], slots)
-    assert torch.equal(caches, wanted), "scatter_kv differs"
-    sources = torch.tensor([3, 4, 3], dtype=torch.int32, device=DEVICE)
-    targets = torch.tensor([4, 9, 1], dtype=torch.int32, device=DEVICE)
-    for source, target in ((3, 4), (4, 9), (3, 1)):
-        wanted[:, :, target] = wanted[:, :, source]
-    kernels_numba.copy_pages(caches, sources, targets)
-    assert torch.equal(caches, wanted), "copy_pages differs"
-    return f"{tokens} tokens"
-
-
-def blocks_checks() -> Iterator[Check]:
-    """Movers, by 16 bytes and by element, bit for bit."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for plain in (False, True):
-            yield f"blocks {dtype} plain={plain}", partial(_blocks, dtype, 64, plain)
-        for head_dim in (64, 5):
-            yield f"tokens and pages {dtype} {head_dim}", partial(_tokens, dtype, head_dim)
+def captured(action: Callable[[], object]) -> Callable[[], object]:
+    """`action` as a graph: a synchronisation in it, or an allocation not by torch, raises."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        action()  # compiles
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
 
 
 def _graph(dtype: Any, layers: int) -> str:
-    """A decode step of `layers` layers: write the new token, attend. Captured once, replayed three times."""
+    """A decode step of `layers` layers: write the new token, in every second one turning keys and queries,
+    and attend. Captured once, replayed three times with other inputs."""
     paged = make_paged(dtype, [900, 33, 1200], [1, 1, 1], (32, 8, 128))
     new = torch.randn(3, 2, 8, 128, device=DEVICE).to(dtype)
-    slots, out = torch.zeros(3, dtype=torch.int64, device=DEVICE), torch.empty_like(paged.query)
+    slots, positions = (torch.zeros(3, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    out, angles = torch.empty_like(paged.query), torch.rand(1300, 1, 64, device=DEVICE) * 6
+    cosine = torch.cat((angles.cos(), angles.cos()), -1)
+    sine = torch.cat((-angles.sin(), angles.sin()), -1)
     finite = [cache.nan_to_num() for cache in (paged.key_cache, paged.value_cache)]
     caches = [[cache.clone() for cache in finite] for _ in range(layers)]
+    turned: Any = {"rotary": (cosine, sine), "positions": positions, "query": paged.query}
 
     def step() -> None:
-        for keys, values in caches:
-            kernels_numba.scatter_kv(new[:, 0], new[:, 1], keys, values, slots)
+        for layer, (keys, values) in enumerate(caches):
+            options = turned if layer % 2 == 0 else {}
+            kernels_numba.scatter_kv(new[:, 0], new[:, 1], keys, values, slots, **options)
             kernels_numba.paged_attention_decode(
                 paged.query, keys, values, paged.tables, paged.lens, scale=paged.scale, out=out
             )
             paged.query.copy_(out)
 
-    inputs = (paged.query, paged.lens, new, slots)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()  # compiles
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # a synchronisation, or an allocation not by torch, would raise here
-        step()
+    inputs = (paged.query, paged.lens, new, slots, positions)
+    replay = captured(step)
     worst = 0.0
     for lens in ([900, 33, 1200], [17, 40, 1], [550, 1, 1000]):
         fresh = [torch.randn_like(paged.query), torch.tensor(lens, dtype=torch.int32, device=DEVICE)]
         last = fresh[1].long() - 1
         page = paged.tables[torch.arange(3, device=DEVICE), last // 16].long()
-        fresh += [torch.randn_like(new), page * 16 + last % 16]
+        fresh += [torch.randn_like(new), page * 16 + last % 16, last]
         results = []
-        for action in (step, graph.replay):
+        for action in (step, replay):
             for target, value in zip(inputs, fresh):
                 target.copy_(value)
             for layer in caches:
@@ -294,13 +253,10 @@ def _graph_prefill() -> str:
     paged = make_paged(torch.bfloat16, [300, 64], [40, 24], (8, 2, 64))
     arrays = (paged.query, paged.key_cache, paged.value_cache, paged.tables, paged.new, paged.lens)
     out = torch.empty_like(paged.query)
-    kernels_numba.paged_attention_prefill(*arrays, scale=paged.scale, out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernels_numba.paged_attention_prefill(*arrays, scale=paged.scale, out=out)
+    replay = captured(partial(kernels_numba.paged_attention_prefill, *arrays, scale=paged.scale, out=out))
     paged.query.copy_(torch.randn_like(paged.query))
     out.fill_(torch.nan)
-    graph.replay()
+    replay()
     return compare(out, paged.expected())
 
 

@@ -17,6 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import kernels_numba
 from kernels_numba import attention_cuda
+from kernels_numba.codecs import codec
+from kernels_numba.gpu_checks import captured
 
 RUNS = 9
 DEVICE = "cuda"
@@ -24,20 +26,13 @@ Measure = tuple[str, Callable[[], list[dict[str, Any]]]]
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 
 
-def graphed(action: Callable[[], object], times: int = 1) -> Callable[[], object]:
-    """`times` calls of `action` as one graph; the calls themselves where they cannot be captured."""
-    for _ in range(2):
-        action()
-    torch.cuda.synchronize()
+def graphed(action: Callable[[], object]) -> Callable[[], object]:
+    """`action` as a graph; the call itself where it cannot be captured."""
     try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(times):
-                action()
-        return graph.replay
+        return captured(action)
     except RuntimeError:
         torch.cuda.synchronize()
-        return lambda: [action() for _ in range(times)]
+        return action
 
 
 def seconds(*actions: Callable[[], object]) -> list[list[float]]:
@@ -213,30 +208,63 @@ def _mover_rows(layers: int, kv_heads: int, head_dim: int, pages: int) -> list[d
     ]
 
 
-def _page_rows() -> list[dict[str, Any]]:
-    layers, pages, tokens = 32, 256, 1 << 17
+def _page_rows(layers: int, pages: int, tokens: int) -> list[dict[str, Any]]:
     caches = torch.randn(layers, 2, pages, KV_HEADS, PAGE, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
     order = torch.randperm(pages, device=DEVICE).int()
-    sources, targets = order[:128].clone(), order[128:].clone()
+    sources, targets = order[: pages // 2].clone(), order[pages // 2 :].clone()
     copy, copied = copier()
     work = 2 * caches.numel() / 2 * 2 / 1e9
     keys, values, _ = paged_kv(1, tokens, torch.bfloat16)
     fused = torch.randn(tokens, 2, KV_HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
     slots = torch.arange(tokens, device=DEVICE)
-    mine, tokens_moved, bound = seconds(
+    angles = torch.rand(tokens, 1, HEAD_DIM // 2, device=DEVICE)
+    tables = torch.cat((angles, angles), -1), torch.cat((-angles, angles), -1)
+    new: Any = (fused[:, 0], fused[:, 1], keys, values, slots)
+    mine, tokens_moved, turned, bound = seconds(
         lambda: kernels_numba.copy_pages(caches, sources, targets),
-        lambda: kernels_numba.scatter_kv(fused[:, 0], fused[:, 1], keys, values, slots),
+        lambda: kernels_numba.scatter_kv(*new),
+        lambda: kernels_numba.scatter_kv(*new, rotary=tables, positions=slots),
         copy,
     )
     limit = ("device copy", copied / min(bound))
+    moved, table_gb = 2 * fused.numel() * 2 / 1e9, 2 * tables[0].numel() * 4 / 1e9
     return [
-        row("copy_pages 128 pages of 2 MiB", "GB/s", work, mine, None, limit),
-        row(f"scatter_kv {tokens} tokens", "GB/s", 2 * fused.numel() * 2 / 1e9, tokens_moved, None, limit),
+        row(f"copy_pages {pages // 2} pages, {layers} layers", "GB/s", work, mine, None, limit),
+        row(f"scatter_kv {tokens} tokens", "GB/s", moved, tokens_moved, None, limit),
+        row(f"scatter_kv {tokens} tokens, turned", "GB/s", moved + table_gb, turned, None, limit),
     ]
+
+
+def _codec_rows(name: str, layers: int, kv_heads: int, head_dim: int, pages: int) -> list[dict[str, Any]]:
+    """Half of the pages, 8 a block, encoded and decoded; bytes are those read and written, of both sizes."""
+    own, dtype = codec(name), torch.bfloat16
+    caches = torch.randn(layers, 2, pages, kv_heads, PAGE, head_dim, device=DEVICE, dtype=dtype)
+    ids = torch.randperm(pages, device=DEVICE)[: pages // 2].int().view(-1, 8)
+    shape = (ids.shape[0], layers, 2, kv_heads, own.unit_nbytes(8 * PAGE, head_dim, 2))
+    out = torch.empty(shape, device=DEVICE, dtype=torch.uint8)
+    copy, copied = copier()
+    encode, decode, bound = seconds(
+        lambda: kernels_numba.gather_blocks(caches, ids, out, codec=own),
+        lambda: kernels_numba.scatter_blocks(out, caches, ids, codec=own),
+        copy,
+    )
+    limit = ("device copy", copied / min(bound))
+    work = (out.numel() + caches.numel() // 2 * 2) / 1e9
+    what = f"{name}, {layers} layers, {kv_heads} x {head_dim}, {str(dtype)[6:]}"
+    return [
+        row(f"encode {what}", "GB/s", work, encode, None, limit),
+        row(f"decode {what}", "GB/s", work, decode, None, limit),
+    ]
+
+
+def measure_codecs() -> Iterator[Measure]:
+    """The share of the copy bandwidth, beside that of the codec that changes nothing."""
+    for name in ("none", "bfloat16", "int8", "int4", "fp8"):
+        yield name, partial(_codec_rows, name, 32, 8, 128, 512)
 
 
 def measure_blocks() -> Iterator[Measure]:
     """The share of the copy bandwidth."""
     yield "movers, 32 layers 8 x 128", lambda: _mover_rows(32, 8, 128, 512)
     yield "movers, 30 layers 3 x 64", lambda: _mover_rows(30, 3, 64, 2048)
-    yield "pages and tokens", _page_rows
+    yield "pages and tokens", partial(_page_rows, 32, 256, 1 << 17)

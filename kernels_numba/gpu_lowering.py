@@ -1,22 +1,14 @@
-"""Every CUDA kernel with the types it is launched with, lowered to PTX and, where ptxas is, assembled.
+"""Every CUDA kernel with the types it is launched with, lowered to PTX and assembled.
 
-Used by gpu_report and by the tests. Needs NVVM (numba-cuda[cu13]) but no GPU.
+Used by gpu_report and by the tests. Needs NVVM and nvJitLink, which come with numba-cuda[cu13], but no GPU.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-LOCATIONS = ("/usr/local/cuda/bin", "/usr/local/cuda-13.0/bin", "/opt/cuda/bin")
-"""Where ptxas lies when it is not on the path."""
-ASSEMBLE_S = 60
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Assembled:
-    """What ptxas says of a kernel; shared_bytes: a block's, registers: a thread's."""
+    """What the assembler says of a kernel; shared_bytes: a block's, registers: a thread's."""
 
     registers: int
     shared_bytes: int
@@ -50,9 +42,11 @@ def kernels() -> Iterator[Kernel]:
     """All kernels: the tuned ones of every element type and head_dim of interest, then the plain rungs."""
     from numba import types
 
-    from kernels_numba import attention_cuda, blocks_cuda
+    from kernels_numba import attention_cuda, block_kernels_cuda
     from kernels_numba.attention_decode_cuda import make_decode_v3, make_merge
     from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
+    from kernels_numba.codec_kernels_cuda import recode_v1
+    from kernels_numba.rotary_cuda import scatter_rotated_v1
 
     i64, i32, f32 = types.int64, types.int32, types.float32
     for element in ("bfloat16", "float16"):
@@ -67,59 +61,87 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(f"decode v3 {element} {head_dim}", decode, (i64,) * 12 + (f32, i64), True)
     for element in ("float32", "bfloat16", "float16"):
         yield Kernel(f"merge {element}", make_merge(element), (i64,) * 6, True)
-    yield Kernel("scatter_kv v2", blocks_cuda.scatter_kv_v2, (i64,) * 11, True)
-    yield Kernel("move_blocks v2", blocks_cuda.move_blocks_v2, (i64,) * 12 + (types.boolean,), True)
-    yield Kernel("copy_pages v2", blocks_cuda.copy_pages_v2, (i64,) * 6, True)
-
+    yield from _tuned_movers()
     bits: Any
     for name, bits in (("float32", f32), ("bfloat16", types.uint16), ("float16", types.int16)):
         rows, cache, caches = bits[:, :, ::1], bits[:, :, :, ::1], bits[:, :, :, :, :, ::1]
         attention = (rows, cache, cache, i32[:, ::1], i32[::1], i32[::1], rows, f32, i64)
-        yield Kernel(f"attention v1 {name}", attention_cuda.attention_v1, attention, False)
-        yield Kernel(f"attention v2 {name}", attention_cuda.attention_v2, attention, False)
-        new, blocks = bits[:, :, :], bits[:, :, :, :, :, :]
+        new, blocks, units = bits[:, :, :], bits[:, :, :, :, :, :], types.uint8[:, :, :, :, :]
+        tokens, turns = (new, new, cache, cache, i64[::1]), f32[:, :, ::1]
         moved = (caches, i32[:, ::1], blocks, i64, i64, types.boolean)
-        yield Kernel(
-            f"scatter_kv v1 {name}", blocks_cuda.scatter_kv_v1, (new, new, cache, cache, i64[::1]), False
-        )
-        yield Kernel(f"move_blocks v1 {name}", blocks_cuda.move_blocks_v1, moved, False)
-        yield Kernel(f"copy_pages v1 {name}", blocks_cuda.copy_pages_v1, (caches, i32[::1], i32[::1]), False)
+        recoded = (caches, i32[:, ::1], units, i64, i64, i64, i64, f32, types.boolean)
+        for what, function, arguments in (
+            ("attention v1", attention_cuda.attention_v1, attention),
+            ("attention v2", attention_cuda.attention_v2, attention),
+            ("scatter_kv v1", block_kernels_cuda.scatter_kv_v1, tokens),
+            ("move_blocks v1", block_kernels_cuda.move_blocks_v1, moved),
+            ("copy_pages v1", block_kernels_cuda.copy_pages_v1, (caches, i32[::1], i32[::1])),
+            ("scatter_rotated v1", scatter_rotated_v1, (*tokens, turns, turns, i64[::1], new, i64)),
+            ("recode v1", recode_v1, recoded),
+        ):
+            yield Kernel(f"{what} {name}", function, arguments, False)
 
 
-def find_ptxas() -> str:
-    """The path of ptxas, "" where there is none."""
-    found = shutil.which("ptxas")
-    folders = [Path(folder) for folder in LOCATIONS]
+def _tuned_movers() -> Iterator[Kernel]:
+    """Movers by address: plain, turning, and with each codec in both directions."""
+    from numba import types
+
+    from kernels_numba import block_kernels_cuda
+    from kernels_numba.codec_kernels_cuda import make_recode_v2
+    from kernels_numba.codecs import CODECS
+    from kernels_numba.rotary_cuda import make_scatter_rotated_v2
+
+    i64 = types.int64
+    yield Kernel("scatter_kv v2", block_kernels_cuda.scatter_kv_v2, (i64,) * 11, True)
+    yield Kernel("move_blocks v2", block_kernels_cuda.move_blocks_v2, (i64,) * 12 + (types.boolean,), True)
+    yield Kernel("copy_pages v2", block_kernels_cuda.copy_pages_v2, (i64,) * 6, True)
+    for element, head_dim in (("float32", 64), ("bfloat16", 128), ("float16", 64)):
+        turned = make_scatter_rotated_v2(element)
+        yield Kernel(f"scatter_rotated v2 {element}", turned, (i64,) * 17, True)
+        for codec in list(CODECS.values())[1:]:
+            for what, to_pages in (("encode", False), ("decode", True)):
+                kind = (codec.number, element, head_dim, codec.groups(head_dim), to_pages)
+                name = f"{what} v2 {codec.name} {element} {head_dim}"
+                yield Kernel(name, make_recode_v2(*kind), (i64,) * 13, True)
+
+
+def assemble(ptx: str, cc: tuple[int, int]) -> Assembled:
+    """As numba-cuda does when it launches a kernel. Raises RuntimeError with the assembler's words."""
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"]
+    linker = nvjitlink.create(len(options), options)
     try:
-        import nvidia  # type: ignore[import-untyped]  # the folder of the CUDA wheels
+        source, words = ptx.encode(), bytearray()
+        try:
+            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, source, len(source), "kernel")
+            nvjitlink.complete(linker)
+        except nvjitlink.nvJitLinkError as error:
+            words = bytearray(nvjitlink.get_error_log_size(linker))
+            nvjitlink.get_error_log(linker, words)
+            raise RuntimeError(f"{error}: {_text(words)}") from None
+        words = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, words)
+    finally:
+        nvjitlink.destroy(linker)
+    return read_log(_text(words))
 
-        folders += [folder for root in nvidia.__path__ for folder in Path(root).glob("*/bin")]
-    except ImportError:
-        pass
-    return found or next((str(f / "ptxas") for f in folders if (f / "ptxas").exists()), "")
+
+def _text(log: bytearray) -> str:
+    return log.decode(errors="replace").strip("\0\n ")
 
 
-def assemble(ptxas: str, ptx: str, cc: tuple[int, int]) -> Assembled:
-    """Raises RuntimeError with ptxas's words when it refuses. An older ptxas is given its own version."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        command = [ptxas, "-v", f"-arch=sm_{cc[0]}{cc[1]}", "-o", str(path.with_suffix(".cubin")), str(path)]
-        for _ in range(2):
-            path.write_text(ptx)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ASSEMBLE_S)
-            older = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr)
-            if older is None:
-                break
-            ptx = re.sub(r"\.version .*", f".version {older[1]}", ptx, count=1)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip())
+def read_log(log: str) -> Assembled:
+    """The figures in what the assembler said. Raises RuntimeError where one is missing."""
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, done.stderr)
-        return int(found[1]) if found else 0
+        found = re.search(pattern, log)
+        if found is None:
+            raise RuntimeError(f"the assembler does not say {pattern!r}: {log[:500]}")
+        return int(found[1])
 
     return Assembled(
-        registers=number(r"Used (\d+) registers"),
+        registers=number(r"[Uu]sed (\d+) registers"),
         shared_bytes=number(r"(\d+) bytes smem"),
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         stack_bytes=number(r"(\d+) bytes stack frame"),

@@ -1,10 +1,10 @@
 """Every GPU check and benchmark of the kernels in one call: `python -m kernels_numba.gpu_report --json FILE`.
 
 Needs Python, numpy, torch, numba and numba-cuda, and is run from the repository's root; nothing has to be
-installed of ours. Each part runs in a process of its own with a time limit and prints every result as soon as
-it has it, so that a part that fails, hangs or takes the device down with it loses nothing of the others.
-Without a GPU: one line and exit code 2; with failed checks: 1. The JSON is a benchmark result (date, machine,
-commit, rows) with "checks" and "kernels" beside the rows (registers, shared memory, spills, where ptxas is).
+installed of ours. Each part runs in a process of its own with a time limit (gpu_runner), and the JSON is
+written anew with every result, so that nothing that fails, hangs or ends the run loses what came before it.
+Without a GPU: one line and exit code 2; with failed checks, or none at all: 1. The JSON is a benchmark result
+(date, machine, commit, rows) with "checks" and "kernels" beside the rows (registers, shared memory, spills).
 """
 
 from __future__ import annotations
@@ -14,115 +14,94 @@ import datetime
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kernels_numba.gpu_runner import LEAST_S, Item, Record, failed, results_of, run_items
+
 PARTS = {  # name -> seconds it may take; each starts torch and compiles what it calls
     "decode": 80,
     "prefill": 80,
-    "blocks": 40,
-    "graph": 40,
-    "measure_decode": 90,
-    "measure_prefill": 80,
-    "measure_blocks": 60,
+    "blocks": 50,
+    "codecs": 60,
+    "graph": 50,
+    "measure_decode": 80,
+    "measure_prefill": 70,
+    "measure_blocks": 50,
+    "measure_codecs": 60,
     "kernels": 100,
 }
-CHECKS = ("decode", "prefill", "blocks", "graph")
-TOTAL_S = 460.0
-"""The whole run; a part that no longer fits is reported as not run."""
-MARK = "@result "
+CHECKS = ("decode", "prefill", "blocks", "codecs", "graph")
+TOTAL_S = 440.0
+"""The whole run, but for the last part's end; a part that no longer fits is reported as not run."""
 
 
-def emit(kind: str, **fields: Any) -> None:
-    """One result of a part, for the parent: kind is "check", "row" or "kernel"."""
-    print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
-
-
-def check(name: str, action: Callable[[], str]) -> None:
-    """Run one check; what it returns is its detail, what it raises its failure."""
+def checked(title: str, action: Callable[[], str]) -> list[Record]:
+    """One check; what it returns is its detail."""
     started = time.perf_counter()
-    try:
-        passed, detail = True, action()
-    except Exception as error:
-        traceback.print_exc()
-        passed, detail = False, f"{type(error).__name__}: {error}"[:500]
+    detail = action()
     seconds = round(time.perf_counter() - started, 2)
-    emit("check", name=name, passed=passed, detail=detail, seconds=seconds)
+    return [{"kind": "check", "name": title, "passed": True, "detail": detail, "seconds": seconds}]
 
 
-def run_part(name: str) -> None:
-    """One part, in this process."""
-    from kernels_numba import gpu_checks, gpu_figures
-
-    if name == "kernels":
-        emit_kernels()
-    elif name in CHECKS:
-        for title, action in getattr(gpu_checks, f"{name}_checks")():
-            check(title, action)
-    else:
-        for title, measure in getattr(gpu_figures, name)():
-            try:
-                for row in measure():
-                    emit("row", **row)
-            except Exception as error:
-                traceback.print_exc()
-                detail = f"{type(error).__name__}: {error}"[:500]
-                emit("check", name=f"measured: {title}", passed=False, detail=detail, seconds=0.0)
+def measured(measure: Callable[[], list[Record]]) -> list[Record]:
+    """The rows of one measurement."""
+    return [{"kind": "row", **row} for row in measure()]
 
 
-def emit_kernels() -> None:
-    """What ptxas says of each kernel for this device's architecture (sm_90 without one)."""
+def lowered(kernel: Any, cc: tuple[int, int]) -> list[Record]:
+    """What the assembler says of one kernel; a tuned one that spills is a failed check."""
+    from kernels_numba.gpu_lowering import assemble
+
+    found = assemble(kernel.ptx(cc)[0], cc)
+    arch = f"sm_{cc[0]}{cc[1]}"
+    records: list[Record] = [
+        {"kind": "kernel", "name": kernel.name, "tuned": kernel.tuned, "arch": arch, **asdict(found)}
+    ]
+    if kernel.tuned and found.spill_bytes:
+        records.append(failed(f"no spills: {kernel.name}", f"{found.spill_bytes} bytes on {arch}"))
+    return records
+
+
+def items_of(name: str) -> list[Item]:
+    """What a part does, one after the other."""
     import torch
 
-    from kernels_numba.gpu_lowering import assemble, find_ptxas, kernels
+    if name == "kernels":
+        from kernels_numba.gpu_lowering import kernels
 
-    cc = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
-    ptxas = find_ptxas()
-    if not ptxas:
-        check("registers and spills (no ptxas here: not looked at)", lambda: "skipped")
-        return
-    for kernel in kernels():
-        try:
-            found = assemble(ptxas, kernel.ptx(cc)[0], cc)
-        except Exception as error:
-            detail = f"{type(error).__name__}: {error}"[:500]
-            emit("check", name=f"lowering {kernel.name}", passed=False, detail=detail, seconds=0.0)
-            continue
-        arch = f"sm_{cc[0]}{cc[1]}"
-        emit("kernel", name=kernel.name, tuned=kernel.tuned, arch=arch, **asdict(found))
-        if kernel.tuned and found.spill_bytes:
-            detail = f"{found.spill_bytes} bytes"
-            emit("check", name=f"no spills: {kernel.name}", passed=False, detail=detail, seconds=0.0)
+        cc = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+        return [(kernel.name, partial(lowered, kernel, cc)) for kernel in kernels()]
+    if name in CHECKS:
+        from kernels_numba import gpu_checks, gpu_mover_checks
+
+        home = gpu_mover_checks if name in ("blocks", "codecs") else gpu_checks
+        checks = getattr(home, f"{name}_checks")()
+        return [(title, partial(checked, title, action)) for title, action in checks]
+    from kernels_numba import gpu_figures
+
+    return [
+        (f"{name}: {title}", partial(measured, measure)) for title, measure in getattr(gpu_figures, name)()
+    ]
 
 
-def results_of(name: str, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Run a part as a process of its own; its results, and a failed check when it did not end well."""
-    command = [sys.executable, "-m", "kernels_numba.gpu_report", "--part", name]
-    started = time.perf_counter()
+def device_works() -> bool:
+    """False after an error that stays, such as an illegal address: all that follows would fail as well."""
+    import torch
+
     try:
-        done = subprocess.run(command, capture_output=True, timeout=limit_s, check=False)
-        out, err, trouble = (
-            done.stdout,
-            done.stderr,
-            f"exit code {done.returncode}" if done.returncode else "",
-        )
-    except subprocess.TimeoutExpired as late:
-        out, err, trouble = late.stdout or b"", late.stderr or b"", f"not done after {limit_s:.0f} s"
-    for line in out.decode(errors="replace").splitlines():
-        if line.startswith(MARK):
-            yield json.loads(line[len(MARK) :])
-    if trouble:
-        words = err.decode(errors="replace").strip().splitlines()[-4:]
-        detail = " | ".join([trouble, *words])[:800]
-        seconds = round(time.perf_counter() - started, 2)
-        yield {"kind": "check", "name": f"part {name}", "passed": False, "detail": detail, "seconds": seconds}
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def machine() -> dict[str, Any]:
@@ -163,7 +142,9 @@ def commit() -> str:
 def print_tables(report: dict[str, Any]) -> None:
     """Failures in full, the rows as a table."""
     passed = sum(item["passed"] for item in report["checks"])
-    print(f"{report['machine']['gpu']}: {passed} of {len(report['checks'])} checks passed")
+    print(
+        f"{report['machine'].get('gpu', 'unknown device')}: {passed} of {len(report['checks'])} checks passed"
+    )
     for item in report["checks"]:
         if not item["passed"]:
             print(f"  FAILED {item['name']}: {item['detail']}")
@@ -178,27 +159,63 @@ def print_tables(report: dict[str, Any]) -> None:
         print(f"{kernel['name']:32} {figures}")
 
 
-def make_report(parts: list[str]) -> dict[str, Any]:
+class Report:
+    """What is known so far, in the file as soon as it is known."""
+
+    def __init__(self, path: Path | None):
+        self.path, self.began = path, time.perf_counter()
+        self.content: dict[str, Any] = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": {},
+            "commit": commit(),
+            "rows": [],
+            "checks": [],
+            "kernels": [],
+            "seconds": 0.0,
+        }
+
+    def add(self, record: Record) -> None:
+        """One result."""
+        fields = {name: value for name, value in record.items() if name != "kind"}
+        self.content[f"{record['kind']}s"].append(fields)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file; whoever reads it meanwhile finds the old one whole."""
+        self.content["seconds"] = round(time.perf_counter() - self.began, 1)
+        if self.path is not None:
+            beside = self.path.with_name(self.path.name + ".new")
+            beside.write_text(json.dumps(self.content, indent=2) + "\n")
+            beside.replace(self.path)
+
+    @property
+    def left_s(self) -> float:
+        """Of TOTAL_S."""
+        return TOTAL_S - (time.perf_counter() - self.began)
+
+    @property
+    def passed(self) -> bool:
+        """Whether there were checks, and all of them passed."""
+        checks = self.content["checks"]
+        return bool(checks) and all(item["passed"] for item in checks)
+
+
+def fill(report: Report, parts: list[str]) -> None:
     """Run the parts one after the other."""
-    began = time.perf_counter()
-    kinds: dict[str, list] = {"check": [], "row": [], "kernel": []}
+    try:
+        report.content["machine"] = machine()
+    except Exception as error:
+        report.add(failed("machine", f"{type(error).__name__}: {error}"))
     for name in parts:
-        left = TOTAL_S - (time.perf_counter() - began)
-        if left < 15:
-            late = {"name": f"part {name}", "passed": False, "detail": "no time left", "seconds": 0.0}
-            kinds["check"].append(late)
+        if report.left_s < LEAST_S:
+            report.add(failed(f"part {name}", "no time left"))
             continue
-        for result in results_of(name, min(PARTS[name], left)):
-            kinds[result.pop("kind")].append(result)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
-        "rows": kinds["row"],
-        "checks": kinds["check"],
-        "kernels": kinds["kernel"],
-        "seconds": round(time.perf_counter() - began, 1),
-    }
+        command = [sys.executable, "-m", "kernels_numba.gpu_report", "--part", name]
+        started = time.perf_counter()
+        for record in results_of(name, command, min(PARTS[name], report.left_s)):
+            report.add(record)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+    report.save()
 
 
 def main() -> int:
@@ -207,20 +224,20 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--checks-only", action="store_true", help="measure nothing")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        run_part(options.part)
-        return 0
+        return run_items(items_of(options.part), options.skip, device_works)
     import torch
 
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing to check or to measure")
         return 2
-    report = make_report(list(CHECKS if options.checks_only else PARTS))
-    print_tables(report)
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(item["passed"] for item in report["checks"]) else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part's process is ended too
+    report = Report(options.json)
+    fill(report, list(CHECKS if options.checks_only else PARTS))
+    print_tables(report.content)
+    return 0 if report.passed else 1
 
 
 if __name__ == "__main__":

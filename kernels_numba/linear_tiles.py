@@ -42,10 +42,10 @@ from kernels_numba.linear_vectors import (
     store_float,
     store_floats,
     store_sums,
-    zeros,
 )
 from kernels_numba.numerics import copy_bytes
 from kernels_numba.runtime import cfunc, njit, prange, register_jitable
+from kernels_numba.vectors import zeros
 
 TILE_ROWS = 4
 TILE_COLUMNS = 4 if LANES == 16 else 2
@@ -56,6 +56,7 @@ AHEAD_BYTES = 9216
 lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0
 run at half the speed or less."""
 LINE_BYTES = 64
+SECOND_CACHE = 2
 
 HALVES_ADDRESS = HALVES.ctypes.data
 
@@ -75,7 +76,7 @@ def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead,
         at = step * step_bytes
         if ahead:
             for line in range(0, TILE_ROWS * step_bytes, LINE_BYTES):
-                prefetch(ahead + TILE_ROWS * at + line)
+                prefetch(ahead + TILE_ROWS * at + line, SECOND_CACHE)
         weights = read(a0 + at, halves) + read(a1 + at, halves)
         weights = weights + read(a2 + at, halves) + read(a3 + at, halves)
         totals = multiply_add(totals, weights, x + step * 4 * STEP, x_step)
@@ -105,7 +106,7 @@ def _widen_row(read, read_one, address, halves, step_bytes, width, scale, near):
     steps = width // STEP
     for step in range(steps):
         at = address + step * step_bytes
-        prefetch(at + AHEAD_BYTES)
+        prefetch(at + AHEAD_BYTES, SECOND_CACHE)
         store_floats(near + step * 4 * STEP, multiply_each(read(at, halves), scale))
     for k in range(width - steps * STEP):
         value = read_one(address + steps * step_bytes, k) * scale
@@ -138,7 +139,7 @@ def _rows(
         single = n == 1 and step_bytes == 4 * STEP  # long rows: the processor sees four streams
         ahead = 0 if single else a0 + AHEAD_BYTES
         if n == 1:
-            _tile(read, zeros(TILE_ROWS), tile, halves, step_bytes, steps, x, 0, ahead, place)
+            _tile(read, zeros(TILE_ROWS, LANES), tile, halves, step_bytes, steps, x, 0, ahead, place)
             at = steps * step_bytes
             ends = (a0 + at, a1 + at, a2 + at, a3 + at)
             scale = scales + 4 * row if scales else 0
@@ -153,7 +154,9 @@ def _rows(
         ends = (tile[0] + end, tile[1] + end, tile[2] + end, tile[3] + end)
         for column in range(0, n, TILE_COLUMNS):
             values = x + column * x_step
-            _tile(read_float32, zeros(TILE_SUMS), tile, 0, 4 * STEP, steps, values, x_step, ahead, place)
+            _tile(
+                read_float32, zeros(TILE_SUMS, LANES), tile, 0, 4 * STEP, steps, values, x_step, ahead, place
+            )
             held = min(TILE_COLUMNS, n - column)
             goal = target + column * out_step
             _finish(read_one_float32, ends, tail, 0, values + end, x_step, place, goal, out_step, count, held)

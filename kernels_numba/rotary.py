@@ -24,25 +24,13 @@ import numpy as np
 
 from kernels_numba.numerics import copy_bytes, store, widen
 from kernels_numba.runtime import njit
-
-from numba import types  # isort: skip
-from numba.extending import intrinsic  # isort: skip
+from kernels_numba.vectors import fused
 
 
 def rotate_v0(rows: np.ndarray, cosine: np.ndarray, sine: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The oracle: rows (tokens, heads, head_dim), tables (positions, 1, head_dim); float64."""
     wide, half = rows.astype(np.float64), rows.shape[-1] // 2
     return wide * cosine[positions] + np.roll(wide, half, axis=-1) * sine[positions]
-
-
-@intrinsic
-def _fused(typing_context, a, b, c):
-    """a * b + c in float32, rounded once."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fma(*arguments)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
 
 
 @njit(cache=True, nogil=True)
@@ -56,10 +44,10 @@ def _turn(source, target, target_step, heads, row, turned, cosine, sine):
     for head in range(heads):
         copy_bytes(row.ctypes.data, source + head * row_bytes, row_bytes)
         for d in range(half):
-            store(turned, d, _fused(widen(row[half + d]), sine[d], widen(row[d]) * cosine[d]))
+            store(turned, d, fused(widen(row[half + d]), sine[d], widen(row[d]) * cosine[d]))
         for d in range(half):
             low, high = widen(row[d]), widen(row[half + d])
-            store(turned, half + d, _fused(low, sine[half + d], high * cosine[half + d]))
+            store(turned, half + d, fused(low, sine[half + d], high * cosine[half + d]))
         copy_bytes(target + head * target_step, turned.ctypes.data, row_bytes)
 
 

@@ -31,8 +31,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
     "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
     "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
-    "store": ("mooncake_lite.store_command:store_group", "A store of its own: its master."),
+    "store": (
+        "mooncake_lite.pool.commands:store",
+        "Look into the KV blocks of a pool, tidy up; run the master of a store.",
+    ),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
+    "simulate": ("mooncake_lite.simulator.command:simulate", "Play a trace against eviction policies."),
     "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

@@ -12,7 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.kv_events import kv_events_config
+from store.errors import UnknownPolicy
+from store.policies import policy_factory
 
 PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
@@ -52,16 +56,34 @@ def check_device_name(device: str) -> None:
         raise ConfigError(f"device={device!r}: use cpu or cuda")
 
 
+def check_weight_choice(weights: str, dtype: str, device: str) -> None:
+    """Raises ConfigError for a choice of weights that there is not, or not with this dtype on this device."""
+    if weights not in ("auto", "published", "float32"):
+        raise ConfigError(f"weights={weights!r}: use auto, published or float32")
+    if weights == "published" and (dtype, device) != ("float32", "cpu"):
+        raise ConfigError(
+            f"weights=published needs dtype float32 and device cpu, not {dtype} and {device}; "
+            "use weights=auto"
+        )
+    if weights == "float32" and dtype != "float32":
+        raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
+    weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
+                        has both; published: the GGUF's blocks alone; float32: tensors alone
     pool_bytes          DRAM of one store rank's segment
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
+    kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
+    eviction            policy that chooses what leaves the pool's DRAM, by the names of store.policies
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
+    kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     max_queue           requests that may wait; one more is refused with 429
     """
 
@@ -69,7 +91,7 @@ class ServeConfig:
     served_model_name: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    weights: Literal["float32", "published"] = "float32"
+    weights: Literal["auto", "published", "float32"] = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str = ""
@@ -84,6 +106,8 @@ class ServeConfig:
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
+    kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
+    eviction: str = "lru"
     kv_cache_bytes: int = 512 * 2**20
     staging_bytes: int = 64 * 2**20
     max_model_len: int = 0
@@ -91,6 +115,7 @@ class ServeConfig:
     max_num_batched_tokens: int = 256
     max_queue: int = 64
     enable_prefix_caching: bool = True
+    kv_events_config: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0
@@ -103,6 +128,10 @@ class ServeConfig:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
             )
+        try:
+            policy_factory(self.eviction)
+        except UnknownPolicy as error:
+            raise ConfigError(f"eviction: {error}") from None
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
@@ -112,13 +141,10 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
-        if self.weights not in ("float32", "published"):
-            raise ConfigError(f"weights={self.weights!r}: use float32 or published")
-        if self.weights == "published" and (self.dtype, self.device) != ("float32", "cpu"):
-            raise ConfigError(
-                f"weights=published needs dtype float32 and device cpu, not {self.dtype} and {self.device}; "
-                "use weights=float32"
-            )
+        kv_events_config(self.kv_events_config)
+        if self.kv_codec not in CODECS:
+            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
+        check_weight_choice(self.weights, self.dtype, self.device)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

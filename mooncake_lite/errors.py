@@ -5,6 +5,7 @@ UserError                exit code 2 on the command line
   ModelError             a model folder or file that cannot be used
   CacheError             the cache folder cannot be used
   LaunchError            the cluster cannot be started on this machine
+  TraceError             a trace that cannot be read
 ClusterError             exit code 1: the cluster ended because of something that happened in it
 RequestError             HTTP 4xx: an OpenAI error object
 """
@@ -30,6 +31,10 @@ class CacheError(UserError):
 
 class LaunchError(UserError):
     """This machine cannot start what was asked for."""
+
+
+class TraceError(UserError):
+    """A trace cannot be read, or a line of it is not what it must be; the message names file and line."""
 
 
 class ClusterError(Exception):

@@ -10,6 +10,7 @@ from mooncake_lite.config import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model import ModelConfig
 from mooncake_lite.model.config import ITEMSIZE
+from store.errors import LayoutError
 from store.layout import BlockLayout
 
 MIN_STAGING_BLOCKS = 6
@@ -17,14 +18,17 @@ MIN_STAGING_BLOCKS = 6
 
 
 def block_layout(config: ServeConfig, model: ModelConfig) -> BlockLayout:
-    """Layout of one pool block."""
-    itemsize = ITEMSIZE[config.dtype]
-    return BlockLayout(model.layers, model.kv_heads, config.block_size, model.head_dim, itemsize)
+    """Layout of one pool block. Raises ConfigError when the codec cannot encode this model's heads."""
+    sizes = (model.layers, model.kv_heads, config.block_size, model.head_dim, ITEMSIZE[config.dtype])
+    try:
+        return BlockLayout(*sizes, config.kv_codec)
+    except LayoutError as error:
+        raise ConfigError(f"kv_{error}") from None
 
 
 def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
     """Bytes of one engine page, all layers, keys and values."""
-    return block_layout(config, model).nbytes * PAGE_TOKENS // config.block_size
+    return block_layout(config, model).cache_nbytes * PAGE_TOKENS // config.block_size
 
 
 def num_pages(config: ServeConfig, model: ModelConfig) -> int:

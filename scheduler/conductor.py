@@ -1,8 +1,8 @@
 """The Conductor's policy, first form: longest prefix, then least load, behind a bounded queue.
 
 Called by `mooncake_lite.roles.conductor` with the time as an argument. The differences to Algorithm 1
-of the paper (FAST'25) are listed in docs/explain/paper.md: no TTFT estimate decides yet, and nothing
-is replicated.
+of the paper (FAST'25) are listed in docs/explain/paper.md: no TTFT estimate decides yet. What is
+replicated, hot_spots.py decides.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class Conductor:
     def num_running(self) -> int:
         """Requests in prefill or decode."""
         return len(self._tracked) - self.num_waiting
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """What prefill takes for one token, as measured lately; a guess before the first measurement."""
+        return self._s_per_token
 
     def decide(self, request: Request, now: float) -> Placement | Rejection:
         """Place a request and queue it, or refuse it. `now` in seconds, any monotonic origin."""

@@ -1,8 +1,9 @@
-"""Ranges of bytes within one segment: best fit, free neighbours joined at once.
+"""Ranges of bytes within one segment: best fit, free neighbours joined at once, several pieces if need be.
 
 Called by the directory, once per object. Knows offsets and sizes only: neither memory nor objects.
-Explained in docs/lifecycle.md. All KV blocks of a pool have one size, so best fit puts a block
-exactly where one was evicted, and the odd tail into the smallest hole that holds it.
+Explained in docs/lifecycle.md. All KV blocks of a pool have one size, so best fit puts a block exactly
+where one was evicted. Objects of any size leave holes that are too small for the next one, however they
+are placed: such an object may be given several holes (`allocate_extents`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from bisect import bisect_left, insort
 
 from store.errors import StoreError, UnknownObject
 
-ALIGNMENT = 64
-"""A cache line, so that two writers of neighbouring objects never share one."""
+ALIGNMENT = 256
+"""Several cache lines, so that two writers of neighbouring objects never share one, and what a GPU's loads
+want; and fine enough: an object of 4 KiB or more takes at most a sixteenth more than it asked for."""
 
-_OFFSET_BITS = 48  # a free range is one integer, size << 48 | offset: sorts by size, then address
+Extent = tuple[int, int]
+"""(offset, nbytes) of one contiguous range of a segment."""
 
 
 def padded_size(nbytes: int, alignment: int = ALIGNMENT) -> int:
@@ -26,16 +29,19 @@ class RangeAllocator:
     """Allocates ranges of [0, capacity), aligned.
 
         _used    offset -> size of each allocated range
-        _starts  offset -> size of each free range
+        _starts  offset -> size of each free range (hole)
         _ends    end    -> offset of the same
-        _sizes   sorted integers size << 48 | offset of the same
+        _holes   size   -> offsets of the holes of this size, as the keys of a dictionary
+        _sizes   sorted sizes of holes, each once
 
     Invariant: used and free ranges tile [0, capacity) and no two free ones touch.
+    A million holes of one size (a KV pool that was emptied) cost no more than one: what has to be kept
+    sorted are distinct sizes.
     """
 
     def __init__(self, capacity: int, alignment: int = ALIGNMENT):
         """Manage [0, capacity), rounded down to the alignment. Raises StoreError for impossible sizes."""
-        if alignment < 1 or not 0 <= capacity < 1 << _OFFSET_BITS:
+        if alignment < 1 or capacity < 0:
             raise StoreError(f"a segment of {capacity} B with alignment {alignment} cannot be managed")
         self.alignment = alignment
         self.capacity = capacity - capacity % alignment
@@ -43,6 +49,7 @@ class RangeAllocator:
         self._used: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
+        self._holes: dict[int, dict[int, None]] = {}
         self._sizes: list[int] = []
         if self.capacity:
             self._add_free(0, self.capacity)
@@ -57,18 +64,32 @@ class RangeAllocator:
         return padded_size(nbytes, self.alignment)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Offset of a range of nbytes, from the smallest hole that holds it; None when none does."""
+        """Offset of one range of nbytes, from the smallest hole that holds it; None when none does."""
         size = self.padded(nbytes)
-        at = bisect_left(self._sizes, size << _OFFSET_BITS)
+        if size == nbytes:
+            size = nbytes  # a million blocks then share one number
+        at = bisect_left(self._sizes, size)
         if at == len(self._sizes):
             return None
-        hole, offset = divmod(self._sizes.pop(at), 1 << _OFFSET_BITS)
-        del self._starts[offset], self._ends[offset + hole]
-        self.free_bytes -= hole
-        if hole > size:
-            self._add_free(offset + size, hole - size)
-        self._used[offset] = size
-        return offset
+        return self._take(self._sizes[at], size)
+
+    def allocate_extents(self, nbytes: int) -> tuple[Extent, ...] | None:
+        """One range of nbytes where a hole holds it, else the fewest holes that together do, largest first.
+
+        In the order of the object's bytes; all but the last are whole units long, and each is freed by
+        itself. None only when fewer than padded(nbytes) bytes are free.
+        """
+        if self.padded(nbytes) > self.free_bytes:
+            return None
+        extents: list[Extent] = []
+        left = nbytes
+        while True:
+            offset = self.allocate(left)
+            if offset is not None:
+                return (*extents, (offset, left))
+            largest = self._sizes[-1]
+            extents.append((self._take(largest, largest), largest))
+            left -= largest
 
     def free(self, offset: int) -> int:
         """Give a range back; returns its size. Raises UnknownObject when none starts at offset."""
@@ -92,22 +113,46 @@ class RangeAllocator:
             is_free = offset in self._starts
             assert offset == position, f"a gap or overlap at {position}"
             assert size > 0, f"an empty range at {offset}"
+            assert not offset % self.alignment
             assert not (is_free and was_free), f"free neighbours at {offset}"
             position, was_free = offset + size, is_free
         assert position == self.capacity
         assert self._ends == {offset + size: offset for offset, size in self._starts.items()}
-        assert self._sizes == sorted(size << _OFFSET_BITS | offset for offset, size in self._starts.items())
+        assert self._sizes == sorted(self._holes)
+        assert {offset: size for size, holes in self._holes.items() for offset in holes} == self._starts
+        assert all(self._holes.values()), "a size without a hole"
         assert self.free_bytes == sum(self._starts.values())
+
+    def _take(self, hole: int, size: int) -> int:
+        """Use the first `size` bytes of a hole of this size, the one freed last; returns its offset."""
+        offset, _ = self._holes[hole].popitem()  # del would leave a gap that the next search has to cross
+        self._forget_free(offset, hole)
+        if hole > size:
+            self._add_free(offset + size, hole - size)
+        self._used[offset] = size
+        return offset
 
     def _add_free(self, offset: int, size: int) -> None:
         self._starts[offset] = size
         self._ends[offset + size] = offset
-        insort(self._sizes, size << _OFFSET_BITS | offset)
+        holes = self._holes.get(size)
+        if holes is None:
+            self._holes[size] = {offset: None}
+            insort(self._sizes, size)
+        else:
+            holes[offset] = None
         self.free_bytes += size
 
     def _drop_free(self, offset: int) -> int:
-        size = self._starts.pop(offset)
-        del self._ends[offset + size]
-        del self._sizes[bisect_left(self._sizes, size << _OFFSET_BITS | offset)]
-        self.free_bytes -= size
+        size = self._starts[offset]
+        del self._holes[size][offset]
+        self._forget_free(offset, size)
         return size
+
+    def _forget_free(self, offset: int, size: int) -> None:
+        """The rest of dropping a hole that is no longer among those of its size."""
+        del self._starts[offset], self._ends[offset + size]
+        if not self._holes[size]:
+            del self._holes[size]
+            del self._sizes[bisect_left(self._sizes, size)]
+        self.free_bytes -= size

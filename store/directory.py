@@ -9,27 +9,40 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from heapq import heappush
 
-from store.errors import LayoutError, PoolFull, StoreError, WrongState
-from store.ledger import Event, Ledger, Owner
-from store.objects import Hit, ObjectState, PoolObject, Wanted
+from store.allocator import padded_size
+from store.errors import LayoutError, StoreError, WrongState
+from store.general import GeneralVerbs
+from store.ledger import Event
+from store.objects import PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.segment import Segment
 
+GENERAL_OBJECT_NBYTES = 64 * 2**10
+"""What eviction policies take an object for without a layout: how many there may be is then a guess."""
 
-class Directory(Ledger):
-    """The directory of one pool: the verbs. Its books and their invariant are those of `Ledger`."""
+
+class Directory(GeneralVerbs):
+    """The directory of one pool: the verbs. Its books and their invariant are those of `Ledger`.
+
+    Here is what KV blocks need; copies, pins, reads that lease and removal are in `GeneralVerbs`.
+    """
 
     # ------------------------------------------------------------------------------ segments
 
     def add_segment(self, rank: int, nbytes: int, node: int, *, tier: bool = False) -> None:
         """Rank lends nbytes of DRAM on this node; tier: it also has an SSD tier to write behind to.
 
-        Raises StoreError when the rank has a segment already.
+        Raises StoreError when the rank has a segment already, or a tier would have no layout of blocks.
         """
         if rank in self._segments:
             raise StoreError(f"rank {rank} has a segment already")
-        self._segments[rank] = Segment(rank, nbytes, node, self._policy())
+        if tier and self.layout is None:
+            raise StoreError(f"rank {rank} has a tier, but tiers hold blocks and this pool has no layout")
+        if self.layout is None:
+            items = nbytes // GENERAL_OBJECT_NBYTES
+        else:
+            items = nbytes // padded_size(self.layout.nbytes)
+        self._segments[rank] = Segment(rank, nbytes, node, self._policy(max(1, items)))
         self._segments[rank].has_tier = tier
 
     def remove_segment(self, rank: int) -> list[str]:
@@ -39,7 +52,7 @@ class Directory(Ledger):
         """
         self._segment(rank)
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
-        owners = {obj.owner for obj in lost if obj.state is not ObjectState.VISIBLE}
+        owners = {obj.owner for obj in lost if obj.state not in PUBLISHED}
         for obj in lost:
             owners.update(obj.lessees or ())
             self._remove(obj)
@@ -51,39 +64,46 @@ class Directory(Ledger):
     # --------------------------------------------------------------------- lookups and leases
 
     def lookup(
-        self, keys: Sequence[int], digests: Sequence[int], now: float, *, touch: bool = True
-    ) -> list[Hit]:
+        self,
+        keys: Sequence[int],
+        digests: Sequence[int],
+        now: float,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        touch: bool = True,
+    ) -> list[Found]:
         """The longest leading run of blocks that can be read, from DRAM or else from a tier.
 
-        A key whose digest differs is a miss, and counted. touch False: neither recency nor counters
-        change. Blocks are touched last to first, so that a prefix outlives what hangs on it.
+        rank, node   of the reader: it is given the nearest copy of each block
+        touch        False: neither recency nor counters change
+
+        A key whose digest differs is a miss, and counted. Blocks are touched last to first, so that a
+        prefix outlives what hangs on it.
         """
         visible, tier = self._visible.get, self._tier.get
-        hits: list[Hit] = []
-        touched: list[PoolObject] = []
+        found: list[Found] = []
+        from_tier = 0
         for key, digest in zip(keys, digests, strict=True):
             obj = visible(key)
-            if obj is not None:
-                if obj.digest != digest:
-                    self.counters["digest_mismatches"] += touch
+            if obj is None:
+                entry = tier(key)
+                if entry is None or entry[0] != digest:
+                    self.counters["digest_mismatches"] += touch and entry is not None
                     break
-                hits.append(obj.hit)  # type: ignore[arg-type]
-                touched.append(obj)
+                found.append(entry[1][0])
+                from_tier += 1
                 continue
-            entry = tier(key)
-            if entry is None or entry[0] != digest:
-                self.counters["digest_mismatches"] += touch and entry is not None
+            if obj.digest != digest:
+                self.counters["digest_mismatches"] += touch
                 break
-            hits.append(entry[1][0])
+            if obj.copies is not None:
+                obj = self._nearest(obj, rank, node)
+            found.append(obj)
         if touch:
-            self.counters["lookups"] += 1
-            self.counters["blocks_looked_up"] += len(keys)
-            self.counters["hits_dram"] += len(touched)
-            self.counters["hits_ssd"] += len(hits) - len(touched)
-            for obj in reversed(touched):
-                obj.last_use_s = now
-                self._segments[obj.rank].policy.on_access(obj.object_id, now)
-        return hits
+            self._count_lookup(len(keys), len(found) - from_tier, from_tier)
+            self._touch(found, now)
+        return found
 
     def lease(self, owner: str, object_ids: Iterable[int], now: float, until: float) -> None:
         """What is leased is not evicted until release(owner) or the time `until`.
@@ -93,18 +113,8 @@ class Directory(Ledger):
         Raises UnknownObject when one is gone; then none is added.
         """
         objects = [self.object(object_id) for object_id in object_ids]
-        if not objects:
-            return
-        record = self._owners.setdefault(owner, Owner())
-        if until > record.until:
-            record.until = until
-            heappush(self._expiries, (until, owner))
-        for obj in objects:
-            record.leased.add(obj.object_id)
-            if obj.lessees is None:
-                obj.lessees = set()
-            obj.lessees.add(owner)
-            self._segments[obj.rank].note_evictable(obj)
+        if objects:
+            self._lease(owner, objects, until)
 
     def release(self, owner: str, now: float) -> None:
         """The owner is done: its leases end and its private objects are freed. Unknown owners are fine."""
@@ -125,9 +135,11 @@ class Directory(Ledger):
         digest: int = 0,
         cost_s: float = 0.0,
         class_id: int = 0,
+        parent: int | None = None,
+        position: int = 0,
     ) -> PoolObject:
         """put_start of one object, evicting where necessary. See allocate_many."""
-        wanted = Wanted(nbytes, key, digest, cost_s, class_id)
+        wanted = Wanted(nbytes, key, digest, cost_s, class_id, parent=parent, position=position)
         return self.allocate_many(owner, [wanted], now=now, node=node, rank=rank)[0]
 
     def allocate_many(
@@ -138,52 +150,55 @@ class Directory(Ledger):
         now: float,
         node: int | None = None,
         rank: int | None = None,
+        contiguous: bool = True,
     ) -> list[PoolObject]:
         """put_start of several objects, all or none: each WRITING, with an id of its own.
 
-        node   preferred; others serve when it is full.     rank   this rank's segment only
+        node         preferred; others serve when it is full.     rank   this rank's segment only
+        contiguous   False: an object that no hole is large enough for may get several extents
 
         Room is taken where most is free, then by evicting where the coldest block is. Lease what the
         same request is going to read before. Raises PoolFull (nothing is evicted when the sizes alone
         rule it out), LayoutError, UnknownObject for a rank without a segment.
         """
-        for item in wanted:
-            self._check_wanted(item)
         segments = [self._segment(rank)] if rank is not None else list(self._segments.values())
-        self._check_room(wanted, segments, now)
-        made: list[PoolObject] = []
-        try:
-            for item in wanted:
-                made.append(self._put_start(owner, item, segments, node, now))
-        except PoolFull:
-            self.counters["pool_full"] += 1
-            for obj in made:
-                self._remove(obj)
-            raise
-        self.counters["puts"] += len(made)
-        return made
+        return self._allocate(owner, wanted, segments, node, contiguous, now)
 
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """All writers have reported: publish the object under its key. True when it became visible.
 
-        Without a key, or when its key is visible already, it stays private to its owner until release.
+        Without a key, when its key is visible already, or when the eviction policy does not admit it, it
+        stays private to its owner until release. A copy (`put_copy`) becomes visible beside what it is a
+        copy of; one whose checksums differ from that is freed, and counted.
+
         checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
         is not WRITING, LayoutError when a keyed object comes with another number of checksums.
         """
         obj = self.object(object_id)
         if obj.state is not ObjectState.WRITING:
             raise WrongState(object_id, obj.state.value, ObjectState.WRITING.value)
-        if obj.key is not None and len(checksums) != self.layout.layers:
+        if self.layout is not None and obj.key is not None and len(checksums) != self.layout.layers:
             raise LayoutError(f"{len(checksums)} checksums for a block of {self.layout.layers} layers")
-        obj.checksums = array("Q", checksums)
+        obj.sums = array("Q", checksums).tobytes()
         obj.last_use_s = now
         self.counters["puts_ended"] += 1
-        if obj.key is None or obj.key in self._visible:
-            self.counters["puts_duplicate"] += obj.key is not None
-            self._segments[obj.rank].set_state(obj, ObjectState.PRIVATE)
+        first = None if obj.key is None else self._visible.get(obj.key)
+        is_copy = first is not None and first.copies is not None and first.copies is obj.copies
+        if is_copy and first is not None and first.sums != obj.sums:
+            self.counters["copies_bad"] += 1
+            self._remove(obj)
             return False
-        self._publish(obj, obj.key, now)
-        return True
+        segment = self._segments[obj.rank]
+        if obj.key is None or (first is not None and not is_copy):
+            self.counters["puts_duplicate"] += obj.key is not None
+        elif is_copy or segment.policy.admits(obj.key, obj.facts, now):
+            self._publish(obj, obj.key, now)
+            return True
+        else:
+            self.counters["puts_not_admitted"] += 1
+        self._leave_copies(obj)
+        segment.set_state(obj, ObjectState.PRIVATE)
+        return False
 
     def put_end_many(
         self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float
@@ -239,10 +254,15 @@ class Directory(Ledger):
     def saved(self, rank: int, keys: Iterable[int]) -> None:
         """Written to the open segment file of rank: the DRAM copy may be evicted. Unknown keys are fine."""
         for key in keys:
-            obj = self._visible.get(key)
-            if obj is not None and obj.rank == rank and obj.unsaved:
+            obj = self._unsaved(rank, key)
+            if obj is not None:
                 self._segments[rank].set_unsaved(obj, False)
                 self.counters["saves"] += 1
+
+    def _unsaved(self, rank: int, key: int) -> PoolObject | None:
+        """The object that waits for this rank's tier. Copies, which were published later, never do."""
+        obj = self._visible.get(key)
+        return obj if obj is not None and obj.rank == rank and obj.unsaved else None
 
     def durable(self, rank: int, keys: Sequence[int]) -> None:
         """In a sealed file of rank: from now on a hit there. Implies saved."""
@@ -250,12 +270,30 @@ class Directory(Ledger):
         self._events += self._tier.end_save(rank, keys, durable=True)
 
     def dropped(self, rank: int, keys: Sequence[int]) -> None:
-        """Will not be in the tier (disk full, bad bytes, queue full); counted."""
+        """Will not be in the tier (disk full, queue full); counted."""
         for key in keys:
-            obj = self._visible.get(key)
-            if obj is not None and obj.rank == rank and obj.unsaved:
+            obj = self._unsaved(rank, key)
+            if obj is not None:
                 self._segments[rank].set_unsaved(obj, False)
         self.counters["saves_dropped"] += len(keys)
+        self._tier.end_save(rank, keys, durable=False)
+
+    def bad_in_dram(self, rank: int, keys: Sequence[int]) -> None:
+        """The bytes that were to be written behind are not those of put_end: a miss from now on, and counted.
+
+        An object that nobody has a lease on is freed at once, another one when its last lease ends.
+        """
+        for key in keys:
+            obj = self._unsaved(rank, key)
+            if obj is None:
+                continue
+            self.counters["dram_bad_blocks"] += 1
+            if not obj.lessees:
+                self._remove(obj)
+                continue
+            self._hide(obj)
+            self._segments[rank].set_unsaved(obj, False)
+            self._segments[rank].set_state(obj, ObjectState.UNLISTED)
         self._tier.end_save(rank, keys, durable=False)
 
     def tier_evicted(self, rank: int, keys: Iterable[int]) -> None:

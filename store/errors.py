@@ -6,6 +6,9 @@ StoreError
   PoolFull            no room, and nothing more may be evicted
   UnknownObject       an object, segment or range that is not there (any more)
   WrongState          an object that is there but not in the state that this step needs
+  ObjectInUse         an object that is leased, or that its tier still has to write
+  CopyExists          a second copy of an object for one segment
+  UnknownPolicy       no eviction policy of this name, or none that can run there
   TierError           the SSD tier
     TierFolderError   its folder cannot be used
       TierInUse       because another process has it
@@ -53,7 +56,7 @@ class PoolFull(StoreError):
         self.unsaved_bytes = unsaved_bytes
         super().__init__(
             f"pool full: {needed_bytes} B needed of {capacity_bytes} B; free {free_bytes}, evictable "
-            f"{evictable_bytes}, leased {leased_bytes}, being written {writing_bytes}, "
+            f"{evictable_bytes}, leased or pinned {leased_bytes}, being written {writing_bytes}, "
             f"not yet on SSD {unsaved_bytes}"
         )
 
@@ -75,6 +78,26 @@ class WrongState(StoreError):
     def __init__(self, object_id: int, state: str, wanted: str):
         self.object_id = object_id
         super().__init__(f"object {object_id} is {state}, not {wanted}")
+
+
+class ObjectInUse(StoreError):
+    """An object cannot be removed now: somebody holds a lease on it, or its tier has not written it."""
+
+    def __init__(self, key: int, rank: int):
+        self.key, self.rank = key, rank
+        super().__init__(f"object {key:016x} on rank {rank} is leased or not yet on SSD")
+
+
+class CopyExists(StoreError):
+    """The segment has this object, or is about to."""
+
+    def __init__(self, key: int, rank: int | None):
+        self.key, self.rank = key, rank
+        super().__init__(f"rank {rank} has a copy of object {key:016x} already, or is being given one")
+
+
+class UnknownPolicy(StoreError, ValueError):
+    """No eviction policy of this name, or none that can run here; the message lists those that can."""
 
 
 class TierError(StoreError):

@@ -3,9 +3,12 @@
 Called by everyone who moves blocks or checks them. Knows arrays' sizes only, neither keys nor models.
 Explained in docs/lifecycle.md. One block is contiguous:
 
-    [layers, 2, kv_heads, block_tokens, head_dim]      2: keys, then values
+    [layers, 2, kv_heads] units      2: keys, then values
      `--- one layer is one range (layer_range)
                 `--- a run of heads is two ranges of that layer (head_ranges)
+
+A unit is one head's keys or values of one layer: block_tokens x head_dim numbers, or what a codec made of
+them (kernels_numba/codecs.py).
 """
 
 from __future__ import annotations
@@ -14,33 +17,60 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
+from kernels_numba.codecs import CODECS
+from kernels_numba.errors import ShapeError
 from store.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Sizes of a block; `itemsize` is bytes of one value (4: float32, 2: bfloat16)."""
+    """Sizes of a block.
+
+    itemsize   bytes of one number in the engines' caches (4: float32, 2: bfloat16)
+    codec      of the blocks in the pool, one of kernels_numba.codecs.CODECS; "none": the caches' own bytes
+
+    Raises LayoutError for sizes below 1, an unknown codec, or a head_dim that the codec cannot take.
+    """
 
     layers: int
     kv_heads: int
     block_tokens: int
     head_dim: int
     itemsize: int
+    codec: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "block_tokens", "head_dim", "itemsize"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        if self.codec not in CODECS:
+            raise LayoutError(f"codec={self.codec!r}: use one of {', '.join(CODECS)}")
+        try:
+            CODECS[self.codec].check(self.head_dim)
+        except ShapeError as error:
+            raise LayoutError(f"codec={self.codec!r} with head_dim={self.head_dim}: {error}") from None
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """(layers, 2, kv_heads, block_tokens, head_dim)."""
-        return (self.layers, 2, self.kv_heads, self.block_tokens, self.head_dim)
+    def shape(self) -> tuple[int, ...]:
+        """Of a block as an array: (layers, 2, kv_heads, block_tokens, head_dim) numbers of itemsize bytes
+        without a codec, (layers, 2, kv_heads, unit_nbytes) bytes with one."""
+        unit = (self.block_tokens, self.head_dim) if self.codec == "none" else (self.unit_nbytes,)
+        return (self.layers, 2, self.kv_heads, *unit)
+
+    @property
+    def unit_nbytes(self) -> int:
+        """Bytes of one head's keys or values of one layer."""
+        return CODECS[self.codec].unit_nbytes(self.block_tokens, self.head_dim, self.itemsize)
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes that the same tokens take in an engine's caches: `nbytes` without a codec."""
+        return self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * self.itemsize
 
     @property
     def layer_nbytes(self) -> int:
         """Bytes of one layer of a block."""
-        return 2 * self.kv_heads * self.block_tokens * self.head_dim * self.itemsize
+        return 2 * self.kv_heads * self.unit_nbytes
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +88,7 @@ class BlockLayout:
         if not (first >= 0 and count >= 1 and first + count <= self.kv_heads):
             raise LayoutError(f"heads {first} .. {first + count - 1} of a block of {self.kv_heads}")
         start, nbytes = self.layer_range(layer)
-        head = self.block_tokens * self.head_dim * self.itemsize
+        head = self.unit_nbytes
         keys = start + first * head
         return (keys, count * head), (keys + nbytes // 2, count * head)
 

@@ -3,37 +3,55 @@
 Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md. The life of an object:
 
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
-                    |          `-----> PRIVATE   (no key, or its key was visible already: its owner's alone)
+                    |          `-----> PRIVATE   (no key, its key was visible already, or it is not admitted:
+                    |                             its owner's alone)
+                    |                         VISIBLE -> found bad -> UNLISTED while leased, else gone
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
+
+One key may be visible in several segments: copies, each an object of its own.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from store.allocator import Extent
+from store.errors import LayoutError
+from store.policies.contract import BlockFacts
 
 
 class ObjectState(Enum):
     """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
 
-    PRIVATE       of one request, without a key: a tail
+    PRIVATE       of one request alone: a tail, which has no key, or a block that is not kept
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
+    UNLISTED      was visible and was found bad; who has a lease on it reads to the end, then it is freed
     """
 
     WRITING = "being written"
     VISIBLE = "visible"
     PRIVATE = "private"
     QUARANTINED = "quarantined"
+    UNLISTED = "unlisted"
+
+
+PUBLISHED = (ObjectState.VISIBLE, ObjectState.UNLISTED)
+"""Of these the owner has no say any more."""
 
 
 class Hit(NamedTuple):
-    """A block that the pool holds: bytes in DRAM, or in the tier of `rank` (object_id None, offset 0)."""
+    """A block that lies in the SSD tier of `rank` and not in DRAM (hence object_id None and offset 0).
+
+    What the pool holds in DRAM is found as its PoolObject, which has the same fields.
+    """
 
     key: int
     tier: str
-    object_id: int | None
+    object_id: None
     rank: int
     offset: int
     nbytes: int
@@ -42,7 +60,11 @@ class Hit(NamedTuple):
 class Wanted(NamedTuple):
     """One object to allocate. key None: private to its owner, never in the index.
 
-    cost_s     what it costs to recompute it; class_id: plain data for policies
+    cost_s, class_id, parent, position   for eviction policies, see `store.policies.contract.BlockFacts`:
+                                         parent is the key of the block before it in its prefix
+    group_id                             what it may later be removed together with; 0: nothing
+    soft_until                           evicted only when nothing else is left, until this time
+    hard_pin                             never evicted
     """
 
     nbytes: int
@@ -50,6 +72,11 @@ class Wanted(NamedTuple):
     digest: int = 0
     cost_s: float = 0.0
     class_id: int = 0
+    group_id: int = 0
+    soft_until: float = 0.0
+    hard_pin: bool = False
+    parent: int | None = None
+    position: int = 0
 
 
 class BlockStored(NamedTuple):
@@ -68,21 +95,42 @@ class BlockRemoved(NamedTuple):
     tier: str
 
 
+@dataclass(slots=True)
+class Terms:
+    """What few objects have, and KV blocks hardly ever: pins, a lease of their own, a group. See Wanted.
+
+    lease_until    leased until this time to whoever reads it, 0.0 when it is not; never shortened
+    """
+
+    group_id: int = 0
+    soft_until: float = 0.0
+    hard_pin: bool = False
+    lease_until: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class PoolObject:
-    """One put: a range of one segment, and who may do what with it.
+    """One put: a range of one segment (or several: extents), and who may do what with it.
 
         object_id     unique in the life of the cluster
         owner         who put it (a request id); frees it unless it becomes visible
-        offset        of its range in the segment of `rank`; nbytes long
-        checksums     u64 per layer, set by put_end
+        offset        of its first byte in the segment of `rank`
+        nbytes        how long it is, all extents together
+        scattered     its extents when there are several, else None
+        copies        all objects of the same put that are WRITING or VISIBLE, itself among them, on as
+                      many segments: one list that they share; None when there are no others
+        terms         None when there are none
+        sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
+        parent        key of the block before it in its prefix, and position: how many there are; for policies
         lessees       owners that hold a lease on it, None or empty when there are none
         unsaved       waits to be written to its rank's tier: not evictable until then
-        evictable     VISIBLE, no lease, not unsaved (kept by the directory)
-        hit           what a lookup returns for it, made when it becomes visible
+        evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
 
-    Immutable once VISIBLE, except for who leases it, unsaved, evictable and last_use_s.
+    Immutable once VISIBLE, except for who leases and pins it, copies, unsaved, evictable, last_use_s, and
+    UNLISTED after it. A pool holds millions: what most do not need costs them one None.
     """
+
+    tier: ClassVar[str] = "dram"
 
     object_id: int
     owner: str
@@ -93,10 +141,63 @@ class PoolObject:
     digest: int
     cost_s: float
     class_id: int
+    parent: int | None = None
+    position: int = 0
+    scattered: tuple[Extent, ...] | None = None
+    terms: Terms | None = None
     state: ObjectState = ObjectState.WRITING
-    checksums: array = field(default_factory=lambda: array("Q"))
+    copies: list[PoolObject] | None = field(default=None, repr=False)
+    sums: bytes = field(default=b"", repr=False)
     lessees: set[str] | None = None
     unsaved: bool = False
     evictable: bool = False
     last_use_s: float = 0.0
-    hit: Hit | None = None
+
+    @property
+    def facts(self) -> BlockFacts:
+        """What eviction policies may know of it; made when it is asked for, since a pool holds millions."""
+        return BlockFacts(self.nbytes, self.cost_s, self.class_id, self.parent, self.position)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Its ranges in the segment, in the order of its bytes. A KV block has one."""
+        return self.scattered or ((self.offset, self.nbytes),)
+
+    @property
+    def checksums(self) -> array:
+        """u64 per layer, as put_end was given them."""
+        return array("Q", self.sums)
+
+    def held(self) -> bool:
+        """Whether anybody reads it, as far as leases tell, or its tier still has to."""
+        return bool(self.lessees or self.unsaved or (self.terms and self.terms.lease_until))
+
+    def hard_pinned(self) -> bool:
+        """Whether it is never evicted."""
+        return self.terms is not None and self.terms.hard_pin
+
+    def soft_pinned(self, now: float) -> bool:
+        """Whether it is evicted only when nothing else is left."""
+        return self.terms is not None and self.terms.soft_until > now
+
+
+Found = PoolObject | Hit
+"""A block as a lookup finds it: in DRAM, or in a tier alone. Both tell key, tier, object_id, rank, nbytes."""
+
+
+def pieces(extents: Sequence[Extent], start: int, nbytes: int) -> list[Extent]:
+    """Where bytes start .. start+nbytes-1 of an object lie in its segment, in their order.
+
+    What every reader and writer of an object that may have several extents has to ask.
+    Raises LayoutError when the object is shorter.
+    """
+    found: list[Extent] = []
+    begin, end = 0, start + nbytes
+    for offset, length in extents:
+        low, high = max(start, begin), min(end, begin + length)
+        if low < high:
+            found.append((offset + low - begin, high - low))
+        begin += length
+    if not 0 <= start <= end <= begin:
+        raise LayoutError(f"bytes {start} .. {end} of an object of {begin} B")
+    return found

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
+
+import numpy as np
 
 from store.errors import BadBlock, BlockMissing
 from store.segment_file import SealedFile
@@ -26,9 +29,11 @@ class SealedSet:
         _index    key -> (file, row); of two files with one key the younger serves it
         _files    all files; nbytes is the sum of their sizes
         _open     those with an fd, in the order of their opening
-        _evicted  keys that nobody has been told of yet
+        _evicted  keys that are gone, and nobody has been told yet
+        _doomed   deleted, not unlinked yet; of the thread that writes alone
 
-    Invariant: every indexed row belongs to a file of _files that is not deleted.
+    Invariant: every indexed row belongs to a file of _files that is not deleted; `live` of a file is the
+    number of its rows that are indexed.
     """
 
     def __init__(self) -> None:
@@ -39,6 +44,7 @@ class SealedSet:
         self._files: dict[SealedFile, None] = {}
         self._open: dict[SealedFile, None] = {}
         self._evicted: list[int] = []
+        self._doomed: list[Path] = []
         self._uses = count(1)
         self._hottest: SealedFile | None = None
 
@@ -48,15 +54,74 @@ class SealedSet:
     def __len__(self) -> int:
         return len(self._index)
 
-    def serve(self, file: SealedFile, *, new: bool) -> None:
-        """Index a file as the hottest one; new: sealed just now, not found at the start."""
+    def serve(self, file: SealedFile, *, new: bool, dead: Container[int] = ()) -> None:
+        """Index a file as the hottest one.
+
+        new    sealed just now, not found at the start       dead   rows that were removed
+        """
         with self._lock:
             self._note_use(file, persist=new)
             self._files[file] = None
             self.nbytes += file.header.file_nbytes
             if file.same_kind:
                 for row, key in enumerate(file.keys.tolist()):
-                    self._index[key] = (file, row)
+                    if row not in dead:
+                        self._point(key, file, row)
+
+    def replace(self, old: Sequence[SealedFile], file: SealedFile) -> None:
+        """Serve from this file what it has of the old ones, and delete those: it was copied from them.
+
+        It is as hot as the hottest of them was.
+        """
+        with self._lock:
+            hottest = max(old, key=lambda other: other.last_use)
+            file.last_use = hottest.last_use
+            with suppress(OSError):
+                used_ns = hottest.path.lstat().st_mtime_ns
+                os.utime(file.path, ns=(used_ns, used_ns))
+            self._files[file] = None
+            self.nbytes += file.header.file_nbytes
+            for row, key in enumerate(file.keys.tolist()):
+                if self._index.get(key, (None, 0))[0] in old:
+                    self._point(key, file, row)
+            for other in old:
+                self._delete(other)
+        self._unlink_doomed()
+
+    def rows_of(self, keys: Iterable[int]) -> list[tuple[SealedFile, int, int]]:
+        """(file, row, key) of every copy of these keys, whether it is served or not."""
+        wanted = np.fromiter(keys, np.uint64)
+        found: list[tuple[SealedFile, int, int]] = []
+        with self._lock:
+            for file in self._files:
+                if file.same_kind:
+                    rows = np.flatnonzero(np.isin(file.keys, wanted)).tolist()
+                    found += [(file, row, int(file.keys[row])) for row in rows]
+        return found
+
+    def served_rows(self, file: SealedFile) -> list[int]:
+        """Rows of a file that the index points to."""
+        with self._lock:
+            return [row for row, key in enumerate(file.keys.tolist()) if self._index.get(key) == (file, row)]
+
+    def files(self) -> list[SealedFile]:
+        """All files, the least recently used first."""
+        with self._lock:
+            return sorted(self._files, key=lambda file: file.last_use)
+
+    def delete_empty(self) -> None:
+        """Delete the files of which nothing is served any more (not those of other models)."""
+        with self._lock:
+            for file in [file for file in self._files if file.same_kind and not file.live]:
+                self._delete(file)
+        self._unlink_doomed()
+
+    def delete(self, file: SealedFile) -> None:
+        """Delete a file, whatever is in it; its keys count as evicted."""
+        with self._lock:
+            if file in self._files:
+                self._evict(file)
+        self._unlink_doomed()
 
     def blocks(self) -> tuple[list[int], list[int]]:
         """(keys, digests) that are served, hottest last."""
@@ -70,14 +135,17 @@ class SealedSet:
                         digests.append(digest)
         return keys, digests
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Serve these no longer; unknown ones are passed over."""
+    def forget(self, keys: Iterable[int], *, tell: bool = False) -> None:
+        """Serve these no longer; unknown ones are passed over. tell: as evicted ones, to take_evicted."""
         with self._lock:
             for key in keys:
-                self._index.pop(key, None)
+                if self._unpoint(key) and tell:
+                    self._evicted.append(key)
 
-    def acquire(self, key: int, digest: int | None) -> tuple[SealedFile, int]:
+    def acquire(self, key: int, digest: int | None, *, use: bool = True) -> tuple[SealedFile, int]:
         """File and row of a key; the file stays open until give_back, even when it is evicted meanwhile.
+
+        use   the file is the hottest from now on
 
         Raises BlockMissing (also for another digest); BadBlock when the file cannot be opened.
         """
@@ -88,7 +156,7 @@ class SealedSet:
             if file.fd < 0:
                 self._open_file(file, key)
             file.readers += 1
-            if file is not self._hottest:
+            if use and file is not self._hottest:
                 self._note_use(file, persist=True)
             return file, row
 
@@ -111,11 +179,12 @@ class SealedSet:
         with self._lock:
             for file in sorted(self._files, key=lambda file: (file.same_kind, file.last_use)):
                 if self.nbytes <= nbytes:
-                    return
-                self._delete(file)
+                    break
+                self._evict(file)
+        self._unlink_doomed()
 
     def take_evicted(self) -> list[int]:
-        """Keys that evict_to took since the last call."""
+        """Keys that went with their file, or were found bad while it was rewritten, since the last call."""
         with self._lock:
             evicted, self._evicted = self._evicted, []
         return evicted
@@ -125,24 +194,57 @@ class SealedSet:
         with self._lock:
             self._index.clear()
             for file in self._files:
-                file.deleted = True
+                file.deleted, file.live = True, 0
                 self._close_file(file)
             self._files.clear()
             self.nbytes = 0
 
-    def _delete(self, file: SealedFile) -> None:
-        with suppress(OSError):  # whoever forbids it: the next start finds the file again, and tries again
-            file.path.unlink()
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        with self._lock:
+            counts = dict.fromkeys(self._files, 0)
+            for key, (file, row) in self._index.items():
+                assert int(file.keys[row]) == key
+                assert not file.deleted
+                counts[file] += 1
+            assert counts == {file: file.live for file in self._files}
+            assert self.nbytes == sum(file.header.file_nbytes for file in self._files)
+            assert all(file.fd >= 0 for file in self._open)
+
+    def _evict(self, file: SealedFile) -> None:
+        self.files_evicted += 1
+        self.blocks_evicted += self._delete(file)
+
+    def _delete(self, file: SealedFile) -> int:
+        """Returns how many keys went with it. Its unlink waits for _unlink_doomed."""
+        self._doomed.append(file.path)
         del self._files[file]
         self.nbytes -= file.header.file_nbytes
         file.deleted = True
         self._close_file(file)
         gone = [key for key in file.keys.tolist() if self._index.get(key, (None, 0))[0] is file]
         for key in gone:
-            del self._index[key]
+            self._unpoint(key)
         self._evicted += gone
-        self.files_evicted += 1
-        self.blocks_evicted += len(gone)
+        return len(gone)
+
+    def _unlink_doomed(self) -> None:
+        """Without the lock: giving 64 MiB of pages back takes 10 ms, in which others can load."""
+        while self._doomed:
+            with suppress(OSError):  # whoever forbids it: the next start finds the file again
+                self._doomed.pop().unlink()
+
+    def _point(self, key: int, file: SealedFile, row: int) -> None:
+        self._unpoint(key)
+        self._index[key] = (file, row)
+        file.live += 1
+
+    def _unpoint(self, key: int) -> bool:
+        file, _ = self._index.pop(key, (None, 0))
+        if file is None:
+            return False
+        file.live -= 1
+        return True
 
     def _note_use(self, file: SealedFile, *, persist: bool) -> None:
         """The file is the hottest now. The order of modification times is what the next start knows of

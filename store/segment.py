@@ -5,10 +5,12 @@ Used by `store.directory` alone. Pure: no bytes, no clock. Explained in docs/lif
 
 from __future__ import annotations
 
-from store.allocator import RangeAllocator
+from collections import OrderedDict
+
+from store.allocator import Extent, RangeAllocator
 from store.errors import PoolFull
-from store.eviction import Policy
 from store.objects import ObjectState, PoolObject
+from store.policies import Policy
 
 
 class Segment:
@@ -16,6 +18,7 @@ class Segment:
 
     Invariant: evictable_bytes is the sum over objects with `evictable` set; unsaved_bytes over those
     with `unsaved`; state_bytes[s] over those in state s; the allocator's used bytes over all.
+    copies: VISIBLE objects here whose key is VISIBLE on another segment too, by id, longest unused first.
     """
 
     def __init__(self, rank: int, nbytes: int, node: int, policy: Policy):
@@ -23,6 +26,7 @@ class Segment:
         self.node = node
         self.allocator = RangeAllocator(nbytes)
         self.policy = policy
+        self.copies: OrderedDict[int, PoolObject] = OrderedDict()
         self.has_tier = False
         self.evictable_bytes = 0
         self.unsaved_bytes = 0
@@ -33,21 +37,30 @@ class Segment:
         """Free or evictable: an upper bound of what can be allocated now."""
         return self.allocator.free_bytes + self.evictable_bytes
 
-    def place(self, nbytes: int) -> int | None:
-        """Allocate a range for an object that is WRITING; None when no hole is large enough."""
-        offset = self.allocator.allocate(nbytes)
-        if offset is not None:
+    def place(self, nbytes: int, contiguous: bool) -> tuple[Extent, ...] | None:
+        """Allocate for an object that is WRITING; None when there is no room for it.
+
+        contiguous: in one range or not at all.
+        """
+        extents: tuple[Extent, ...] | None
+        if contiguous:
+            offset = self.allocator.allocate(nbytes)
+            extents = None if offset is None else ((offset, nbytes),)
+        else:
+            extents = self.allocator.allocate_extents(nbytes)
+        if extents is not None:
             self.state_bytes[ObjectState.WRITING] += self.allocator.padded(nbytes)
-        return offset
+        return extents
 
     def clear(self, obj: PoolObject) -> None:
-        """Free an object's range. It must be out of the policy's order."""
+        """Free an object's extents. It must be out of the policy's order."""
         if obj.unsaved:
             self.set_unsaved(obj, False)
         if obj.evictable:
             self.evictable_bytes -= self.allocator.padded(obj.nbytes)
             obj.evictable = False
-        self.state_bytes[obj.state] -= self.allocator.free(obj.offset)
+        for offset, _ in obj.extents:
+            self.state_bytes[obj.state] -= self.allocator.free(offset)
 
     def set_state(self, obj: PoolObject, state: ObjectState) -> None:
         """Change an object's state, and the bytes counted by state with it."""
@@ -65,8 +78,8 @@ class Segment:
         self.note_evictable(obj)
 
     def note_evictable(self, obj: PoolObject) -> None:
-        """Call after any change of an object's state, leases or unsaved."""
-        evictable = obj.state is ObjectState.VISIBLE and not obj.lessees and not obj.unsaved
+        """Call after any change of an object's state, leases, pins or unsaved."""
+        evictable = obj.state is ObjectState.VISIBLE and not obj.held() and not obj.hard_pinned()
         if evictable is not obj.evictable:
             self.evictable_bytes += self.allocator.padded(obj.nbytes) * (1 if evictable else -1)
             obj.evictable = evictable
@@ -86,7 +99,7 @@ def pool_full(needed_bytes: int, segments: list[Segment]) -> PoolFull:
         capacity_bytes=sum(segment.allocator.capacity for segment in segments),
         free_bytes=sum(segment.allocator.free_bytes for segment in segments),
         evictable_bytes=evictable,
-        leased_bytes=kept + bytes_in(ObjectState.PRIVATE),
+        leased_bytes=kept + bytes_in(ObjectState.PRIVATE, ObjectState.UNLISTED),
         writing_bytes=bytes_in(ObjectState.WRITING, ObjectState.QUARANTINED),
         unsaved_bytes=unsaved,
     )

@@ -6,6 +6,7 @@ nothing of messages or of DRAM beyond the buffers it is given. Explained in docs
     append -> open segment file -> seal (64 MiB, or 1 s after its first block) -> served, durable
     start:    what was not sealed is deleted, every sealed file is verified, bad ones are set aside
     capacity: whole files go, the least recently used first
+    removal:  written to a log; files of which half is dead are rewritten, without it (compaction)
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from store.compaction import Compaction, worth_rewriting
 from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
-from store.segment_file import HDF5_ERRORS, MAX_FINGERPRINT_NBYTES, SegmentWriter, file_nbytes, open_sealed
+from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
+from store.segment_frame import blocks_at
+from store.segment_writer import SegmentWriter, file_nbytes
 from store.tier_folder import TierFolder, segment_name
+from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
 SEAL_AFTER_S = 1.0
@@ -37,6 +42,9 @@ COUNTERS = (
     "bad_blocks",
     "files_bad",
     "files_unsealed",
+    "blocks_removed",
+    "files_compacted",
+    "bytes_compacted",
 )
 
 
@@ -57,7 +65,7 @@ class HDF5Tier:
         notes      one line for each thing found at the start that somebody should know
 
     Raises TierInUse, TierFolderError (from any folder), TierError when the capacity holds no block.
-    append, seal and close belong to one thread; load and the questions may come from any.
+    append, seal, remove, compact and close belong to one thread; load and the questions may come from any.
     """
 
     def __init__(
@@ -79,13 +87,14 @@ class HDF5Tier:
         self.layout, self.capacity_bytes, self.seal_after_s = layout, capacity_bytes, seal_after_s
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.notes: list[str] = []
-        import h5py  # noqa: F401  here, so that a broken libhdf5 is met at the start, not at the first write
-
+        blocks_at(layout.nbytes)  # asks libhdf5: a broken one is met at the start, not at the first write
         self._fingerprint = _fingerprint_bytes(fingerprint_hex)
         # A small tier has small files, so that evicting one of them does not empty it.
         self._segment_bytes = max(min(segment_bytes, capacity_bytes // 4), layout.nbytes)
         self._sealed = SealedSet()
         self._writer: SegmentWriter | None = None
+        self._writer_number = 0
+        self._compaction: Compaction | None = None
         self._open_keys: set[int] = set()
         self._first_write = self._retry_at = float("-inf")
         self._seal_s_per_byte = 5e-9  # 200 MB/s until measured
@@ -93,11 +102,14 @@ class HDF5Tier:
         try:
             for path in (folder, *adopted):
                 self._folders.append(TierFolder(path))
+            self._removals = Removals(one.path for one in self._folders)
+            self.notes += self._removals.notes
             self._rebuild()
         except BaseException:
             self._release_folders()
             raise
-        self._next_number = self._folders[0].next_number()
+        own = self._folders[0]
+        self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
         self._sealed.evict_to(capacity_bytes)
 
     # ------------------------------------------------------------------------------ questions
@@ -167,8 +179,8 @@ class HDF5Tier:
     def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
         """Write a block into the open file. False when it is there already, sealed.
 
-        Raises BadBlock when the checksums do not fit the bytes; TierWriteError when it cannot be written
-        (its `lost`: earlier blocks that went with the open file; empty for a full disk).
+        Raises BadBlock when the checksums do not fit the bytes; TierWriteError when it cannot be written,
+        which costs this block alone.
         """
         view = as_bytes(block, self.layout.nbytes)
         if self.layout.checksums(view) != list(checksums):
@@ -183,12 +195,14 @@ class HDF5Tier:
         try:
             self._make_room()
             if self._writer is None:
-                self._writer = self._new_file()
+                self._writer_number, self._writer = self._new_file()
             if not self._writer.keys:
                 self._first_write = now
             self._writer.append(key, digest, checksums, view)
-        except HDF5_ERRORS as error:
-            raise self._write_failed(error, now) from None
+        except OSError as error:
+            self.counters["write_errors"] += 1
+            self._retry_at = now + RETRY_AFTER_S
+            raise TierWriteError(_reason(error)) from None
         self._open_keys.add(key)
         self.counters["blocks_written"] += 1
         self.counters["bytes_written"] += len(view)
@@ -227,54 +241,151 @@ class HDF5Tier:
             return []
         started = time.monotonic()
         try:
-            file = writer.seal(self._next_number)
-            self._folders[0].sync()
-        except (*HDF5_ERRORS, SegmentFileError) as error:
+            file = self._made_durable(writer, self._writer_number)
+        except (OSError, SegmentFileError) as error:
             self.counters["write_errors"] += 1
-            writer.abandon()
-            writer.path.unlink(missing_ok=True)
-            raise TierWriteError(str(error).splitlines()[0], tuple(writer.keys)) from None
+            raise TierWriteError(_reason(error), tuple(writer.keys)) from None
         self._seal_s_per_byte = (time.monotonic() - started) / writer.nbytes
-        self._next_number += 1
         self.counters["files_sealed"] += 1
         self._sealed.serve(file, new=True)
         self._sealed.evict_to(self.capacity_bytes)
         return list(writer.keys)
 
+    # ------------------------------------------------------------------- removal, compaction
+
+    def remove(self, keys: Iterable[int]) -> list[int]:
+        """Remove blocks for good: no restart brings them back. Returns those that were there.
+
+        Where that cannot be written down, their whole files are deleted. Raises TierWriteError when not even
+        that can be done (`lost`: blocks that went with the open file); nothing of it is served any more.
+        """
+        wanted = set(keys)
+        found = sorted({key for key in wanted if key in self._sealed} | (wanted & self._open_keys))
+        copies = self._sealed.rows_of(wanted)
+        self._sealed.forget(wanted)
+        try:
+            self._removals.add(copies)
+        except OSError as error:
+            self.counters["write_errors"] += 1
+            for file, _, _ in copies:
+                self._sealed.delete(file)
+            if any(file.path.exists() for file, _, _ in copies):
+                raise TierWriteError(_reason(error)) from None
+        self._sealed.delete_empty()
+        self._discard_unsealed(wanted)
+        self.counters["blocks_removed"] += len(found)
+        return found
+
+    def compact(self, nbytes: int, *, merge_small: bool = False) -> int:
+        """Go on rewriting files of which much is dead, about nbytes of it; returns the bytes copied.
+
+        0 when there was nothing to do. One piece of work, the new file's seal included, is at most a
+        segment. merge_small: see `worth_rewriting`. Raises TierWriteError; the old files stay then.
+        """
+        if self._compaction is not None and self._compaction.obsolete:
+            self._end_compaction()
+        try:
+            if self._compaction is None and not self._start_compaction(merge_small):
+                return 0
+            assert self._compaction is not None
+            copied = self._compaction.step(nbytes)
+            if not copied:
+                self._finish_compaction(self._compaction)
+                return self.layout.nbytes  # the seal was something to do
+        except (OSError, SegmentFileError) as error:
+            self._end_compaction()
+            self.counters["write_errors"] += 1
+            raise TierWriteError(_reason(error)) from None
+        self.counters["bytes_compacted"] += copied
+        return copied
+
     def close(self) -> None:
         """Seal what is open, close everything, give the folders up. Idempotent; raises TierWriteError."""
         try:
+            self._end_compaction()
             if self._folders:
                 self.seal()
         finally:
             self._sealed.close()
             self._release_folders()
 
+    def check(self) -> None:
+        """Assert the invariants of everything that the tier is made of (tests)."""
+        self._sealed.check()
+        self._removals.check()
+        assert self._open_keys == set(self._writer.keys if self._writer else ())
+
     # ------------------------------------------------------------------------------ internals
 
-    def _new_file(self) -> SegmentWriter:
-        path = self._folders[0].path / segment_name(self._next_number)
-        return SegmentWriter(path, self.layout, self._fingerprint)
+    def _new_file(self) -> tuple[int, SegmentWriter]:
+        number, self._next_number = self._next_number, self._next_number + 1
+        path = self._folders[0].path / segment_name(number)
+        return number, SegmentWriter(path, self.layout, self._fingerprint)
 
-    def _make_room(self) -> None:
-        """Evict until the open file and one more block fit into the capacity."""
-        blocks = len(self._writer.keys) if self._writer else 0
-        self._sealed.evict_to(self.capacity_bytes - file_nbytes(self.layout, blocks + 1))
+    def _make_room(self, more_blocks: int = 1) -> None:
+        """Evict until the unsealed files and so many more blocks fit into the capacity."""
+        unsealed = [self._writer] if self._writer else []
+        if self._compaction is not None:
+            unsealed.append(self._compaction.writer)
+        blocks = sum(len(writer.keys) for writer in unsealed) + more_blocks
+        self._sealed.evict_to(self.capacity_bytes - file_nbytes(self.layout, blocks))
 
-    def _write_failed(self, error: Exception, now: float) -> TierWriteError:
-        """Clean up after a failed append. A full disk was met before libhdf5 wrote: what the open file
-        has is whole, and is sealed. After anything else the file cannot be trusted."""
-        self.counters["write_errors"] += 1
-        self._retry_at = now + RETRY_AFTER_S
-        reason = (
-            error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        )
-        writer = self._writer
-        if writer is None or writer.whole:
-            return TierWriteError(reason)
-        self._writer, self._open_keys = None, set()
-        writer.abandon()
-        return TierWriteError(reason, tuple(writer.keys))
+    def _made_durable(self, writer: SegmentWriter, number: int) -> SealedFile:
+        """Seal a file; deletes it when that fails. Raises OSError, SegmentFileError."""
+        try:
+            file = writer.seal(number)
+            self._folders[0].sync()
+        except (OSError, SegmentFileError):
+            writer.abandon()
+            with suppress(OSError):
+                writer.path.unlink(missing_ok=True)
+            raise
+        return file
+
+    def _discard_unsealed(self, keys: set[int]) -> None:
+        """Take blocks out of what is being written; a file in which that fails is given up."""
+        if self._compaction is not None:
+            try:
+                self._compaction.discard(keys)
+            except OSError:
+                self._end_compaction()
+        for key in keys & self._open_keys:
+            assert self._writer is not None
+            try:
+                self._writer.discard(key)
+            except OSError as error:
+                writer, self._writer, self._open_keys = self._writer, None, set()
+                writer.abandon()
+                raise TierWriteError(_reason(error), tuple(writer.keys)) from None
+            self._open_keys.discard(key)
+
+    def _start_compaction(self, merge_small: bool) -> bool:
+        old = worth_rewriting(self._sealed.files(), self._segment_bytes, merge_small=merge_small)
+        if not old:
+            return False
+        self._make_room(sum(file.live for file in old))
+        if any(file.deleted for file in old):
+            return False  # evicted to make room for themselves
+        number, writer = self._new_file()
+        self._compaction = Compaction(self._sealed, old, writer, number)
+        return True
+
+    def _finish_compaction(self, compaction: Compaction) -> None:
+        if compaction.writer.keys:
+            file = self._made_durable(compaction.writer, compaction.number)
+            self._sealed.replace(compaction.old, file)
+        else:
+            compaction.writer.abandon()
+            self._sealed.delete_empty()
+        self._compaction = None
+        self.counters["files_compacted"] += len(compaction.old)
+        self._removals.prune(self._sealed.files())
+
+    def _end_compaction(self) -> None:
+        """Give up what is half done; the old files are as they were."""
+        if self._compaction is not None:
+            self._compaction.writer.abandon()
+            self._compaction = None
 
     def _rebuild(self) -> None:
         """Verify and index every sealed file of every folder, coldest first; set bad ones aside."""
@@ -287,14 +398,15 @@ class HDF5Tier:
             try:
                 file = open_sealed(path, number, self.layout, self._fingerprint)
             except (SegmentFileError, OSError) as error:
-                reason = error.reason if isinstance(error, SegmentFileError) else error.strerror
                 self.counters["files_bad"] += 1
-                self.notes.append(f"tier file {path} set aside as .bad: {reason}")
+                self.notes.append(f"tier file {path} set aside as .bad: {_reason(error)}")
                 with suppress(OSError):  # then it stays, and is passed over at each start
                     folder.set_aside(path)
                 continue
             other_kind += not file.same_kind
-            self._sealed.serve(file, new=False)
+            self._sealed.serve(file, new=False, dead=self._removals.dead_rows(file))
+        self._sealed.delete_empty()
+        self._removals.prune(self._sealed.files())
         if self.counters["files_unsealed"]:
             self.notes.append(f"{self.counters['files_unsealed']} unsealed tier files deleted")
         if other_kind:
@@ -304,3 +416,12 @@ class HDF5Tier:
         for folder in self._folders:
             folder.release()
         self._folders = []
+
+
+def _reason(error: Exception) -> str:
+    """One line that says what happened."""
+    if isinstance(error, SegmentFileError):
+        return error.reason
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

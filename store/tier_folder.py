@@ -8,6 +8,7 @@ is in a file. Explained in docs/reference/hdf5-tier.md:
         seg-<n>.h5             sealed: read, never written again
         seg-<n>.h5.open        being written; left by a killed process: deleted at the next start
         seg-<n>.h5.bad         failed a check: set aside, for a human to look at or delete
+        removed.log            which blocks of sealed files were removed: `store.tier_removals`
 """
 
 from __future__ import annotations
@@ -49,15 +50,23 @@ def adoptable_folders(root: Path | str, store_index: int, store_count: int) -> l
         return [own]
     except OSError as error:
         raise TierFolderError(root, f"cannot be listed: {error.strerror}") from None
+    return [own] + [
+        folder
+        for number, folder in _numbered(root, names)
+        if number % store_count == store_index and number != store_index
+    ]
+
+
+def store_folders(root: Path | str) -> list[Path]:
+    """Every store-<j> that there is, in the order of j. Raises OSError when the root cannot be listed."""
+    return [folder for _, folder in _numbered(root, os.listdir(root))]
+
+
+def _numbered(root: Path | str, names: list[str]) -> list[tuple[int, Path]]:
     matches = filter(None, map(_STORE.fullmatch, names))
     numbers = sorted({int(match[1]) for match in matches if match[1] == str(int(match[1]))})
-    return [own] + [
-        store_folder(root, number)
-        for number in numbers
-        if number % store_count == store_index
-        and number != store_index
-        and store_folder(root, number).is_dir()
-    ]
+    found = [(number, store_folder(root, number)) for number in numbers]
+    return [(number, folder) for number, folder in found if folder.is_dir()]
 
 
 class TierFolder:
@@ -119,6 +128,25 @@ class TierFolder:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def lock_holder(folder: Path) -> int | None:
+    """Pid of the process that has this folder, 0 when it cannot be told; None when nobody has it.
+
+    Takes the lock for a moment where it is free. Raises OSError.
+    """
+    try:
+        fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(fd)
+    else:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _pid_in(fd: int) -> int:

@@ -1,12 +1,15 @@
 """The write-behind thread of a store rank: takes visible blocks from DRAM to the SSD tier.
 
 Called by the store rank, which hands over ranges of its segment and keeps them unchanged until their key
-is reported written or dropped. Knows nothing of messages: it reports through four callbacks, called
-from its own thread. Explained in docs/reference/hdf5-tier.md:
+is reported. Knows nothing of messages: it reports through callbacks, called from its own thread. Explained
+in docs/reference/hdf5-tier.md:
 
     submit -> queue (bounded) -> checksums -> open file  -> on_written    the DRAM copy may go
-                                                `-> seal -> on_durable    survives anything; served
-                    bad bytes, full disk, no time left   -> on_dropped    stays in DRAM alone
+                                    |           `-> seal -> on_durable    survives anything; served
+                                    |   full disk, no time left -> on_dropped    stays in DRAM alone
+                                    `-- differ           -> on_bad        the DRAM copy is not what was put
+    remove ------> log                                   -> on_removed    no restart brings it back
+    nothing else to do: files of which half is dead are rewritten, at a limited rate
 """
 
 from __future__ import annotations
@@ -23,6 +26,14 @@ Report = Callable[[list[int]], None]
 
 REPORT_BLOCKS = 16
 """Written blocks are reported in groups of at most this many: one message, not one per block."""
+
+COMPACT_NBYTES = 4 << 20
+COMPACT_BYTES_PER_S = 64 << 20
+"""What rewriting may read each second, and so write at most as much: about a twentieth of the disk's rate in
+docs/reference/hdf5-tier.md. It goes in pieces of COMPACT_NBYTES, and only while nobody waits."""
+
+COMPACT_CHECK_S = 1.0
+"""How long after finding nothing to rewrite, or failing to, it is tried again."""
 
 STOP_FILE_NBYTES = 16 << 20
 """When stopping, files are sealed this small: what a limit cuts off is then at most one of them."""
@@ -41,8 +52,9 @@ class TierWriter:
         max_blocks   limit of the queue; one more is refused (submit returns False)
         failure      what ended the thread before its time; None while all is well
 
-    Invariant: every key for which submit returned True is reported exactly once as written or dropped,
-    and a written one exactly once more as durable or dropped.
+    Invariant: every key for which submit returned True is reported exactly once as written, bad or dropped,
+    and a written one exactly once more as durable or dropped. Every key given to remove is reported removed,
+    unless the disk allows neither a record nor a deletion (counted), or the thread fails.
     """
 
     def __init__(
@@ -52,18 +64,24 @@ class TierWriter:
         on_written: Report,
         on_durable: Report,
         on_dropped: Report,
+        on_bad: Report,
         on_evicted: Report,
+        on_removed: Report,
         max_blocks: int = 1024,
     ):
         self.tier = tier
         self.max_blocks = max_blocks
         self.failure: BaseException | None = None
         self._on_written, self._on_durable = on_written, on_durable
-        self._on_dropped, self._on_evicted = on_dropped, on_evicted
-        self._counts = dict.fromkeys(("refused", "dropped", "dropped_stopping"), 0)
+        self._on_dropped, self._on_bad = on_dropped, on_bad
+        self._on_evicted, self._on_removed = on_evicted, on_removed
+        self._counts = dict.fromkeys(("refused", "dropped", "bad", "removals_failed", "dropped_stopping"), 0)
         self._changed = threading.Condition()
         self._queue: dict[int, _Item] = {}  # oldest first; what was touched last, last
         self._unsealed: set[int] = set()  # reported written, or about to be; not durable yet
+        self._removing: dict[int, None] = {}
+        self._compact_at = time.monotonic() + COMPACT_CHECK_S
+        self._merge_small = False
         self._seal_wanted = False
         self._stop_at: float | None = None
         self._done = False
@@ -94,6 +112,24 @@ class TierWriter:
                 if key in self._queue:
                     self._queue[key] = self._queue.pop(key)
 
+    def remove(self, keys: Iterable[int]) -> bool:
+        """Remove these for good, before anything else is written; unknown ones are reported as well.
+
+        What waits in the queue under one of these keys is dropped. False when the thread has ended.
+        """
+        with self._changed:
+            if self._done:
+                return False
+            self._removing.update(dict.fromkeys(keys))
+            self._changed.notify_all()
+        return True
+
+    def compact(self) -> None:
+        """Rewrite files that are half dead, and merge small ones, as soon as nothing else is to do."""
+        with self._changed:
+            self._merge_small, self._compact_at = True, 0.0
+            self._changed.notify_all()
+
     def seal_now(self, limit_s: float) -> bool:
         """Make durable what is in the open file, before anything else; True when done within limit_s."""
         with self._changed:
@@ -120,7 +156,8 @@ class TierWriter:
         return not self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
-        """Counters: refused, dropped (bad bytes, full disk), dropped_stopping; gauges: queued, unsealed."""
+        """Counters: refused, dropped (full disk), bad (bytes), removals_failed, dropped_stopping; gauges:
+        queued, unsealed."""
         with self._changed:
             return self._counts | {"queued": len(self._queue), "unsealed": len(self._unsealed)}
 
@@ -145,9 +182,11 @@ class TierWriter:
     def _step(self) -> bool:
         """Wait for something to do, do it; False at the end."""
         with self._changed:
-            self._changed.wait_for(self._has_work, self._seconds_to_seal())
+            self._changed.wait_for(self._has_work, self._seconds_to_wait())
             sealing, stopping = self._seal_wanted, self._stop_at is not None
-        if sealing or self._seconds_to_seal() == 0:
+        if self._removing:
+            self._remove()
+        elif sealing or self._seconds_to_seal() == 0:
             self._seal()
         elif self._queue and not (stopping and self._out_of_time()):
             self._write_some()
@@ -155,10 +194,18 @@ class TierWriter:
             self._drop_rest()
             self._seal()
             return False
+        elif time.monotonic() >= self._compact_at:
+            self._compact()
         return True
 
     def _has_work(self) -> bool:
-        return bool(self._queue) or self._seal_wanted or self._stop_at is not None
+        return bool(self._queue or self._removing) or self._seal_wanted or self._stop_at is not None
+
+    def _seconds_to_wait(self) -> float:
+        """Until the open file is to be sealed, or rewriting may go on."""
+        rest = max(self._compact_at - time.monotonic(), 0.0)
+        sealing = self._seconds_to_seal()
+        return rest if sealing is None else min(rest, sealing)
 
     def _seconds_to_seal(self) -> float | None:
         """Until the open file is due; None without one."""
@@ -175,47 +222,67 @@ class TierWriter:
 
     def _write_some(self) -> None:
         """Write up to REPORT_BLOCKS blocks, as long as nothing is more urgent; report them."""
-        written: list[int] = []
-        durable: list[int] = []
-        dropped: list[int] = []
+        fates: dict[str, list[int]] = {"written": [], "durable": [], "dropped": [], "bad": []}
         for _ in range(REPORT_BLOCKS):
             with self._changed:
-                if not self._queue or self._seal_wanted:
+                if not self._queue or self._seal_wanted or self._removing:
                     break
                 # Oldest first, so that none waits for ever; when stopping, hottest first.
                 key = next(iter(self._queue) if self._stop_at is None else reversed(self._queue))
                 item = self._queue.pop(key)
                 self._unsealed.add(key)
-            self._write(item, written, durable, dropped)
+            for fate in self._write(item):
+                fates[fate].append(item.key)
             if self._seconds_to_seal() == 0 or (self._stop_at is not None and self._out_of_time()):
                 break
-        self._report(written, durable, dropped)
+        self._report(**fates)
 
-    def _write(self, item: _Item, written: list[int], durable: list[int], dropped: list[int]) -> None:
+    def _write(self, item: _Item) -> tuple[str, ...]:
+        """What has become of this block."""
         try:
             is_open = self.tier.append(*item, now=time.monotonic())
-        except TierWriteError as error:
-            dropped += [item.key, *error.lost]
-            written[:] = [key for key in written if key not in error.lost]
-            return
+        except TierWriteError:
+            return ("dropped",)
         except StoreError:  # the bytes are not what put_end said, or not a block at all
-            dropped.append(item.key)
-            return
-        written.append(item.key)
-        if not is_open:
-            durable.append(item.key)
+            return ("bad",)
+        return ("written",) if is_open else ("written", "durable")
 
     def _seal(self) -> None:
-        durable: list[int] = []
-        dropped: list[int] = []
         try:
-            durable = self.tier.seal()
+            self._report(durable=self.tier.seal())
         except TierWriteError as error:
-            dropped = list(error.lost)
-        self._report([], durable, dropped)
+            self._report(dropped=error.lost)
         with self._changed:
             self._seal_wanted = False
             self._changed.notify_all()
+
+    def _remove(self) -> None:
+        with self._changed:
+            keys, self._removing = list(self._removing), {}
+            dropped = [key for key in keys if self._queue.pop(key, None)]
+        sure = True
+        try:
+            self.tier.remove(keys)
+        except TierWriteError as error:
+            dropped += error.lost
+            sure = bool(error.lost)
+        with self._changed:
+            removed_open = self._unsealed.intersection(keys)
+        self._report(dropped=dropped + sorted(removed_open.difference(dropped)))
+        if sure:
+            self._on_removed(keys)
+        else:
+            self._counts["removals_failed"] += len(keys)
+
+    def _compact(self) -> None:
+        try:
+            copied = self.tier.compact(COMPACT_NBYTES, merge_small=self._merge_small)
+        except TierWriteError:
+            copied = 0  # counted by the tier
+        self._merge_small = self._merge_small and copied > 0
+        pause = copied / COMPACT_BYTES_PER_S if copied else COMPACT_CHECK_S
+        self._compact_at = time.monotonic() + pause
+        self._report()
 
     def _drop_rest(self) -> None:
         with self._changed:
@@ -225,15 +292,24 @@ class TierWriter:
         if left:
             self._on_dropped(left)
 
-    def _report(self, written: list[int], durable: list[int], dropped: list[int]) -> None:
+    def _report(
+        self,
+        written: Sequence[int] = (),
+        durable: Sequence[int] = (),
+        dropped: Sequence[int] = (),
+        bad: Sequence[int] = (),
+    ) -> None:
+        """In this order: a block that is written and durable at once is both."""
         with self._changed:
-            self._unsealed.difference_update(durable, dropped)
+            self._unsealed.difference_update(durable, dropped, bad)
             self._counts["dropped"] += len(dropped)
+            self._counts["bad"] += len(bad)
         for keys, report in (
             (written, self._on_written),
             (durable, self._on_durable),
             (dropped, self._on_dropped),
+            (bad, self._on_bad),
             (self.tier.take_evicted(), self._on_evicted),
         ):
             if keys:
-                report(keys)
+                report(list(keys))

@@ -37,7 +37,7 @@ NOTICE_FIRST = {
     "c": "(c) A follow-up. More is cached than prompt (b) has tokens: the answer's own KV is reused too.",
 }
 NOTICE_RESTARTED = (
-    "(d) The same again. KV comes from the HDF5 tier, and is back in DRAM for whoever asks next."
+    "(d) The same again. KV comes from the HDF5 tier; what is asked for twice goes back into DRAM."
 )
 NOTICE_OFF = "(e) The same again, each prompt computed from its first token. The answers must be the same."
 REUSE_OFF = "--no-enable-prefix-caching"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from mooncake_lite.config import DEFAULT_MODEL, check_device_name
+from mooncake_lite.config import DEFAULT_MODEL, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
 
 
@@ -23,10 +23,10 @@ from mooncake_lite.errors import ConfigError
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
 @click.option(
     "--weights",
-    default="float32",
+    default="auto",
     show_default=True,
-    type=click.Choice(["float32", "published"]),
-    help="published: as they lie in the model's GGUF file.",
+    type=click.Choice(["auto", "published", "float32"]),
+    help="published: as they lie in the model's GGUF file; auto: those for a few tokens, float32 for many.",
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
@@ -39,12 +39,13 @@ def generate(
     top_k: int,
     seed: int | None,
     dtype: Literal["float32", "bfloat16"],
-    weights: Literal["float32", "published"],
+    weights: Literal["auto", "published", "float32"],
     device: str,
     raw: bool,
 ) -> None:
     """Answer PROMPT in this process and print the answer as it comes."""
     check_device_name(device)
+    check_weight_choice(weights, dtype, device)
 
     from mooncake_lite.engine.local import generate_tokens, use_threads
     from mooncake_lite.launch.machine import usable_cores

@@ -22,19 +22,32 @@ class Engine:
 
     num_pages      KV pages of PAGE_TOKENS tokens
     block_tokens   tokens of a pool block, a multiple of PAGE_TOKENS
+    codec          how blocks are encoded on their way out, and decoded on their way in (kernels_numba.codecs)
     """
 
-    def __init__(self, model: Model, num_pages: int, block_tokens: int) -> None:
+    def __init__(self, model: Model, num_pages: int, block_tokens: int, codec: str = "none") -> None:
         self.model = model
         self.block_tokens = block_tokens
+        self.codec = kernels_numba.codec(codec) if codec != "none" else None
         self.pages = PagePool(num_pages)
         self.caches = new_caches(model.config, num_pages, model.dtype, model.device)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Shape of one pool block: (layers, 2, kv_heads, block_tokens, head_dim)."""
+        """Of one pool block: (layers, 2, kv_heads, block_tokens, head_dim) numbers of the caches' dtype, or
+        with a codec (layers, 2, kv_heads, bytes of a unit)."""
         config = self.model.config
-        return (config.layers, 2, config.kv_heads, self.block_tokens, config.head_dim)
+        heads = (config.layers, 2, config.kv_heads)
+        if self.codec is None:
+            return (*heads, self.block_tokens, config.head_dim)
+        return (*heads, self.codec.unit_nbytes(self.block_tokens, config.head_dim))
+
+    @property
+    def block_dtype(self) -> type[np.generic]:
+        """NumPy's type of one element of a block: uint16 holds the bits of a bfloat16."""
+        if self.codec is not None:
+            return np.uint8
+        return np.uint16 if self.model.dtype == torch.bfloat16 else np.float32
 
     # ------------------------------------------------------------------------------ computing
 
@@ -119,43 +132,36 @@ class Engine:
     def load_blocks(self, sequence: Sequence, first: int, blocks: np.ndarray) -> None:
         """Copy pool blocks into the pages of blocks first, first+1, ... of a sequence.
 
-        blocks   (n, *block_shape) in the cache's bytes (float32, or uint16 for bfloat16)
+        blocks   (n, *block_shape) of block_dtype
 
         A last block that reaches past the sequence's pages (a tail) is copied as far as there are pages.
         """
-        for part, ids in self._whole_and_tail(sequence, first, len(blocks)):
-            source = self._as_cache_tensor(blocks[part])[..., : ids.shape[1] * PAGE_TOKENS, :]
-            kernels_numba.scatter_blocks(source.contiguous().to(self.model.device), self.caches, ids)
+        source = self._as_tensor(blocks).to(self.model.device)
+        ids = self._page_ids(sequence, first, len(blocks))
+        kernels_numba.scatter_blocks(source, self.caches, ids, codec=self.codec)
 
     def store_blocks(self, sequence: Sequence, first: int, out: np.ndarray) -> None:
         """Copy the pages of blocks first, first+1, ... of a sequence into pool blocks `out`; see load_blocks.
 
-        Of a tail only the tokens that have pages are written.
+        Of a tail only the tokens that have pages are written, on a device zeros for the others.
         """
-        for part, ids in self._whole_and_tail(sequence, first, len(out)):
-            target = self._as_cache_tensor(out[part])
-            piece = target[..., : ids.shape[1] * PAGE_TOKENS, :]
-            if piece.is_contiguous() and self.caches.device.type == "cpu":
-                kernels_numba.gather_blocks(self.caches, ids, piece)
-                continue
-            packed = torch.empty(piece.shape, dtype=piece.dtype, device=self.caches.device)
-            kernels_numba.gather_blocks(self.caches, ids, packed)
-            piece.copy_(packed)
+        target = self._as_tensor(out)
+        ids = self._page_ids(sequence, first, len(out))
+        if self.caches.device.type == "cpu":
+            kernels_numba.gather_blocks(self.caches, ids, target, codec=self.codec)
+            return
+        packed = torch.zeros(target.shape, dtype=target.dtype, device=self.caches.device)
+        kernels_numba.gather_blocks(self.caches, ids, packed, codec=self.codec)
+        target.copy_(packed)
 
-    def _whole_and_tail(self, sequence: Sequence, first: int, count: int) -> list[tuple[slice, torch.Tensor]]:
-        """Split blocks into those with all their pages and a shorter last one: (which, page ids)."""
+    def _page_ids(self, sequence: Sequence, first: int, count: int) -> torch.Tensor:
+        """Pages of `count` blocks, (count, pages per block) int32; -1 where a tail has none."""
         per_block = self.block_tokens // PAGE_TOKENS
-        whole = max(0, min(count, len(sequence.pages) // per_block - first))
-        parts = []
-        if whole:
-            ids = sequence.pages[first * per_block : (first + whole) * per_block]
-            parts.append((slice(0, whole), self._int32(ids).reshape(whole, per_block)))
-        if whole < count:
-            ids = sequence.pages[(first + whole) * per_block :]
-            assert ids, f"block {first + whole} of {sequence.request_id} has no pages"
-            parts.append((slice(whole, whole + 1), self._int32(ids).reshape(1, -1)))
-        return parts
+        pages = sequence.pages[first * per_block : (first + count) * per_block]
+        assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {sequence.request_id}"
+        pages += [-1] * (count * per_block - len(pages))
+        return self._int32(pages).reshape(count, per_block)
 
-    def _as_cache_tensor(self, blocks: np.ndarray) -> torch.Tensor:
+    def _as_tensor(self, blocks: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(blocks)
-        return tensor.view(torch.bfloat16) if self.model.dtype == torch.bfloat16 else tensor
+        return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
@@ -15,8 +14,7 @@ def warm_up(engine: Engine) -> None:
     """Run a tiny request through prefill, both directions of block moves, a tail, and decode."""
     tokens = [1] * (engine.block_tokens + PAGE_TOKENS)
     sequence = Sequence("warm-up", tokens, Sampling(0.0), 4, frozenset(), len(tokens) + 4)
-    kind = np.uint16 if engine.model.dtype == torch.bfloat16 else np.float32
-    blocks = np.zeros((2, *engine.block_shape), dtype=kind)
+    blocks = np.zeros((2, *engine.block_shape), engine.block_dtype)
     try:
         engine.reserve(sequence, len(tokens) + 1)
         engine.prefill_chunk(sequence, engine.block_tokens)

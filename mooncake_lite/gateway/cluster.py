@@ -1,6 +1,6 @@
 """The gateway's view of its cluster: is it there, and which requests are open.
 
-Used by `endpoints` (open, submit, close) and `__main__` (run). Talks messages.py to the conductor and
+Used by `endpoints` (open, submit, close) and `__main__` (run). Talks messages/gateway.py to the conductor and
 takes tokens from ranks; knows no HTTP and no text. Explained in docs/lifecycle.md.
 """
 

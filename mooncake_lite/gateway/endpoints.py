@@ -174,10 +174,11 @@ class Endpoints:
     # ------------------------------------------------------------------ about the service
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 when every rank is ready, else 503 and what is missing."""
+        """GET /health: 200 when every rank is ready, else 503 and what is missing; what it computes on."""
         state = self._cluster.state
         ready = state is State.READY
-        answer = {"status": "ok" if ready else state.value, "detail": self._cluster.detail}
+        status = "ok" if ready else state.value
+        answer = {"status": status, "detail": self._cluster.detail, "weights": self._settings.weights}
         return _json(answer, status=200 if ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:

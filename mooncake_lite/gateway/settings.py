@@ -61,6 +61,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     served_id: str
     max_model_len: int
     fingerprint: str
+    weights: str
     name: str = "gateway-0"
     curve: CurveSetting | None = None
     parent_pid: int = 0
@@ -75,6 +76,7 @@ class Settings:
     served_id       the id under which the model answers
     max_model_len   tokens of prompt and answer together
     fingerprint     of the weights and of all that changes the KV's values: the base of every salt
+    weights         what the ranks compute on, in words
     name            identity on the control channel
     parent_pid      process that must be alive for this one to make sense; 0 when not given
     """
@@ -85,6 +87,7 @@ class Settings:
     served_id: str
     max_model_len: int
     fingerprint: bytes
+    weights: str
     name: str
     curve: CurveSetting | None
     parent_pid: int
@@ -130,6 +133,7 @@ def read_settings(run_dir: Path) -> Settings:
         served_id=file.served_id,
         max_model_len=file.max_model_len,
         fingerprint=fingerprint,
+        weights=file.weights,
         name=file.name,
         curve=file.curve,
         parent_pid=file.parent_pid,

@@ -23,7 +23,7 @@ from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
-from mooncake_lite.model.weights import published_file
+from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.sizes import context_length, segment_bytes
 
 RANK_BYTES = 256 * 2**20
@@ -44,16 +44,17 @@ class FoundModel:
     weights_bytes: int
 
 
-def find_model(name: str) -> FoundModel:
+def find_model(config: ServeConfig) -> FoundModel:
     """Resolve the model (the default one is pulled when it is missing) and read its sizes.
 
-    Raises ModelError or CacheError.
+    Raises ModelError or CacheError; also when it does not have the weights that are asked for.
     """
     from mooncake_lite.model.progress import console_progress
 
     with console_progress() as progress:
-        folder = resolve_model(name, progress=progress)
-    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        folder = resolve_model(config.model, progress=progress)
+    files = weight_source(folder, config.weights, config.dtype, config.device).files
+    weights_bytes = sum(file.stat().st_size for file in files)
     return FoundModel(config=load_config(folder), weights_bytes=weights_bytes)
 
 
@@ -73,9 +74,7 @@ def preflight(
     if config.ssd_dir:
         check_tier_folder(Path(config.ssd_dir).expanduser())
     machine = machine or Machine.here()
-    model = model or find_model(config.model)
-    if config.weights == "published":
-        published_file(resolve_model(config.model))
+    model = model or find_model(config)
     if context_length(config, model.config) < 2:
         raise ConfigError(
             f"max_model_len={config.max_model_len} has no room for a prompt and an answer; at least 2"

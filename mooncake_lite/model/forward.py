@@ -12,19 +12,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 
-from kernels_numba import GgufRows, paged_attention_decode, paged_attention_prefill, scatter_kv
+from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
-from mooncake_lite.model.projection import Limits, Projection, embedded
+from mooncake_lite.model.projection import Projection, embedded, measure_limits
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
-from mooncake_lite.model.weights import (
-    LayerWeights,
-    Linear,
-    Weights,
-    check_weight_format,
-    load_published,
-    load_weights,
-)
+from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +54,17 @@ class _LayerProjections:
     down: Projection
 
     @classmethod
-    def of(cls, layer: LayerWeights, limits: Limits | None) -> _LayerProjections:
+    def of(cls, layer: LayerWeights) -> _LayerProjections:
         return cls(
-            query_key_value=Projection([layer.query, layer.key, layer.value], limits),
-            output=Projection([layer.output], limits),
-            gate_up=Projection([layer.gate, layer.up], limits),
-            down=Projection([layer.down], limits),
+            query_key_value=Projection([layer.query, layer.key, layer.value]),
+            output=Projection([layer.output]),
+            gate_up=Projection([layer.gate, layer.up]),
+            down=Projection([layer.down]),
         )
+
+    @property
+    def all(self) -> tuple[Projection, ...]:
+        return (self.query_key_value, self.output, self.gate_up, self.down)
 
 
 class Model:
@@ -81,10 +79,10 @@ class Model:
         inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         cosine, sine = rotary_tables(inverse, config.max_position)
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
-        # torch multiplies float32 weights at memory speed: ours were 4 to 9 % slower over a whole decode step
-        limits: Limits | None = {} if isinstance(weights.head, GgufRows) else None
-        self.projections = [_LayerProjections.of(layer, limits) for layer in weights.layers]
-        self.head = Projection([Linear(weights.head, None)], limits)
+        self.projections = [_LayerProjections.of(layer) for layer in weights.layers]
+        self.head = Projection([weights.head])
+        if (dtype, self.device.type) == ("float32", "cpu"):
+            measure_limits([*(each for layer in self.projections for each in layer.all), self.head])
 
     @torch.inference_mode()
     def forward(
@@ -178,20 +176,19 @@ def _check_device(device: str) -> None:
         raise ModelError(f"device {device!r} is not there: use cpu, cuda, or cuda:0 to cuda:{count - 1}")
 
 
-def load_model(
-    folder: Path, dtype: DType = "float32", device: str = "cpu", weights: str = "float32"
-) -> Model:
+def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu", weights: str = "auto") -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
-    weights   "float32": those of the folder; "published": the bytes of the GGUF file beside them, as they lie
+    weights   "auto": for a few tokens the blocks of the GGUF file that the folder was made from, if it was,
+              and tensors for many; "published": those blocks alone; "float32": tensors alone
 
-    Raises ModelError when the folder is damaged or not a supported model, or the device is not there.
+    On a CPU in float32 this measures up to which batch each kind of layer goes through our kernels
+    (projection.py). Raises ModelError when the folder is damaged or not a supported model, or the device
+    is not there.
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
-    check_weight_format(weights, dtype, device)
     _check_device(device)
     config = load_config(folder)
-    if weights == "published":
-        return Model(config, load_published(folder, config), dtype, device)
-    return Model(config, load_weights(folder, config, dtype, device), dtype, device)
+    source = weight_source(folder, weights, dtype, device)
+    return Model(config, load_weights(source, config, dtype, device), dtype, device)

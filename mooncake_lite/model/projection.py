@@ -7,7 +7,7 @@ model is loaded, once for each shape and format. Explained in docs/model.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -16,92 +16,70 @@ import torch.nn.functional as functional
 from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows, Linears, dequantize_v0
 from mooncake_lite.model.weights import Linear
 
-_TRIED = (MAX_ROWS_OF_X, 16, 8, 4)
-"""Batch sizes at which a model's layers are measured, the largest first."""
-_RUNS = 3
+_SIZES = (0, 1, 2, 4, 8, 16, MAX_ROWS_OF_X)
+"""Limits that a projection may get."""
+_LAYERS = 6
+"""Layers of one shape that are measured in turn: together they and their tensors are more than a core's cache
+holds, as in a decode step, where each layer is met once."""
+_ROUNDS, _FEWEST, _ENOUGH_S = 4, 3, 0.03
+"""Of one comparison: as many rounds, or fewer once they have taken this long and _FEWEST runs are counted."""
 _PIECE_VALUES = 1 << 20
 """Values of a weight that are unpacked at a time: 4 MB, which the second or third cache holds."""
-
-Limits = dict[tuple[object, ...], int]
-"""Shape and format of a projection -> the most tokens that go through our kernels."""
 
 
 class Projection:
     """Linear layers of one input, computed together: q, k and v; gate and up; or a single one.
 
-    linears   weights (out, in): tensors, or GgufRows with the bytes of the file
-    limits    what was measured before for projections alike, and is added to; None: tensors go through torch,
-              the only way on another device or in another dtype, and for float32 the faster one
+    limit   the most tokens that go through our kernels; 0, until it is measured: all go through torch, the
+            only way on another device or in another dtype
     """
 
-    def __init__(self, linears: list[Linear], limits: Limits | None) -> None:
+    def __init__(self, linears: list[Linear]) -> None:
         self.linears = linears
         self.limit = 0
-        self._small: Linears | None = None
-        self._single = len(linears) == 1 and linears[0].bias is None
         self._biased = any(linear.bias is not None for linear in linears)
-        if limits is None:
-            return
-        self._small = Linears([linear.weight for linear in linears])
-        alike = tuple((kind_of(linear.weight), *shape_of(linear.weight)) for linear in linears)
-        if alike not in limits:
-            limits[alike] = self._measured_limit()
-        self.limit = limits[alike]
+        self._kernels: Linears | None = None
+
+    @property
+    def kernels(self) -> Linears:
+        """Our kernels over these weights: float32 or blocks, on the CPU. Made when first asked for."""
+        if self._kernels is None:
+            self._kernels = Linears([linear.weight for linear in self.linears])
+        return self._kernels
 
     def __call__(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """(n, in) -> one (n, out) for each layer."""
-        if self._small is None or not 0 < hidden.shape[0] <= self.limit:
-            return self._large(hidden)
-        results = self._small(hidden)
+        return self.by_kernels(hidden) if 0 < hidden.shape[0] <= self.limit else self.by_torch(hidden)
+
+    def by_kernels(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """The same with our kernels, for at most MAX_ROWS_OF_X tokens."""
+        results = self.kernels(hidden)
         if self._biased:
             for result, linear in zip(results, self.linears):
                 if linear.bias is not None:
                     result += linear.bias
         return results
 
-    def _large(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def by_torch(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """The same with torch."""
         return [
-            self._unpacked(hidden, i, linear)
-            if isinstance(linear.weight, GgufRows)
-            else functional.linear(hidden, linear.weight, linear.bias)
-            for i, linear in enumerate(self.linears)
+            self._unpacked(hidden, index, linear)
+            if linear.dense is None
+            else functional.linear(hidden, linear.dense, linear.bias)
+            for index, linear in enumerate(self.linears)
         ]
 
     def _unpacked(self, hidden: torch.Tensor, index: int, linear: Linear) -> torch.Tensor:
         """A piece of the weight as float32, torch's product with it, the next piece into the same place."""
-        assert self._small is not None
         rows, width = shape_of(linear.weight)
         piece = min(rows, max(1, _PIECE_VALUES // width))
         values = _scratch(piece * width)[: piece * width].view(piece, width)
         out = hidden.new_empty(hidden.shape[0], rows)
         for first in range(0, rows, piece):
             part = values[: min(piece, rows - first)]
-            self._small.dequantized(index, first, part.numpy())
+            self.kernels.dequantized(index, first, part.numpy())
             torch.mm(hidden, part.t(), out=out[:, first : first + piece])
         return out if linear.bias is None else out.add_(linear.bias)
-
-    def _measured_limit(self) -> int:
-        """The largest batch of _TRIED at which our kernels are not slower, 0 if there is none."""
-        small = self._small
-        assert small is not None
-        for tokens in _TRIED:
-            x = torch.ones(tokens, small.width)
-            ours, theirs = _best_seconds(lambda x=x: small(x), lambda x=x: self._large(x))  # type: ignore[misc]
-            if ours <= theirs:
-                return tokens
-        return 0
-
-
-def _best_seconds(*actions: Callable[[], object]) -> list[float]:
-    """The best of a few runs of each, in turn, the first of which counts not."""
-    best = [float("inf")] * len(actions)
-    for run in range(1 + _RUNS):
-        for i, action in enumerate(actions):
-            start = time.perf_counter()
-            action()
-            if run:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best
 
 
 _kept: list[torch.Tensor] = []
@@ -114,9 +92,65 @@ def _scratch(values: int) -> torch.Tensor:
     return _kept[0]
 
 
-def kind_of(weight: torch.Tensor | GgufRows) -> str:
-    """The format's name."""
-    return weight.format if isinstance(weight, GgufRows) else "float32"
+# -------------------------------------------------------------------------------- where torch is faster
+
+
+@torch.inference_mode()
+def measure_limits(projections: Iterable[Projection]) -> None:
+    """Give every projection its limit: one for all of the same shapes and formats.
+
+    It is the largest of _SIZES at which our kernels are not slower, found by halving: they win for few tokens
+    and torch for many.
+    """
+    groups: dict[tuple[object, ...], list[Projection]] = {}
+    for projection in projections:
+        groups.setdefault(tuple(map(_kind, projection.linears)), []).append(projection)
+    for alike in groups.values():
+        chosen = alike[:: -(-len(alike) // _LAYERS)]
+        wins, loses = 0, len(_SIZES)
+        while loses - wins > 1:
+            middle = (wins + loses) // 2
+            if _kernels_win(chosen, _SIZES[middle]):
+                wins = middle
+            else:
+                loses = middle
+        for projection in alike:
+            projection.limit = _SIZES[wins]
+
+
+def _kernels_win(projections: list[Projection], tokens: int) -> bool:
+    """Whether our kernels take no longer than torch over these layers, by the lower quartile of their runs.
+
+    In a round each way goes through all layers, as a decode step does: its threads are then awake or asleep
+    as they are in a step, and what it reads has left the cache since. The first round is not counted. The
+    quartile, because other processes start beside this one: with two busy ones on two cores medians chose
+    another limit in one run of three, minima even more often, quartiles hardly ever.
+    """
+    x = torch.ones(tokens, shape_of(projections[0].linears[0].weight)[1])
+    ours: list[float] = []
+    theirs: list[float] = []
+    begin = time.perf_counter()
+    for round_ in range(1 + _ROUNDS):
+        for taken, run in ((ours, "by_kernels"), (theirs, "by_torch")):
+            for projection in projections:
+                start = time.perf_counter()
+                getattr(projection, run)(x)
+                taken.append(time.perf_counter() - start)
+        if round_ == 0:
+            ours, theirs = [], []
+        elif len(ours) >= _FEWEST and time.perf_counter() - begin > _ENOUGH_S:
+            break
+    return _quartile(ours) <= _quartile(theirs)
+
+
+def _quartile(seconds: list[float]) -> float:
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _kind(linear: Linear) -> tuple[object, ...]:
+    """Shape, format, and whether torch has a tensor of it."""
+    form = linear.weight.format if isinstance(linear.weight, GgufRows) else "tensor"
+    return (*shape_of(linear.weight), form, linear.dense is None)
 
 
 def shape_of(weight: torch.Tensor | GgufRows) -> tuple[int, int]:

@@ -1,19 +1,21 @@
 """The weights of a model folder: names and shapes checked, mapped into memory, grouped by layer.
 
-Used by forward.py and fingerprint.py. On a CPU, weights that are stored in the wanted dtype are views
+Used by forward.py. On a CPU, weights that are stored in the wanted dtype are views
 of the file: the processes of a node share them, and nothing here may copy or join them.
 Explained in docs/model.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from mooncake_lite.errors import ModelError
-from mooncake_lite.model.config import DType, ModelConfig, read_json
+from mooncake_lite.model.config import DType, ModelConfig
+from mooncake_lite.model.weight_source import WeightSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,16 +26,23 @@ if TYPE_CHECKING:
 STORED = ("F32", "BF16", "F16")
 """Formats of the safetensors standard that are weights and not codes of a quantiser."""
 
-WEIGHT_FORMATS = ("float32", "published")
+_Forms: TypeAlias = "tuple[torch.Tensor | GgufRows, torch.Tensor | None]"
+"""What a few tokens are multiplied with, and the same values as a tensor if there is one."""
 
 _NAMED = 3  # tensors named in a message: enough to see the pattern, short enough for one line
 
 
 class Linear(NamedTuple):
-    """y = x @ weight.T + bias.   weight (out, in), as float or as it lies in a GGUF; bias (out,) or None."""
+    """y = x @ weight.T + bias.
+
+    weight   (out, in), as float or as it lies in a GGUF
+    bias     (out,) or None
+    dense    (out, in): the same values as a tensor; None where there are only blocks
+    """
 
     weight: torch.Tensor | GgufRows
     bias: torch.Tensor | None
+    dense: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +64,15 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of a model. head is the embedding itself where they are tied. embedding, head (vocab, hidden)."""
+    """All of a model. head is the embedding itself where they are tied. embedding, head (vocab, hidden).
+
+    The embedding is a tensor wherever there is one: a token reads one row of it.
+    """
 
     embedding: torch.Tensor | GgufRows
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor | GgufRows
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: the single one, or those that its index names, sorted.
-
-    Raises ModelError when there is neither, or the index names a file that is missing or lies elsewhere.
-    """
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        raise ModelError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name:
-            raise ModelError(f"{index} names {name!r}; a shard must lie in the same folder")
-        if not (folder / name).is_file():
-            raise ModelError(f"{index} names {name}, which is missing")
-    return [folder / name for name in names]
+    head: Linear
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -119,8 +108,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: DType, device: str) -> Weights:
-    """Map the weights of `folder`; convert those stored in another dtype, move them to another device.
+def load_weights(source: WeightSource, config: ModelConfig, dtype: DType, device: str) -> Weights:
+    """Map the files of a source; convert tensors stored in another dtype, move them to another device.
 
     Raises ModelError when a tensor is missing, unknown, of another shape or of a format that is not
     supported, or when a file is damaged.
@@ -128,21 +117,25 @@ def load_weights(folder: Path, config: ModelConfig, dtype: DType, device: str) -
     import torch
 
     wanted = getattr(torch, dtype)
-    tensors = {
-        name: tensor.to(device=device, dtype=wanted) for name, tensor in read_tensors(folder, config).items()
-    }
-    return _grouped(tensors, config)
+    tensors: dict[str, torch.Tensor] = {}
+    if source.tensors:
+        stored = _read_tensors(source.tensors, config)
+        tensors = {name: tensor.to(device=device, dtype=wanted) for name, tensor in stored.items()}
+    first: Mapping[str, torch.Tensor | GgufRows] = tensors
+    if source.blocks is not None:
+        first = _read_blocks(source.blocks, config)
+    return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config)
 
 
-def read_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+def _read_tensors(paths: tuple[Path, ...], config: ModelConfig) -> dict[str, torch.Tensor]:
     """Every tensor of the model by name, as stored: views of the mapped files. Errors as in load_weights."""
     from safetensors import SafetensorError, safe_open
 
-    expected = expected_shapes(config)
+    expected, folder = expected_shapes(config), paths[0].parent
     tensors: dict[str, torch.Tensor] = {}
     unknown: list[str] = []
     with ExitStack() as stack:
-        for path in weight_files(folder):
+        for path in paths:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
@@ -180,37 +173,14 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def published_file(folder: Path) -> Path:
-    """The GGUF file that the folder was made from. Raises ModelError when there is not exactly one."""
-    found = sorted(folder.glob("*.gguf"))
-    if len(found) != 1:
-        raise ModelError(
-            f"weights 'published' are read from the one GGUF file in the model folder, and {folder} has "
-            f"{len(found)}; use weights 'float32'"
-        )
-    return found[0]
+def _read_blocks(path: Path, config: ModelConfig) -> dict[str, torch.Tensor | GgufRows]:
+    """Every tensor of the model by name, as it lies in the GGUF file. Errors as in load_weights.
 
-
-def check_weight_format(weights: str, dtype: str, device: str) -> None:
-    """Raises ModelError for a format that is not known, or not with this dtype on this device."""
-    if weights not in WEIGHT_FORMATS:
-        raise ModelError(f"weights {weights!r} are not supported; supported are {', '.join(WEIGHT_FORMATS)}")
-    if weights == "published" and (dtype, device) != ("float32", "cpu"):
-        raise ModelError(
-            f"weights 'published' need dtype float32 and device cpu, not {dtype} and {device}; "
-            "use weights 'float32'"
-        )
-
-
-def load_published(folder: Path, config: ModelConfig) -> Weights:
-    """Map the GGUF file: the processes of a node share it, but for Q and K, whose rows are put in order.
-
-    Raises ModelError when there is no such file, or it does not hold this model.
+    The processes of a node share the mapped file but for Q and K, whose rows are put in order.
     """
     from mooncake_lite.model.convert import gguf_name, unpermuted
     from mooncake_lite.model.gguf_tensors import gguf_tensors
 
-    path = published_file(folder)
     stored = gguf_tensors(path)
     tensors: dict[str, Any] = {}
     for name, shape in expected_shapes(config).items():
@@ -218,13 +188,15 @@ def load_published(folder: Path, config: ModelConfig) -> Weights:
         if tensor is None or tensor.shape != shape:
             found = "missing" if tensor is None else f"of shape {tensor.shape}"
             raise ModelError(f"{path}: {name} is {found}; config.json asks for {shape}")
+        if len(shape) == 1 and tensor.format != "F32":
+            raise ModelError(f"{path}: {name} is stored as {tensor.format}; supported is F32")
         data = tensor.data
         if name.endswith("q_proj.weight"):
             data = unpermuted(data, config.heads)
         elif name.endswith("k_proj.weight"):
             data = unpermuted(data, config.kv_heads)
         tensors[name] = _as_stored(tensor.format, data, shape)
-    return _grouped(tensors, config)
+    return tensors
 
 
 def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor | GgufRows:
@@ -238,29 +210,41 @@ def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.T
     return GgufRows(format, data)
 
 
-def _grouped(tensors: dict[str, Any], config: ModelConfig) -> Weights:
-    embedding = tensors["model.embed_tokens.weight"]
+def _grouped(found: dict[str, _Forms], config: ModelConfig) -> Weights:
+    embedding = found["model.embed_tokens.weight"]
+    head = embedding if config.tie_embeddings else found["lm_head.weight"]
     return Weights(
-        embedding=embedding,
-        layers=tuple(_layer(tensors, f"model.layers.{layer}.") for layer in range(config.layers)),
-        norm=tensors["model.norm.weight"],
-        head=embedding if config.tie_embeddings else tensors["lm_head.weight"],
+        embedding=embedding[0] if embedding[1] is None else embedding[1],
+        layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in range(config.layers)),
+        norm=_tensor(found["model.norm.weight"]),
+        head=Linear(head[0], None, head[1]),
     )
 
 
-def _layer(tensors: dict[str, Any], prefix: str) -> LayerWeights:
+def _tensor(forms: _Forms) -> torch.Tensor:
+    """Of a tensor that is float32 in every file."""
+    return cast("torch.Tensor", forms[0] if forms[1] is None else forms[1])
+
+
+def _layer(found: dict[str, _Forms], prefix: str) -> LayerWeights:
     def linear(name: str) -> Linear:
-        return Linear(tensors[f"{prefix}{name}.weight"], tensors.get(f"{prefix}{name}.bias"))
+        weight, dense = found[f"{prefix}{name}.weight"]
+        bias = found.get(f"{prefix}{name}.bias")
+        return Linear(weight, None if bias is None else _tensor(bias), dense)
+
+    def vector(name: str) -> torch.Tensor | None:
+        forms = found.get(prefix + name)
+        return None if forms is None else _tensor(forms)
 
     return LayerWeights(
-        attention_norm=tensors[prefix + "input_layernorm.weight"],
+        attention_norm=_tensor(found[prefix + "input_layernorm.weight"]),
         query=linear("self_attn.q_proj"),
         key=linear("self_attn.k_proj"),
         value=linear("self_attn.v_proj"),
         output=linear("self_attn.o_proj"),
-        query_norm=tensors.get(prefix + "self_attn.q_norm.weight"),
-        key_norm=tensors.get(prefix + "self_attn.k_norm.weight"),
-        mlp_norm=tensors[prefix + "post_attention_layernorm.weight"],
+        query_norm=vector("self_attn.q_norm.weight"),
+        key_norm=vector("self_attn.k_norm.weight"),
+        mlp_norm=_tensor(found[prefix + "post_attention_layernorm.weight"]),
         gate=linear("mlp.gate_proj"),
         up=linear("mlp.up_proj"),
         down=linear("mlp.down_proj"),

@@ -14,23 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import UserError
+from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
+from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
 from mooncake_lite.roles.members import Members
+from mooncake_lite.roles.pool import KVEvents
 from mooncake_lite.roles.rank import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
 from store.directory import Directory
+from store.policies import policy_factory
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
@@ -64,6 +69,18 @@ def play(process: RankProcess) -> int:
     return _conduct(process) if process.place.rank == 0 else _work(process)
 
 
+def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
+    """Of all that decides what a block's bytes are: the weights, and a codec that changes values.
+
+    The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
+    found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
+    """
+    weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
+    if config.kv_codec == "none":
+        return weights
+    return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
+
+
 def _address(config: ServeConfig, world: World) -> str:
     """Where the other hosts reach this one; "" when there are none."""
     if world.one_node:
@@ -80,6 +97,7 @@ def _conduct(process: RankProcess) -> int:
     client = CurveKeys.generate()
     keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
     try:
+        events = _kv_events(config)
         model_config, gateway = _before_mpi(process, keys["gateway"])
     except UserError as error:
         return _refuse_all(process, str(error))
@@ -106,7 +124,7 @@ def _conduct(process: RankProcess) -> int:
             return f"rank {names[name]} ({config.role_of(names[name])}) died: {reason}"
         return gateway.lost()
 
-    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop)
+    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop, events)
     process.ready()
     stop = role.run()
     _say_stop(config, hub, stop, monitor)
@@ -115,6 +133,7 @@ def _conduct(process: RankProcess) -> int:
         process.fail(stop.reason)
     monitor.stop()
     transfers.close()
+    role.pool.close()
     hub.close()
     return process.leave(stop.reason, world.finish)
 
@@ -129,10 +148,17 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
         preflight(config)
     folder = resolve_model(config.model)
     model_config = load_config(folder)
-    fingerprint = weights_fingerprint(folder, config.dtype, config.weights)
+    fingerprint = pool_fingerprint(config, folder)
+    weights = weight_source(folder, config.weights, config.dtype, config.device).describe(config.dtype)
     max_len = context_length(config, model_config)
-    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, max_len, gateway_keys)
+    gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, weights, max_len, gateway_keys)
     return model_config, gateway
+
+
+def _kv_events(config: ServeConfig) -> KVEvents | None:
+    """Bound before anything is started. Raises ConfigError where that is impossible."""
+    wanted = kv_events_config(config.kv_events_config)
+    return KVEvents(wanted, config.block_size) if wanted.wanted else None
 
 
 def _refuse_all(process: RankProcess, reason: str) -> int:
@@ -149,9 +175,10 @@ def _conductor_role(
     hub: Hub,
     members: Members,
     must_stop: Callable[[], str | None],
+    events: KVEvents | None,
 ) -> ConductorRole:
-    directory = Directory(block_layout(config, model_config))
-    return ConductorRole(config, hub, directory, members, must_stop)
+    directory = Directory(block_layout(config, model_config), policy=policy_factory(config.eviction))
+    return ConductorRole(config, hub, directory, members, must_stop, events)
 
 
 def _pids(world: World) -> list[tuple[int, int]]:
@@ -286,9 +313,12 @@ class _Store:
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
-        fingerprint = weights_fingerprint(start.folder, config.dtype, config.weights)
-        tier = open_tier(config, index, block_layout(config, start.model_config), fingerprint)
-        self._role = StoreRole(near.number, start.transfers, near.conductor, tier, near.conductor_is_gone)
+        fingerprint = pool_fingerprint(config, start.folder)
+        layout = block_layout(config, start.model_config)
+        tier = open_tier(config, index, layout, fingerprint)
+        self._role = StoreRole(
+            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout
+        )
         start.process.on_end = self._role.seal_now
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment, tier is not None))
@@ -335,7 +365,7 @@ class _Compute:
         use_threads(threads)
         process.file.write("starting", "loading the model")
         model = load_model(start.folder, config.dtype, config.device, config.weights)
-        engine = Engine(model, num_pages(config, start.model_config), config.block_size)
+        engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
         process.file.write("starting", "compiling kernels")
         warm_up(engine)
         staging = Staging(start.transfers.local, block_layout(config, start.model_config), engine)

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import scheduler
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics
 from mooncake_lite.roles.members import Members
+from mooncake_lite.roles.pool import KVEvents, Pool
+from mooncake_lite.roles.pool_queries import PoolQueries
+from mooncake_lite.roles.replication import Replicator
 from mooncake_lite.roles.requests import RequestRecord
-from mooncake_lite.roles.room import Room, block_ref
+from mooncake_lite.roles.room import Room
 from store.directory import Directory
 from store.errors import PoolFull
 from store.keys import PrefixChain, block_digests
-from store.objects import BlockStored
 from transport.channel import Hub
 
 TICK_S = 0.1
@@ -34,6 +36,7 @@ class ConductorRole:
     hub        the bound channel that every other process speaks to
     directory  the pool's truth
     members    who has to be there, and who is
+    events     for listeners outside, who want to know what the pool holds
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ConductorRole:
         directory: Directory,
         members: Members,
         must_stop: Callable[[], str | None],
+        events: KVEvents | None = None,
     ) -> None:
         self.config = config
         self.hub = hub
@@ -50,6 +54,10 @@ class ConductorRole:
         self.members = members
         self.policy = scheduler.Conductor(config.max_queue)
         self.room = Room(directory, members, config.block_size)
+        self.pool = Pool(directory, self.policy, hub.send, events)
+        self.replicator = Replicator(self.pool, members, hub.send)
+        self.queries = PoolQueries(directory, lambda: config.ranks_of("store"), hub.send)
+        self.room.s_per_token = self.policy.prefill_s_per_token
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
@@ -73,6 +81,9 @@ class ConductorRole:
             m.PutEnded: self._on_put_ended,
             m.BlocksSaved: self._on_blocks_saved,
             m.TierEvicted: self._on_tier_evicted,
+            m.BlocksCopied: self._on_blocks_copied,
+            m.PoolQuery: lambda peer, query: self.queries.on_query(peer, query, time.monotonic()),
+            m.BlocksChecked: lambda _, checked: self.queries.on_checked(checked, time.monotonic()),
             m.MetricsRequest: self._on_metrics_request,
             m.RankStats: self._on_rank_stats,
             m.RankError: self._on_rank_error,
@@ -96,6 +107,7 @@ class ConductorRole:
                 handler(peer, message)
         self.directory.expire(time.monotonic())
         self._dispatch()
+        self.pool.serve()
 
     # ------------------------------------------------------------------------------ membership
 
@@ -123,8 +135,7 @@ class ConductorRole:
             self.hub.send(gateway, status)
 
     def _on_tier_index(self, peer: str, index: m.TierIndex) -> None:
-        self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
-        self._feed_policy()
+        self.pool.on_tier_index(index)
         if index.last:
             self.members.add_index(index.rank)
             self._introduce()
@@ -179,7 +190,7 @@ class ConductorRole:
         self.policy.on(scheduler.RequestDropped(record.request_id), now)
         self.records.pop(record.request_id, None)
         self._blocked = False
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     # ------------------------------------------------------------------------------ dispatch
 
@@ -193,7 +204,7 @@ class ConductorRole:
             if not self._try_start(record, placement, now):
                 self.policy.on(scheduler.RequestDeferred(record.request_id), now)
                 self._blocked = True
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     def _try_start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> bool:
         """Start a request; False, and nothing is held, when the pool has no room for it now.
@@ -253,7 +264,7 @@ class ConductorRole:
             self._restart(record, now)
         else:
             self._send_prefill(record)
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     def _restart(self, record: RequestRecord, now: float) -> None:
         """A block from SSD was bad: give everything back and look up again; it is a miss now."""
@@ -266,6 +277,7 @@ class ConductorRole:
         record.stage = "prefill"
         if not self._to_rank(record, record.prefill, record.prefill_message()):
             return
+        self.replicator.on_prefill(record, time.monotonic())
         if record.answered:
             return  # resumed: it was counted when it came
         self.metrics.count("prefix_cache_queries_total", len(record.token_ids))
@@ -290,7 +302,9 @@ class ConductorRole:
         now = time.monotonic()
         computed = len(record.token_ids) - sum(record.cached.values())
         self.policy.on(scheduler.PrefillEnded(done.request_id, computed, done.seconds), now)
-        self._publish([ref.object_id for ref in record.store], done.checksums, now)
+        self.room.s_per_token = self.policy.prefill_s_per_token
+        self._describe(record)
+        self.pool.publish([ref.object_id for ref in record.store], done.checksums, now)
         record.first_token(done)
         if done.finish or record.cancelled:
             self._finish(record)
@@ -299,18 +313,12 @@ class ConductorRole:
         salt = record.submit.salt if self.config.enable_prefix_caching else b""
         self._to_rank(record, record.decode, record.decode_message(salt))
 
-    def _publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
-        """Written objects become visible, and those that their store rank may keep are written behind."""
-        self.directory.put_end_many(object_ids, checksums, now)
-        for rank, places in self.directory.take_saves().items():
-            save = m.SaveBlocks(
-                [block_ref(place) for place in places],
-                [place.key or 0 for place in places],
-                [place.digest for place in places],
-                [list(place.checksums) for place in places],
-            )
-            self.hub.send(f"rank-{rank}", save)
-        self._feed_policy()
+    def _describe(self, record: RequestRecord) -> None:
+        """The blocks that prefill has just written, for listeners outside."""
+        size, first = self.config.block_size, len(record.load)
+        keys = record.keys[first : first + len(record.store)]
+        parent = record.keys[first - 1] if first else None
+        self.pool.describe(keys, record.token_ids[first * size :], parent)
 
     def _on_request_failed(self, peer: str, failed: m.RequestFailed) -> None:
         record = self.records.get(failed.request_id)
@@ -328,7 +336,7 @@ class ConductorRole:
         if record is not None:
             record.stage = "decode"
         self._blocked = False
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     def _on_decode_done(self, peer: str, done: m.DecodeDone) -> None:
         record = self.records.get(done.request_id)
@@ -367,40 +375,31 @@ class ConductorRole:
     def _on_put_wanted(self, peer: str, wanted: m.PutWanted) -> None:
         """Places for blocks that became full while decoding; a full pool or a known key means no place."""
         self.hub.send(peer, self.room.grant(wanted, time.monotonic()))
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     def _on_put_ended(self, peer: str, ended: m.PutEnded) -> None:
         """Blocks that a decode rank has written become visible, or their places are taken back."""
         now = time.monotonic()
-        self._publish(ended.object_ids, ended.checksums, now)
+        for grant in self.room.granted(ended.object_ids):
+            self.pool.describe([grant.key], grant.tokens, grant.parent)
+        self.pool.publish(ended.object_ids, ended.checksums, now)
         self.room.end(ended, now)
         self._blocked = False
-        self._feed_policy()
+        self.pool.tell(time.monotonic())
 
     # ------------------------------------------------------------------------------ the SSD tier
 
     def _on_blocks_saved(self, peer: str, saved: m.BlocksSaved) -> None:
-        if saved.state == "written":
-            self.directory.saved(saved.rank, saved.keys)
-        elif saved.state == "durable":
-            self.directory.durable(saved.rank, saved.keys)
-        else:
-            self.directory.dropped(saved.rank, saved.keys)
+        self.pool.on_blocks_saved(saved)
         self._blocked = False
-        self._feed_policy()
 
     def _on_tier_evicted(self, peer: str, evicted: m.TierEvicted) -> None:
-        self.directory.tier_evicted(evicted.rank, evicted.keys)
+        self.pool.on_tier_evicted(evicted)
         self._blocked = False
-        self._feed_policy()
 
-    def _feed_policy(self) -> None:
-        """The scheduler's index lives on the directory's events alone."""
-        now = time.monotonic()
-        for event in self.directory.drain_events():
-            kind = scheduler.BlockStored if isinstance(event, BlockStored) else scheduler.BlockRemoved
-            tier: Literal["dram", "ssd"] = "dram" if event.tier == "dram" else "ssd"
-            self.policy.on(kind(event.key, event.rank, tier), now)
+    def _on_blocks_copied(self, peer: str, copied: m.BlocksCopied) -> None:
+        self.replicator.on_copied(copied, time.monotonic())
+        self._blocked = False
 
     # ------------------------------------------------------------------------------ metrics
 
@@ -409,12 +408,8 @@ class ConductorRole:
             "num_requests_waiting": self.policy.num_waiting,
             "num_requests_running": self.policy.num_running,
         }
-        samples = self.metrics.samples(gauges, self._pool_stats(), self.hub.counters.as_dict())
+        samples = self.metrics.samples(gauges, self.pool.stats(), self.hub.counters.as_dict())
         self.hub.send(peer, m.MetricsReply(request.number, samples))
-
-    def _pool_stats(self) -> dict[str, int]:
-        counted = self.directory.counters
-        return {f"{n}_total" if n in counted else n: v for n, v in self.directory.stats().items()}
 
     def _on_rank_stats(self, peer: str, stats: m.RankStats) -> None:
         self.metrics.from_rank(stats)

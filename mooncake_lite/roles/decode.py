@@ -217,13 +217,15 @@ class DecodeRole:
     def _offer(self, filled: list[_Running]) -> None:
         """Copy blocks that have just become full into staging, and ask where they may go."""
         keys: list[int] = []
-        digests: list[int] = []
+        tokens: list[list[int]] = []
+        before: list[tuple[int | None, int]] = []
         put = _Put([], [])
         size = self.rank.engine.block_tokens
         for request in filled:
             assert request.chain is not None
             end = request.sequence.num_computed
             block_tokens = request.sequence.token_ids[end - size : end]
+            parent = request.chain.last_key
             (key,) = request.chain.extend(block_tokens)
             if not self._free_slots:
                 self._dropped_puts += 1
@@ -234,11 +236,13 @@ class DecodeRole:
             put.slots.append(slot)
             put.sums.append(self.rank.staging.layout.checksums(block))
             keys.append(key)
-            digests.append(block_digest(block_tokens))
+            tokens.append(block_tokens)
+            before.append((parent, end // size - 1))
         if keys:
             self._put_number += 1
             self._puts[self._put_number] = put
-            self.rank.tell(PutWanted(self._put_number, self.rank.number, keys, digests))
+            digests = [block_digest(block) for block in tokens]
+            self.rank.tell(PutWanted(self._put_number, self.rank.number, keys, digests, tokens, before))
 
     def _write_granted(self, granted: PutGranted) -> None:
         put = self._puts.get(granted.number)

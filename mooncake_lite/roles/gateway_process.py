@@ -29,6 +29,7 @@ class GatewayProcess:
         config: ServeConfig,
         folder: Path,
         fingerprint: bytes,
+        weights: str,
         max_len: int,
         curve: CurveKeys,
     ) -> None:
@@ -38,6 +39,7 @@ class GatewayProcess:
             "served_id": config.served_model_name or folder.name,
             "max_model_len": max_len,
             "fingerprint": fingerprint.hex(),
+            "weights": weights,
             "name": NAME,
             "curve": {
                 "server_public": curve.server_public,

@@ -31,11 +31,9 @@ class Staging:
 
     def __init__(self, segment: np.ndarray, layout: BlockLayout, engine: Engine) -> None:
         self.layout = layout
-        itemsize = engine.model.dtype.itemsize
-        kind = np.dtype(np.uint16 if itemsize == 2 else np.float32)
         count = len(segment) // layout.nbytes
         used = segment[: count * layout.nbytes]
-        self.blocks = used.view(kind).reshape(count, *engine.block_shape)
+        self.blocks = used.view(engine.block_dtype).reshape(count, *engine.block_shape)
         self.half_blocks = max(2, (count - 2) * 3 // 8)
         self.puts = list(range(2 * self.half_blocks, count))
 

@@ -6,6 +6,7 @@ blocks behind to the tier, and to read them back on demand. Explained in docs/li
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +15,13 @@ from typing import Literal
 import numpy as np
 
 from mooncake_lite.messages import (
+    BlocksChecked,
+    BlocksCopied,
     BlocksLoaded,
     BlocksSaved,
+    CheckBlocks,
+    CompactTier,
+    CopyBlocks,
     LoadBlocks,
     Message,
     SaveBlocks,
@@ -24,15 +30,21 @@ from mooncake_lite.messages import (
     TierIndex,
 )
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
-from store.errors import BadBlock, BlockMissing, StoreError
+from store.errors import StoreError
+from store.layout import BlockLayout
 from store.tier import HDF5Tier
+from store.tier_reader import Read, TierReader
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
-from transport.engine import TransferEngine
+from transport.engine import Batch, Transfer, TransferEngine
 
 IDLE_WAIT_S = 0.2
+COPY_WAIT_S = 0.002
 INDEX_CHUNK = 4096
 """Keys in one TierIndex message: 100 kB, well under the limit of a message."""
+
+READ_LIMIT_S = 0.1
+"""For reading what the threads have begun, when stopping: one block each."""
 
 SEAL_LIMIT_S = 0.15
 """A user's own mpirun kills a quarter of a second after its signal."""
@@ -48,18 +60,22 @@ class StoreRole:
         conductor: Spoke,
         tier: HDF5Tier | None,
         must_stop: Callable[[], bool],
+        layout: BlockLayout,
     ) -> None:
         self.number = number
+        self._layout = layout
+        self._copies: list[tuple[CopyBlocks, Batch]] = []
         self.segment = transfers.local
         self._transfers = transfers
         self._conductor = conductor
         self._must_stop = must_stop
         self._tier = tier
-        self._outbox: deque[Message] = deque()  # filled by the writer's thread
+        self._outbox: deque[Message] = deque()  # filled by the writer's and the readers' threads
         self._writer = self._start_writer(tier) if tier is not None else None
+        self._reader = TierReader(tier, self._loaded) if tier is not None else None
         self._counters = dict.fromkeys(
-            ("tier_blocks_loaded_total", "tier_blocks_bad_total", "tier_bytes_loaded_total",
-             "tier_load_seconds_total", "tier_blocks_saved_total", "tier_blocks_dropped_total"), 0.0
+            ("tier_blocks_bad_total", "tier_load_seconds_total",
+             "tier_blocks_saved_total", "tier_blocks_dropped_total", "copied_bytes_total"), 0.0
         )  # fmt: skip
         self._reported_at = 0.0
         self.stop: Stop | None = None
@@ -70,7 +86,7 @@ class StoreRole:
             self._outbox.append(message)
             self._conductor.wake()
 
-        def saved(state: Literal["written", "durable", "dropped"]) -> Callable[[list[int]], None]:
+        def saved(state: Literal["written", "durable", "dropped", "bad"]) -> Callable[[list[int]], None]:
             return lambda keys: tell(BlocksSaved(self.number, keys, state))
 
         return TierWriter(
@@ -78,8 +94,17 @@ class StoreRole:
             on_written=saved("written"),
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
+            on_bad=saved("bad"),
             on_evicted=lambda keys: tell(TierEvicted(self.number, keys, "capacity")),
+            on_removed=lambda keys: tell(TierEvicted(self.number, keys, "removed")),
         )
+
+    def _loaded(self, number: int, sums: list[list[int] | None], seconds: float) -> None:
+        """From a reader's thread: an order is done."""
+        self._outbox.append(
+            BlocksLoaded(number, [s is not None for s in sums], [s or [] for s in sums], seconds)
+        )
+        self._conductor.wake()
 
     def announce(self) -> None:
         """Tell the conductor what the tier holds, after RankHello."""
@@ -95,22 +120,30 @@ class StoreRole:
     def run(self) -> None:
         """Serve until told to stop."""
         while self.stop is None and not self._must_stop():
-            for message in self._conductor.receive(IDLE_WAIT_S):
+            for message in self._conductor.receive(COPY_WAIT_S if self._copies else IDLE_WAIT_S):
                 if isinstance(message, SaveBlocks):
                     self._save(message)
                 elif isinstance(message, LoadBlocks):
                     self._load(message)
+                elif isinstance(message, CopyBlocks):
+                    self._copy(message)
+                elif isinstance(message, CheckBlocks):
+                    self._check(message)
+                elif isinstance(message, CompactTier) and self._writer is not None:
+                    self._writer.compact()
                 elif isinstance(message, Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
+            self._finish_copies()
             self._send_outbox()
             self._report_when_due()
 
     def close(self, limit_s: float) -> int:
         """Flush what waits to be written, hottest first, for limit_s at most; blocks that were dropped."""
-        if self._writer is None:
+        if self._writer is None or self._reader is None:
             return 0
-        dropped = self._writer.stop(limit_s)
+        self._reader.stop(READ_LIMIT_S)
+        dropped = self._writer.stop(max(limit_s - READ_LIMIT_S, 0.0))
         if self._tier is not None and self._writer.ended:
             try:
                 self._tier.close()
@@ -120,8 +153,8 @@ class StoreRole:
 
     @property
     def still_reading(self) -> bool:
-        """After close: the disk is so slow that the segment is still being read; it may not be unmapped."""
-        return self._writer is not None and not self._writer.ended
+        """After close: the disk is so slow that the segment is still in use; it may not be unmapped."""
+        return any(one is not None and not one.ended for one in (self._writer, self._reader))
 
     def seal_now(self) -> None:
         """Seal the open file at once; safe to call from a signal's thread."""
@@ -139,25 +172,55 @@ class StoreRole:
                 self._outbox.append(BlocksSaved(self.number, [key], "dropped"))
 
     def _load(self, message: LoadBlocks) -> None:
-        """Read blocks from the tier into the segment; a bad one is a miss, never served."""
+        """Have blocks read from the tier into the segment; a bad one is a miss, never served.
+
+        When the readers have too much to do this thread reads, and takes no more orders meanwhile.
+        """
+        if self._reader is None:
+            self._loaded(message.number, [None] * len(message.keys), 0.0)
+            return
+        reads = [
+            Read(key, digest, self._bytes(ref.offset, ref.nbytes))
+            for key, digest, ref in zip(message.keys, message.digests, message.refs)
+        ]
         began = time.perf_counter()
-        ok: list[bool] = []
-        sums: list[list[int]] = []
-        for key, digest, ref in zip(message.keys, message.digests, message.refs):
+        if not self._reader.submit(message.number, reads):
+            sums = self._reader.read_now(reads)
+            self._loaded(message.number, sums, time.perf_counter() - began)
+
+    def _copy(self, message: CopyBlocks) -> None:
+        """Begin to read objects of other ranks into the own segment."""
+        moves = [
+            Transfer("read", (0, target.offset), source.rank, 0, source.offset, target.nbytes)
+            for source, target in zip(message.sources, message.targets)
+        ]
+        self._copies.append((message, self._transfers.submit(moves)))
+
+    def _finish_copies(self) -> None:
+        for message, batch in [copy for copy in self._copies if copy[1].poll()]:
+            self._copies.remove((message, batch))
+            sums = [
+                [] if index in batch.failures else self._layout.checksums(self._bytes(ref.offset, ref.nbytes))
+                for index, ref in enumerate(message.targets)
+            ]
+            self._counters["copied_bytes_total"] += sum(
+                ref.nbytes for ref, good in zip(message.targets, sums) if good
+            )
+            self._conductor.send(BlocksCopied(message.number, sums, writing=bool(batch.failures)))
+
+    def _check(self, message: CheckBlocks) -> None:
+        """Compare blocks with their checksums; write the bytes of a good one where that is wanted."""
+        blocks = [self._bytes(ref.offset, ref.nbytes) for ref in message.refs]
+        good = [self._layout.checksums(block) == sums for block, sums in zip(blocks, message.checksums)]
+        problem = ""
+        if message.path and all(good):
             try:
-                assert self._tier is not None
-                sums.append(self._tier.load(key, self._bytes(ref.offset, ref.nbytes), digest))
-                ok.append(True)
-            except (BadBlock, BlockMissing):
-                sums.append([])
-                ok.append(False)
-        seconds = time.perf_counter() - began
-        count = self._counters
-        count["tier_blocks_loaded_total"] += sum(ok)
-        count["tier_blocks_bad_total"] += len(ok) - sum(ok)
-        count["tier_bytes_loaded_total"] += sum(ref.nbytes for ref, good in zip(message.refs, ok) if good)
-        count["tier_load_seconds_total"] += seconds
-        self._conductor.send(BlocksLoaded(message.number, ok, sums, seconds))
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(message.path, flags, 0o600), "wb") as file:
+                    file.write(blocks[0].data)
+            except OSError as error:
+                problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
+        self._conductor.send(BlocksChecked(message.number, good, problem))
 
     def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
         return self.segment[offset : offset + nbytes]
@@ -168,6 +231,9 @@ class StoreRole:
             if isinstance(message, BlocksSaved) and message.state != "durable":
                 name = "saved" if message.state == "written" else "dropped"
                 self._counters[f"tier_blocks_{name}_total"] += len(message.keys)
+            elif isinstance(message, BlocksLoaded):
+                self._counters["tier_blocks_bad_total"] += message.ok.count(False)
+                self._counters["tier_load_seconds_total"] += message.seconds
             self._conductor.send(message)
 
     def _report_when_due(self) -> None:
@@ -179,9 +245,10 @@ class StoreRole:
     def _values(self) -> dict[str, float]:
         """This rank's counters, and those of the tier and its writer."""
         values = dict(self._counters)
-        if self._tier is not None and self._writer is not None:
+        if self._tier is not None and self._writer is not None and self._reader is not None:
             values |= _named("tier_", self._tier.stats(), gauges={"blocks", "bytes", "open_bytes"})
             values |= _named("tier_writer_", self._writer.stats(), gauges={"queued", "unsealed"})
+            values |= _named("tier_reader_", self._reader.stats(), gauges={"queued"})
         return values
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.launch.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.model.config import DType
-from tests.cluster import asking, reference, tiny
+from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
 pytestmark = pytest.mark.cluster
@@ -26,6 +29,7 @@ def test_a_family_answers_as_one_process_does_cold_from_dram_and_from_hdf5(
     expected = reference.greedy_texts(folder, prompts, dtype=dtype)
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     flags = [str(folder), *tiny.FLAGS, "--dtype", dtype, "--ssd-dir", str(tmp_path / "tier")]
+    flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
@@ -46,3 +50,45 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         assert cluster.stop() < 5.0
+
+
+def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_exact_one_never_reads(
+    tmp_path: Path,
+) -> None:
+    """Both clusters use one SSD folder, one after the other. (What int8 does to answers: kv-codecs.md.)"""
+    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
+    prompts = tiny.prompts(6)
+    full = [len(prompt) // 64 * 64 for prompt in prompts]
+    flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/kv"}
+    events |= {"replay_endpoint": f"ipc://{tmp_path}/replay"}
+    with Cluster(
+        [*flags, "--kv-codec", "int8", "--kv-events-config", json.dumps(events)], tmp_path / "log"
+    ) as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        cold = asking.ask_all(cluster.base_url, prompts)[0]
+        warm = asking.ask_all(cluster.base_url, prompts)
+        assert warm == (asking.ask_all(cluster.base_url, prompts)[0], full)
+        assert len(warm[0]) == len(cold)
+        listening.assert_all_blocks_are_heard(events["replay_endpoint"], prompts)
+        look_at_the_running_pool(machine.run_dir(machine.family(cluster.pid)))
+    with Cluster(flags, tmp_path / "log 2") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        exact = reference.greedy_texts(folder, prompts)
+        assert asking.ask_all(cluster.base_url, prompts[-1:]) == (exact[-1:], [0])
+        assert asking.ask_all(cluster.base_url, prompts)[0] == exact
+
+
+def look_at_the_running_pool(where: Path) -> None:
+    """`mooncake-lite store` on a running cluster: the books, every checksum, one block."""
+    blocks = json.loads(store_command("ls", where, "--json"))
+    figures = {row["figure"]: row["value"] for row in json.loads(store_command("stat", where, "--json"))}
+    assert len(blocks) == figures["keys_dram"] > 0
+    assert json.loads(store_command("verify", where, "--json")) == [{"blocks": len(blocks), "bad": 0}]
+    assert len(store_command("get", where, blocks[0]["key"])) == blocks[0]["bytes"]
+    assert b"rewrites its tier" in store_command("compact", where)
+
+
+def store_command(name: str, where: Path, *rest: str) -> bytes:
+    command = [sys.executable, "-m", "mooncake_lite", "store", name, str(where), *rest]
+    return subprocess.run(command, check=True, capture_output=True, timeout=30).stdout

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,22 @@ from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 
 import kernels_numba
-from kernels_numba import attention_cuda, attention_decode_cuda, attention_mma_cuda, blocks_cuda
+from kernels_numba import (
+    attention_cuda,
+    attention_decode_cuda,
+    attention_mma_cuda,
+    block_kernels_cuda,
+    codec_kernels_cuda,
+)
 from kernels_numba.backend_cuda import SIMULATED, cuda
-from kernels_numba.blocks import gather_blocks_v0
+from kernels_numba.block_kernels import gather_blocks_v0
 from kernels_numba.checks import NO_WINDOW
-from kernels_numba.errors import KindError
+from kernels_numba.codecs import codec
+from kernels_numba.errors import ArgumentError, KindError
 
 RANDOM = np.random.default_rng(0)
+LIMIT_S = 90.0
+"""Longer than a warp waits for its lanes (backend_twins.WAIT_S)."""
 PIECE = 32
 """Tokens of a piece here instead of MIN_PIECE, so that short contexts have several."""
 
@@ -45,13 +55,61 @@ class PoisonedShared(kernelapi.FakeCUDAShared):
             return self._allocations[line]
 
 
-class PatientThread(simulator.BlockThread):
-    """The simulator's manager asks its threads without a pause whether they live, and so keeps them from
-    running: let it give way each time. Two to three times as fast."""
+class Thread(simulator.BlockThread):
+    """A simulated thread that tells its block when it waits and when it ends."""
 
-    def is_alive(self) -> bool:
-        time.sleep(0)
-        return super().is_alive()
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def run(self) -> None:
+        super().run()
+        self._manager.leave(self)
+
+    def syncthreads(self) -> None:
+        self._manager.arrive(self)
+        if not self.gate.acquire(timeout=LIMIT_S) or self._manager.failed:
+            raise RuntimeError("another thread of the block failed, or never came to the barrier")
+
+
+class Block(simulator.BlockManager):
+    """The simulator's own manager asks its threads without a pause what they do, and so keeps them from
+    running; here they tell. Three times as fast. As there, a barrier is for the threads that still run."""
+
+    def run(self, grid_point: Any, *arguments: Any) -> None:
+        self.changing, self.waiting, self.failed = threading.Lock(), [], None
+        places = list(np.ndindex(*self._block_dim))
+        self.running = len(places)
+        threads = [
+            Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug) for place in places
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert self.failed or not thread.is_alive(), f"{thread} hangs"
+        if self.failed:
+            raise self.failed[0].with_traceback(self.failed[1])
+
+    def arrive(self, thread: Thread) -> None:
+        """At the barrier."""
+        with self.changing:
+            self.waiting.append(thread)
+            self._open_when_all_came()
+
+    def leave(self, thread: Thread) -> None:
+        """At the kernel's end; a thread that failed takes the others with it."""
+        with self.changing:
+            self.running -= 1
+            self.failed = self.failed or thread.exception
+            self._open_when_all_came()
+
+    def _open_when_all_came(self) -> None:
+        if self.failed or len(self.waiting) == self.running:
+            for thread in self.waiting:
+                thread.gate.release()
+            self.waiting.clear()
 
 
 class Case:
@@ -205,6 +263,106 @@ def check_tokens_and_pages(head_dim: int, dtype: type) -> None:
     assert (pages.copy_to_host() == caches[:, :, [0, 0, 0]]).all()
 
 
+def elements(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Random numbers of many sizes with a NaN, infinities and zeros, as the CPU form takes them."""
+    numbers = RANDOM.standard_normal(shape, dtype=np.float32)
+    numbers *= np.float32(2.0) ** RANDOM.integers(-14, 9, (*shape[:-1], 1)).astype(np.float32)
+    rows = numbers.reshape(-1, shape[-1])  # every ninth of each kind: some in every page
+    rows.view(np.uint32)[1::9, 0] = 0x7FFFFFFF  # the NaN that rounding up would make a zero
+    rows[2::9, -1], rows[3::9, 1], rows[4::9], rows[5::9] = np.inf, -np.inf, 0.0, -0.0
+    if dtype == "bfloat16":
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    if dtype == "float32":
+        rows[6::9] *= np.float32(2.0**-140)  # subnormal
+        rows[7::9], rows[7::9, 0] = 1, np.nextafter(np.float32(127), np.float32(128))  # a scale just above 1
+        return numbers
+    return numbers.astype(np.float16)
+
+
+def check_codec(name: str, dtype: str, head_dim: int, page_size: int = 8, *, tuned: bool = True) -> None:
+    """Both directions to the CPU form's bits: parts of layers and heads, blocks apart, a page left out.
+
+    tuned: whether v2 has to take these shapes.
+    """
+    own, made = codec(name), codec_kernels_cuda.make_recode_v2.cache_info().misses
+    caches = elements(dtype, (2, 2, 4, 3, page_size, head_dim))
+    ids, part = np.array([[3, 1], [0, -1]], np.int32), {"layers": slice(1, 2), "heads": range(2, 3)}
+    unit = own.unit_nbytes(2 * page_size, head_dim, caches.itemsize)
+    want = np.full((2, 1, 2, 1, unit), 7, np.uint8)
+    kernels_numba.gather_blocks(caches, ids, want, codec=own, **part)
+    pages, table, spaced = device(caches, ids, np.full((4, *want.shape[1:]), 7, np.uint8))
+    kernels_numba.gather_blocks(pages, table, spaced[::2], codec=own, **part)
+    assert (spaced.copy_to_host()[::2] == want).all()
+    assert (spaced.copy_to_host()[1::2] == 7).all()
+
+    spaced = RANDOM.integers(0, 256, (4, *want.shape[1:])).astype(np.uint8)  # any bytes decode
+    target = elements(dtype, caches.shape)
+    encoded, back = device(spaced, target)
+    kernels_numba.scatter_blocks(encoded[::2], back, table, codec=own, **part)
+    kernels_numba.scatter_blocks(spaced[::2], target, ids, codec=own, **part)
+    found = back.copy_to_host()
+    if dtype == "bfloat16":
+        found, target = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in (found, target))
+    np.testing.assert_array_equal(found, target)
+    made = codec_kernels_cuda.make_recode_v2.cache_info().misses - made
+    assert made == (2 if tuned and name != "none" else 0), "not the rung that should take these shapes"
+
+
+def check_rotation(dtype: str, head_dim: int, query_heads: int) -> None:
+    """Keys, values and queries to the CPU form's bits, the caches' other rows untouched."""
+    fused = elements(dtype, (3, query_heads + 4, head_dim))
+    caches = elements(dtype, (2, 3, 2, 4, head_dim))
+    slots, positions = np.array([9, -1, 0], np.int64), np.array([4, 0, 3], np.int64)
+    angles = RANDOM.uniform(0, 6, (5, 1, head_dim // 2)).astype(np.float32)
+    cosine, sine = np.tile(np.cos(angles), 2), np.concatenate((-np.sin(angles), np.sin(angles)), -1)
+    moved, pages, mapping, places, *tables = device(fused, caches, slots, positions, cosine, sine)
+    for new, kv, where, rows, turns in (
+        (moved, pages, mapping, places, tables),
+        (fused, caches, slots, positions, (cosine, sine)),
+    ):
+        kernels_numba.scatter_kv(
+            *(new[:, 0:2], new[:, 2:4], kv[0], kv[1], where),
+            rotary=tuple(turns),
+            positions=rows,
+            query=new[:, 4:] if query_heads else None,
+        )
+    for found, want in ((moved.copy_to_host(), fused), (pages.copy_to_host(), caches)):
+        if dtype == "bfloat16":
+            found, want = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in (found, want))
+        np.testing.assert_array_equal(found, want)
+
+
+def check_that_wrong_arguments_of_the_new_forms_are_named() -> None:
+    """As on the CPU: argument, value, what was expected."""
+    caches, ids = np.zeros((1, 2, 1, 1, 8, 8), np.float32), np.zeros((1, 1), np.int32)
+    pages, table, short = device(caches, ids, np.zeros((1, 1, 2, 1, 8), np.uint8))
+    new, slots, cosine = device(np.zeros((1, 1, 8), np.float32), np.zeros(1, np.int64), np.zeros((3, 1, 8)))
+    single = device(np.zeros((3, 1, 8), np.float32))[0]
+    keys, values = device(caches[0, 0], caches[0, 1])
+
+    def gather(out: Any, ids: Any = table) -> None:
+        kernels_numba.gather_blocks(pages, ids, out, codec=codec("int8"))
+
+    def scatter(rotary: Any, positions: Any) -> None:
+        kernels_numba.scatter_kv(new, new, keys, values, slots, rotary=rotary, positions=positions)
+
+    host, elsewhere = np.zeros(1, np.int64), "cpu: expected an array on cuda, where"
+    for call, words in (
+        (lambda: gather(short), "out.shape=(1, 1, 2, 1, 8): expected (1, 1, 2, 1, 80)"),
+        (lambda: gather(keys), "out.dtype=float32: expected uint8"),
+        (lambda: gather(short, ids), f"page_ids={elsewhere} caches lives"),
+        (lambda: scatter((cosine, cosine), slots), "cosine.dtype=float64: expected float32"),
+        (lambda: scatter((single, single), host), f"positions={elsewhere} key lives"),
+        (lambda: scatter((single,) * 2, None), "positions=None: expected (1,) int64, since rotary is given"),
+    ):
+        message = ""
+        try:
+            call()
+        except ArgumentError as error:
+            message = str(error)
+        assert message == words
+
+
 def check_that_devices_are_not_mixed() -> None:
     case = Case("float32", 1, 8)
     mixed = (*device(case.query, case.caches[0]), case.caches[1], *device(case.tables, case.new, case.lens))
@@ -250,6 +408,22 @@ def checks() -> list[tuple[str, Any]]:
         ("blocks, long runs", lambda: check_blocks(np.float16, 264)),
         ("tokens and pages by element", lambda: check_tokens_and_pages(2, np.float32)),
         ("tokens and pages by 16 bytes", lambda: check_tokens_and_pages(8, np.float16)),
+        ("codec none", lambda: check_codec("none", "float16", 8)),
+        ("codec none by byte", lambda: check_codec("none", "bfloat16", 5, page_size=1)),
+        ("codec bfloat16", lambda: check_codec("bfloat16", "float32", 16)),
+        ("codec bfloat16 by element", lambda: check_codec("bfloat16", "bfloat16", 5, tuned=False)),
+        ("codec int8", lambda: check_codec("int8", "bfloat16", 48)),
+        ("codec int8 float32", lambda: check_codec("int8", "float32", 32)),
+        ("codec int8 by element", lambda: check_codec("int8", "float16", 6, page_size=3, tuned=False)),
+        ("codec int4", lambda: check_codec("int4", "bfloat16", 64)),
+        ("codec int4, one group", lambda: check_codec("int4", "float32", 32)),
+        ("codec int4 by element", lambda: check_codec("int4", "float32", 96, page_size=2, tuned=False)),
+        ("codec fp8", lambda: check_codec("fp8", "float16", 32)),
+        ("codec fp8 by element", lambda: check_codec("fp8", "float32", 7, page_size=3, tuned=False)),
+        ("rotation by 16 bytes", lambda: check_rotation("bfloat16", 32, 3)),
+        ("rotation by 16 bytes, float32", lambda: check_rotation("float32", 8, 0)),
+        ("rotation by element", lambda: check_rotation("float16", 6, 1)),
+        ("wrong arguments", check_that_wrong_arguments_of_the_new_forms_are_named),
         ("mixed devices", check_that_devices_are_not_mixed),
     ]
 
@@ -257,11 +431,12 @@ def checks() -> list[tuple[str, Any]]:
 def main() -> None:
     assert SIMULATED
     kernelapi.FakeCUDAShared = PoisonedShared
-    simulator.BlockThread = PatientThread
+    simulator.BlockManager = Block
+    warnings.simplefilter("ignore", RuntimeWarning)  # numbers overflow on purpose
     sys.setswitchinterval(1e-3)
     for module in (attention_mma_cuda, attention_decode_cuda):
         module.MIN_PIECE, module.PIECE_STEP = PIECE, PIECE
-    assert blocks_cuda.CHUNK == 16
+    assert block_kernels_cuda.CHUNK == 16
     wanted = sys.argv[1:]
     for name, check in checks():
         if not wanted or any(word in name for word in wanted):

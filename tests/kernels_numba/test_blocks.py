@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_numba
-from kernels_numba.blocks import PARALLEL_BYTES, gather_blocks_v0
-from kernels_numba.errors import DtypeError, RangeError, ShapeError
+from kernels_numba.block_kernels import gather_blocks_v0
+from kernels_numba.blocks import PARALLEL_BYTES
+from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.rotary import rotate_v0
 from kernels_numba.runtime import PARALLEL_CALL
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
@@ -99,6 +100,25 @@ def test_new_tokens_land_in_their_slots_and_minus_one_is_skipped(dtype) -> None:
             want[0, slot // 8, :, slot % 8], want[1, slot // 8, :, slot % 8] = key[token], value[token]
     kernels_numba.scatter_kv(key, value, caches[0, 0], caches[0, 1], slots)
     np.testing.assert_array_equal(caches[0], want)
+
+
+def test_a_view_of_one_head_or_one_token_is_taken_whatever_the_steps_of_those_axes() -> None:
+    caches = random_caches()
+    wide = random_caches(seed=5).reshape(-1)[: 5 * 4 * 16].reshape(5, 4, 16)
+    one_head = np.lib.stride_tricks.as_strided(wide, (5, 1, 16), (wide.strides[0], 8, wide.strides[2]))
+    one_token = np.lib.stride_tricks.as_strided(wide, (1, 4, 16), (12, *wide.strides[1:]))
+    slots = np.array([17, -1, 95, 0, 18], np.int64)
+    for new, where, heads in ((one_head, slots, slice(0, 1)), (one_token, slots[:1], slice(None))):
+        keys, values = (np.ascontiguousarray(cache[:, heads]) for cache in caches[0])
+        want = keys.copy()
+        for token, slot in zip(new, where):
+            if slot >= 0:
+                want[slot // 8, :, slot % 8] = token
+        kernels_numba.scatter_kv(new, new, keys, values, where)
+        np.testing.assert_array_equal(keys, want)
+    two = np.lib.stride_tricks.as_strided(wide, (5, 2, 16), (wide.strides[0], 8, wide.strides[2]))
+    with pytest.raises(LayoutError, match=r"key=.*\(64, 2, 1\): expected strides \(any, 16, 1\)"):
+        kernels_numba.scatter_kv(two, two, *np.zeros((2, 3, 2, 8, 16), np.float32), slots)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

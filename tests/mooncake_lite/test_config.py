@@ -10,6 +10,7 @@ import pytest
 
 from mooncake_lite.config import ServeConfig, config_from, parse_bytes, read_toml
 from mooncake_lite.errors import ConfigError
+from store.policies import POLICIES
 
 pytestmark = pytest.mark.quick
 
@@ -56,6 +57,9 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"block_size": 8}, "block_size=8: it must divide 512 and be a multiple of 16"),
         ({"block_size": 48}, "block_size=48"),
         ({"block_size": 1024}, "block_size=1024"),
+        ({"eviction": "mru"}, "eviction: no eviction policy is called 'mru'; there are lru, lfu, length"),
+        ({"eviction": "belady"}, "belady needs the future"),
+        ({"eviction": "lru+belady"}, "'lru+belady'"),
         ({"port": 0}, "port=0"),
         ({"port": 65536}, "port=65536"),
         ({"max_model_len": -1}, "max_model_len=-1"),
@@ -75,6 +79,12 @@ def test_a_value_out_of_range_is_refused_with_what_would_be_right(wish: dict[str
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256, 512])
 def test_every_block_of_whole_pages_that_divides_512_is_accepted(block_size: int) -> None:
     assert ServeConfig(block_size=block_size).block_size == block_size
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "lru+second-hit", "arc+size+second-hit"])
+def test_every_policy_that_can_run_live_is_accepted(name: str) -> None:
+    assert ServeConfig(eviction=name).eviction == name
+    assert ServeConfig().eviction == "lru"
 
 
 def test_a_configuration_does_not_change() -> None:

@@ -41,7 +41,8 @@ def test_a_block_is_found_only_after_put_end() -> None:
     assert keys_found(directory, [1]) == []
     assert directory.put_end(obj.object_id, SUMS, 0)
     (hit,) = directory.lookup([1], [digest_of(1)], 0)
-    assert hit == (1, "dram", obj.object_id, 3, obj.offset, BLOCK)
+    assert hit is obj
+    assert (hit.tier, hit.rank, hit.extents) == ("dram", 3, ((0, BLOCK),))
     assert list(obj.checksums) == SUMS
 
 
@@ -108,7 +109,7 @@ def test_a_leased_block_is_evicted_only_after_its_last_reader_leaves() -> None:
     with pytest.raises(PoolFull) as caught:
         put(directory, 2, now=2)
     assert caught.value.leased_bytes == BLOCK
-    assert "leased 2048" in str(caught.value)
+    assert "leased or pinned 2048" in str(caught.value)
     directory.release("b", 3)
     put(directory, 2, now=4)
     assert keys_found(directory, [1]) == []
@@ -166,7 +167,7 @@ def test_a_private_object_is_in_no_index_and_goes_with_its_owner() -> None:
     tail = directory.allocate("r", 300, now=0)
     assert not directory.put_end(tail.object_id, [], 0)
     assert directory.drain_events() == []
-    assert directory.stats()["private_bytes"] == 320
+    assert directory.stats()["private_bytes"] == 512
     directory.release("r", 1)
     assert directory.stats()["free_bytes"] == 4 * BLOCK
     with pytest.raises(UnknownObject):
@@ -305,6 +306,54 @@ def test_what_its_tier_dropped_may_go_and_is_counted() -> None:
     assert directory.counters["saves_dropped"] == 1
     directory.durable(3, [1])  # too late: it was given up
     assert keys_found(directory, [1]) == []
+
+
+def test_a_block_found_bad_in_dram_is_a_miss_and_is_freed_at_once_when_nobody_reads_it() -> None:
+    directory = pool(2, tier=True)
+    put(directory, 1)
+    directory.take_saves()
+    directory.drain_events()
+    directory.bad_in_dram(3, [1, 77])
+    directory.check()
+    assert keys_found(directory, [1]) == []
+    assert directory.stats()["objects"] == 0
+    assert directory.stats()["saving"] == 0
+    assert directory.counters["dram_bad_blocks"] == 1
+    assert directory.drain_events() == [BlockRemoved(1, 3, "dram")]
+    put(directory, 1)
+    assert keys_found(directory, [1]) == [1]
+
+
+def test_a_bad_block_that_is_being_read_keeps_its_range_until_its_last_reader_leaves() -> None:
+    directory = pool(2, tier=True)
+    obj = put(directory, 1)
+    directory.take_saves()
+    directory.allocate("writer", BLOCK, now=0)
+    directory.lease("r1", [obj.object_id], 0, 100)
+    directory.lease("r2", [obj.object_id], 0, 5)
+    directory.bad_in_dram(3, [1])
+    directory.check()
+    assert obj.state is ObjectState.UNLISTED
+    assert keys_found(directory, [1]) == []
+    with pytest.raises(PoolFull) as caught:
+        put(directory, 2)
+    assert caught.value.leased_bytes == BLOCK
+    directory.release("r1", 1)
+    assert directory.stats()["objects"] == 2
+    assert directory.expire(5) == 1
+    directory.check()
+    assert directory.stats()["objects"] == 1
+    put(directory, 2)
+
+
+def test_a_bad_block_goes_with_its_rank_and_its_reader_is_named() -> None:
+    directory = pool(2, tier=True)
+    obj = put(directory, 1)
+    directory.take_saves()
+    directory.lease("reader", [obj.object_id], 0, 100)
+    directory.bad_in_dram(3, [1])
+    assert directory.remove_segment(3) == ["reader"]
+    directory.check()
 
 
 def test_no_more_than_half_a_segment_waits_for_its_tier() -> None:

@@ -49,3 +49,22 @@ def test_wrong_sizes_are_refused_with_their_numbers() -> None:
         LAYOUT.head_ranges(0, 3, 2)
     with pytest.raises(LayoutError, match="layers=0"):
         BlockLayout(0, 1, 1, 1, 1)
+
+
+def test_a_codec_makes_units_smaller_and_ranges_with_them() -> None:
+    exact = BlockLayout(30, 3, 64, 64, 4)
+    small = BlockLayout(30, 3, 64, 64, 4, "int8")
+    assert small.unit_nbytes == 64 * (2 + 64)
+    assert small.shape == (30, 2, 3, 64 * 66)
+    assert small.nbytes == 30 * 2 * 3 * small.unit_nbytes
+    assert small.cache_nbytes == exact.nbytes == exact.cache_nbytes
+    assert small.layer_range(29) == (29 * 6 * small.unit_nbytes, 6 * small.unit_nbytes)
+    assert small.head_ranges(0, 1, 2) == ((66 * 64, 2 * 66 * 64), (4 * 66 * 64, 2 * 66 * 64))
+    assert len(small.checksums(bytes(small.nbytes))) == 30
+
+
+def test_a_codec_that_is_unknown_or_cannot_take_the_heads_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"codec='zip': use one of none, bfloat16, int8, int4, fp8"):
+        BlockLayout(1, 1, 16, 8, 4, "zip")
+    with pytest.raises(LayoutError, match=r"int4.*head_dim=7"):
+        BlockLayout(1, 1, 16, 7, 4, "int4")

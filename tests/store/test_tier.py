@@ -14,7 +14,8 @@ import pytest
 
 from store.errors import BadBlock, BlockMissing, LayoutError, TierError, TierFolderError, TierInUse
 from store.layout import BlockLayout
-from store.segment_file import HEADER_NBYTES, MAGIC, file_nbytes
+from store.segment_file import HEADER_NBYTES, MAGIC
+from store.segment_writer import file_nbytes
 from store.tier import HDF5Tier
 from store.tier_folder import adoptable_folders, store_folder
 from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of, loaded
@@ -63,7 +64,7 @@ def test_a_restart_serves_every_sealed_block_hottest_last(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 16, 4)],
+    [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 8, 4, "int8")],
 )
 def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> None:
     tier = tier_at(tmp_path, layout=layout)
@@ -74,7 +75,7 @@ def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> 
         assert file["digests"][:].tolist() == [digest_of(key) for key in range(1, 40)]
         assert file["checksums"].shape == (39, layout.layers)
         assert file["blocks"].shape == (39, layout.nbytes)
-        assert file["blocks"].chunks == (1, layout.nbytes)
+        assert file["blocks"].chunks is None  # contiguous
         assert all((file["blocks"][key - 1] == block_of(key, layout)).all() for key in range(1, 40))
         assert file.attrs["fingerprint"].decode() == FINGERPRINT
         assert file.attrs["head_dim"] == layout.head_dim

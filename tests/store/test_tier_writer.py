@@ -12,12 +12,13 @@ from typing import Never
 import pytest
 
 from store.errors import TierWriteError
-from store.segment_file import file_nbytes
+from store.segment_writer import file_nbytes
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
 from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of, loaded
 
 LIMIT_S = 30.0
+KINDS = ("written", "durable", "dropped", "bad", "evicted", "removed")
 
 
 class Reports:
@@ -38,7 +39,7 @@ class Reports:
 
             return report
 
-        return {f"on_{kind}": report_to(kind) for kind in ("written", "durable", "dropped", "evicted")}
+        return {f"on_{kind}": report_to(kind) for kind in KINDS}
 
     def wait_for(self, condition) -> None:
         with self._changed:
@@ -184,15 +185,18 @@ def test_the_queue_is_bounded_and_refuses_what_is_in_it_already(tier, reports, m
     assert sorted(reports.keys["written"]) == [0, 1, 2]
 
 
-def test_bad_bytes_are_dropped_and_the_rest_goes_on(tier, writer, reports) -> None:
+def test_bad_bytes_are_reported_as_such_and_the_rest_goes_on(tier, writer, reports) -> None:
     submit(writer, 1, good=False)
     writer.submit(2, 2, [0, 0], bytes(3))
     submit(writer, 3)
-    reports.wait_for(lambda keys: keys["written"] == [3] and keys["dropped"] == [1, 2])
-    assert writer.stats()["dropped"] == 2
+    reports.wait_for(lambda keys: keys["written"] == [3] and keys["bad"] == [1, 2])
+    assert writer.stats()["bad"] == 2
+    assert reports.keys["dropped"] == []
 
 
 def test_a_full_disk_drops_and_goes_on(tier, writer, reports, monkeypatch) -> None:
+    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
+
     def full(*_) -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -260,3 +264,71 @@ def test_a_callback_that_fails_ends_the_thread_and_says_so(tier, reports) -> Non
     assert str(writer.failure) == "the channel is closed"
     assert not submit(writer, 2)
     assert writer.seal_now(LIMIT_S)
+
+
+def test_removing_reaches_what_waits_what_is_open_and_what_is_sealed(
+    tmp_path, tier, writer, reports, monkeypatch
+) -> None:
+    submit(writer, 0)
+    submit(writer, 1)
+    reports.wait_for(lambda keys: len(keys["written"]) == 2)
+    assert writer.seal_now(LIMIT_S)
+    submit(writer, 2)
+    reports.wait_for(lambda keys: len(keys["written"]) == 3)
+    gate = Gate(tier, monkeypatch)
+    submit(writer, 3)
+    assert gate.entered.wait(LIMIT_S)
+    submit(writer, 4)
+    assert writer.remove([0, 2, 4, 99])
+    gate.open()
+    reports.wait_for(lambda keys: keys["removed"] == [0, 2, 4, 99])
+    assert sorted(reports.keys["dropped"]) == [2, 4]
+    assert writer.stop(LIMIT_S) == 0
+    assert sorted(reports.keys["durable"]) == [0, 1, 3]
+    assert not writer.remove([1])
+    tier.close()
+    again = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
+    assert sorted(again.blocks()[0]) == [1, 3]
+    again.close()
+
+
+def test_a_removal_that_cannot_be_made_sure_is_not_reported_as_done(
+    tier, writer, reports, monkeypatch
+) -> None:
+    def refused(keys: list[int]) -> Never:
+        raise TierWriteError("Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "remove", refused)
+        writer.remove([1])
+        assert writer.seal_now(LIMIT_S)
+    assert writer.stats()["removals_failed"] == 1
+    assert reports.keys["removed"] == []
+
+
+def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatch) -> None:
+    monkeypatch.setattr("store.tier_writer.COMPACT_CHECK_S", 0.01)
+    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
+    writer = TierWriter(tier, **reports.callbacks())
+    for key in range(8):
+        submit(writer, key)
+    reports.wait_for(lambda keys: len(keys["written"]) == 8)
+    assert writer.seal_now(LIMIT_S)
+    writer.remove(range(5))
+    reports.wait_for(lambda keys: len(keys["removed"]) == 5)
+    compacted = threading.Event()
+    compact = tier.compact
+
+    def watched(nbytes: int) -> int:
+        copied = compact(nbytes)
+        if tier.stats()["files_compacted"]:
+            compacted.set()
+        return copied
+
+    monkeypatch.setattr(tier, "compact", watched)
+    assert compacted.wait(LIMIT_S) or tier.stats()["files_compacted"]
+    assert tier.stats()["files_compacted"] == 1
+    assert writer.stop(LIMIT_S) == 0
+    assert sorted(tier.blocks()[0]) == [5, 6, 7]
+    tier.check()
+    tier.close()

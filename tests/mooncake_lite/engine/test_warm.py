@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
-import numpy as np, torch
+import numpy as np
 from mooncake_lite.engine import Engine
 from mooncake_lite.engine.sequence import Sequence
 from mooncake_lite.engine.warm import warm_up
@@ -29,10 +29,9 @@ def compiled():
     return sum(len(f.signatures) for f in jitted.values())
 
 
-engine = Engine(load_model(Path(sys.argv[1]), sys.argv[2]), 64, 64)
+engine = Engine(load_model(Path(sys.argv[1]), sys.argv[2]), 64, 64, sys.argv[3])
 warm_up(engine)
 before = compiled()
-kind = np.uint16 if engine.model.dtype == torch.bfloat16 else np.float32
 sequences = []
 for name, length in (("a", 150), ("b", 20), ("c", 64)):
     sequence = Sequence(name, list(range(length)), Sampling(0.7, 0.9, 5, 3), 8, frozenset(), 512)
@@ -41,7 +40,7 @@ for name, length in (("a", 150), ("b", 20), ("c", 64)):
     while token is None:
         token = engine.prefill_chunk(sequence, 48)
     sequence.append(token)
-    blocks = np.zeros((-(-length // 64), *engine.block_shape), kind)
+    blocks = np.zeros((-(-length // 64), *engine.block_shape), engine.block_dtype)
     engine.store_blocks(sequence, 0, blocks)
     engine.load_blocks(sequence, 0, blocks)
     sequences.append(sequence)
@@ -52,11 +51,11 @@ print(before >= 5, compiled() - before)
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_after_warming_up_requests_compile_nothing(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "codec"), [("float32", "none"), ("bfloat16", "int8")])
+def test_after_warming_up_requests_compile_nothing(dtype: str, codec: str, tmp_path: Path) -> None:
     tiny_model("llama", tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), dtype],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), dtype, codec],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -213,7 +213,7 @@ class GatewayProcess:
         fields = {
             "config": ServeConfig(**config).to_dict(), "model_folder": str(model_folder),
             "served_id": SERVED_ID, "max_model_len": MAX_MODEL_LEN, "fingerprint": FINGERPRINT.hex(),
-            "name": "gateway-0", "limits": limits or {}, "parent_pid": os.getpid(),
+            "weights": "float32", "name": "gateway-0", "limits": limits or {}, "parent_pid": os.getpid(),
         }  # fmt: skip
         path = run_dir / "gateway.json"
         path.touch(mode=0o600)

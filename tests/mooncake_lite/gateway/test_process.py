@@ -64,7 +64,7 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
     assert "rank 2" in refused.json()["error"]["message"]
 
     cluster.tell_gateway(m.ClusterStatus(True, ""))
-    gateway.wait_ready()
+    assert gateway.wait_health(200) == {"status": "ok", "detail": "ready", "weights": "float32"}
     gateway.close()
 
 
@@ -181,7 +181,7 @@ def test_a_folder_without_a_tokenizer_is_one_line_and_exit_code_2(run_dir: Path,
 def settings_file(run_dir: Path, **changes: Any) -> Path:
     fields = {
         "config": ServeConfig().to_dict(), "model_folder": "/nowhere", "served_id": "x",
-        "max_model_len": 64, "fingerprint": "00",
+        "max_model_len": 64, "fingerprint": "00", "weights": "float32",
     }  # fmt: skip
     path = run_dir / "gateway.json"
     path.touch(mode=0o600)

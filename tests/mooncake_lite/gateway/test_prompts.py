@@ -27,8 +27,8 @@ FINGERPRINT = b"weights"
 def settings(model_folder: Path, **config: Any) -> Settings:
     return Settings(
         run_dir=model_folder, config=ServeConfig(block_size=16, **config), model_folder=model_folder,
-        served_id="tiny", max_model_len=64, fingerprint=FINGERPRINT, name="gateway-0", curve=None,
-        parent_pid=0, limits=Limits(),
+        served_id="tiny", max_model_len=64, fingerprint=FINGERPRINT, weights="float32",
+        name="gateway-0", curve=None, parent_pid=0, limits=Limits(),
     )  # fmt: skip
 
 

@@ -50,9 +50,20 @@ def test_paths_are_made_absolute_because_ranks_may_start_elsewhere(
     assert build_config("SmolLM2-135M-Instruct", {}, None).model == "SmolLM2-135M-Instruct"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("belady", "needs the future"), ("mru", "no eviction policy is called 'mru'")]
+)
+def test_an_eviction_policy_that_cannot_run_live_is_refused(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, "serve", "--eviction", name)
+    assert words in said
+    assert "leaves-first" in said  # one of those that can
+
+
 def test_the_flags_of_a_rank_make_the_same_configuration_again() -> None:
     config = ServeConfig(
-        prefill=2, pool_bytes=2**28, enable_prefix_caching=False, dead_after_s=9.5, max_queue=3
+        prefill=2, pool_bytes=2**28, enable_prefix_caching=False, dead_after_s=9.5, eviction="arc+size"
     )
     words = iter(rank_flags(config))
     again: dict[str, object] = {}

@@ -82,7 +82,7 @@ def test_what_can_be_computed_or_is_tied_may_be_there_too(folder: Path) -> None:
         ),
     )
 
-    assert load_model(folder).weights.head.shape == (199, 64)
+    assert load_model(folder).weights.head.weight.shape == (199, 64)
 
 
 def test_a_cut_file_is_refused(folder: Path) -> None:
@@ -195,17 +195,21 @@ LOAD_AND_WAIT = """
 import sys, torch
 from pathlib import Path
 from mooncake_lite.model.config import load_config
+from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import load_weights
 folder = Path(sys.argv[1])
 def rollup():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
 before = rollup()["Anonymous"]
-weights = load_weights(folder, load_config(folder), "float32", "cpu")
+source = weight_source(folder, "auto", "float32", "cpu")
+assert len(source.files) == 2
+weights = load_weights(source, load_config(folder), "float32", "cpu")
 float(weights.embedding.sum())
 for layer in weights.layers:
     for linear in (layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down):
-        float(linear.weight.sum())
+        float(linear.dense.sum())
+        int(linear.weight.blocks.sum())
 print("loaded", flush=True)
 sys.stdin.readline()
 after = rollup()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,6 +15,8 @@ from mooncake_lite.roles.members import Members
 from store.directory import Directory
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
+from store.policies import policy_factory
+from store.policies.sieve import SIEVE
 
 pytestmark = pytest.mark.quick
 
@@ -45,7 +50,7 @@ class Cluster:
     def __init__(self, blocks: int = 32, tier: tuple[int, ...] = (), **options: object) -> None:
         config = ServeConfig(block_size=BLOCK, **options)  # type: ignore[arg-type]
         self.hub = FakeHub()
-        self.directory = Directory(LAYOUT)
+        self.directory = Directory(LAYOUT, policy=policy_factory(config.eviction))
         members = Members(config, [0, 0, 0, 0], "")
         self.role = ConductorRole(config, self.hub, self.directory, members, lambda: None)  # type: ignore[arg-type]
         nbytes = blocks * LAYOUT.nbytes
@@ -209,7 +214,10 @@ def test_a_bad_block_on_ssd_is_a_miss_and_what_stands_before_it_is_still_used() 
     (ask,) = cluster.submit("a", tokens)
     assert isinstance(ask, m.LoadBlocks)
     answer = m.BlocksLoaded(ask.number, [True, False, True], [SUMS, [], SUMS], 0.01)
-    (job,) = cluster.tell("rank-3", answer)
+    (again,) = cluster.tell("rank-3", answer)
+    assert isinstance(again, m.LoadBlocks)
+    assert again.keys == keys[:1]
+    (job,) = cluster.tell("rank-3", m.BlocksLoaded(again.number, [True], [SUMS], 0.01))
     assert isinstance(job, m.Prefill)
     assert len(job.load) == 1
     assert len(job.store) == 2
@@ -227,6 +235,38 @@ def test_what_was_saved_can_be_evicted_from_dram_and_comes_back_from_ssd() -> No
     assert len(other.store) == 3
     (ask,) = cluster.submit("c", tokens)
     assert isinstance(ask, m.LoadBlocks)
+
+
+def test_a_block_from_ssd_stays_in_dram_from_its_second_hit_on() -> None:
+    tokens = list(range(150))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(tier=tuple(keys))
+    cached = []
+    for name in ("a", "b", "c"):
+        sent = cluster.submit(name, tokens)
+        if isinstance(sent[0], m.LoadBlocks):
+            sent = cluster.tell("rank-3", m.BlocksLoaded(sent[0].number, [True] * 2, [SUMS] * 2, 0.01))
+        (job,) = sent
+        assert isinstance(job, m.Prefill)
+        cached.append(job.cached_tokens)
+        cluster.prefill_done(job)
+        cluster.tell("rank-2", m.DecodeLoaded(name, []))
+        cluster.tell("rank-2", m.DecodeDone(name, "finished", 3))
+        assert cluster.idle_bytes == 0
+        assert cluster.directory.stats()["keys_dram"] == (0 if name == "a" else 2)
+    assert cached == [{"dram": 0, "ssd": 128}, {"dram": 0, "ssd": 128}, {"dram": 128, "ssd": 0}]
+
+
+def test_a_block_whose_bytes_went_bad_in_dram_is_computed_again() -> None:
+    cluster = Cluster()
+    tokens = list(range(150))
+    cluster.serve("a", tokens)
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    cluster.tell("rank-3", m.BlocksSaved(3, keys[1:], "bad"))
+    (job,) = cluster.submit("b", tokens)
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), len(job.store)) == (1, 1)
 
 
 def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
@@ -291,7 +331,7 @@ def test_a_request_cancelled_while_its_blocks_come_from_ssd_ends_when_they_are_t
     cluster.tell("rank-3", m.BlocksLoaded(ask.number, [True, True], [SUMS, SUMS], 0.01))  # type: ignore[attr-defined]
     assert cluster.role.records == {}
     assert cluster.idle_bytes == 0
-    assert cluster.directory.stats()["keys_dram"] == 2
+    assert cluster.directory.stats()["keys_dram"] == 0
 
 
 def test_a_prefill_that_was_cancelled_too_late_does_not_go_to_decode() -> None:
@@ -341,7 +381,8 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     cluster.serve("a", list(range(128)))
     turn = [*range(128), *range(500, 564), 1, 2]
     keys, digests = prefix_keys(turn, BLOCK, b"model"), block_digests(turn, BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, [keys[2]], [digests[2]]))
+    wanted = m.PutWanted(1, 2, [keys[2]], [digests[2]], [[0] * BLOCK], [(keys[1], 2)])
+    (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.PutGranted)
     assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
@@ -350,11 +391,52 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     assert job.cached_tokens["dram"] == 192
 
 
+def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs() -> None:
+    cluster = Cluster(eviction="gdsf")
+    cluster.serve("a", list(range(192)))
+    tokens = [*range(192), *range(500, 564)]
+    keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
+    wanted = m.PutWanted(1, 2, [keys[3]], [digests[3]], [[0] * BLOCK], [(keys[2], 3)])
+    (granted,) = cluster.tell("rank-2", wanted)
+    assert isinstance(granted, m.PutGranted)
+    assert granted.places[0] is not None
+    cluster.tell("rank-2", m.PutEnded([granted.places[0].object_id], [SUMS]))
+    hits = cluster.directory.lookup(keys, digests, 0, touch=False)
+    facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
+    assert [found.parent for found in facts] == [None, *keys[:3]]
+    assert [found.position for found in facts] == [0, 1, 2, 3]
+    assert all(found.cost_s > 0 and found.nbytes == LAYOUT.nbytes for found in facts)
+    assert facts[3].cost_s == pytest.approx(BLOCK * cluster.role.policy.prefill_s_per_token)
+
+
+def test_a_rank_that_becomes_the_conductor_takes_the_policy_of_its_configuration() -> None:
+    from mooncake_lite.roles.assemble import _conductor_role  # needs torch, which nothing else here does
+
+    config = ServeConfig(block_size=BLOCK, eviction="sieve")
+    model: Any = SimpleNamespace(layers=2, kv_heads=1, head_dim=8)
+    hub: Any = FakeHub()
+    role = _conductor_role(config, model, hub, Members(config, [0, 0, 0, 0], ""), lambda: None, None)
+    role.step([("rank-3", m.RankHello(3, "store", 0, 0, 9 * LAYOUT.nbytes))])
+    policy = role.directory._segments[3].policy
+    assert (type(policy), policy.capacity) == (SIEVE, 9)
+
+
+def test_a_prompt_that_is_not_admitted_is_decoded_all_the_same_and_leaves_nothing_behind() -> None:
+    cluster = Cluster(eviction="lru+second-hit")
+    for turn, cached in (("a", 0), ("b", 0), ("c", 128)):
+        job = cluster.serve(turn, list(range(150)))
+        assert job.cached_tokens["dram"] == cached
+        assert len(job.load) + len(job.store) == 2
+        assert cluster.idle_bytes == 0
+    assert cluster.directory.counters["puts_not_admitted"] == 2
+
+
 def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
     cluster = Cluster()
     cluster.serve("a", list(range(128)))
     keys, digests = prefix_keys(range(128), BLOCK, b"model"), block_digests(range(128), BLOCK)
-    (granted,) = cluster.tell("rank-2", m.PutWanted(1, 2, keys, digests))
+    wanted = m.PutWanted(1, 2, keys, digests, [[0] * BLOCK] * 2, [(None, 0), (keys[0], 1)])
+    (granted,) = cluster.tell("rank-2", wanted)
     assert granted == m.PutGranted(1, [None, None])
 
 

@@ -10,6 +10,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.engine import OutOfPages, Sequence
 from mooncake_lite.roles.decode import DecodeRole
+from store.keys import PrefixChain, prefix_keys
 
 pytestmark = pytest.mark.quick
 
@@ -49,6 +50,24 @@ class FakeRank:
 
     def count_preemption(self) -> None:
         self.preempted = True
+
+
+def test_a_block_that_goes_back_to_the_pool_is_offered_with_what_it_hangs_on() -> None:
+    rank: Any = FakeRank()
+    rank.engine = SimpleNamespace(block_tokens=64, store_blocks=lambda *where: None)
+    layout = SimpleNamespace(checksums=lambda block: [1])
+    rank.staging = SimpleNamespace(puts=[0, 1, 2], blocks=[None] * 3, layout=layout)
+    role = DecodeRole(rank)
+    tokens = [*range(192)]
+    keys = prefix_keys(tokens, 64, b"model")
+    for known in (0, 2):  # a first block, and one behind two others
+        chain = PrefixChain(64, b"model", last_key=keys[known - 1] if known else None)
+        sequence = SimpleNamespace(token_ids=tokens, num_computed=64 * (known + 1))
+        running: Any = SimpleNamespace(chain=chain, sequence=sequence)
+        role._offer([running])
+    first, third = rank.told
+    assert (first.keys, first.before) == ([keys[0]], [(None, 0)])
+    assert (third.keys, third.before) == ([keys[2]], [(keys[1], 2)])
 
 
 def test_the_only_running_request_steps_back_for_one_that_is_loading() -> None:

@@ -1,6 +1,6 @@
 """`mooncake-lite store master`: the process that clients of a MooncakeDistributedStore meet at.
 
-Mounted by `mooncake_lite.store_command`. Explained in docs/explain/leases.md.
+Mounted by `mooncake_lite.pool.commands`. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moving KV on CUDA: the CUDA forms of blocks.py, which holds interface, checks and index mapping. Ladder:
+"""Moving KV on CUDA: the CUDA form of block_kernels.py. blocks.py holds interface, checks and index mapping.
 v1  one thread an element, neighbours next to each other along head_dim, so that both sides of every copy
     are read and written in whole lines. Any element, any alignment
 v2  16 bytes a thread and move, and a warp for a run that is contiguous on both sides: four moves are on their
@@ -21,6 +21,7 @@ from kernels_numba.arrays import strides_of
 from kernels_numba.backend_cuda import (
     addresses,
     aligned,
+    as_bytes,
     compiled,
     cuda,
     divide,
@@ -214,13 +215,16 @@ MAX_GRID_Z = 65535
 def launch_move_blocks(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], to_pages: bool
 ) -> None:
-    """gather_blocks or scatter_blocks on checked device arrays; part as blocks._move_block_runs has it."""
+    """gather_blocks or scatter_blocks on checked device arrays, blocks of the caches' dtype or as bytes.
+
+    part: (first layer, layers, first head, heads) of the caches.
+    """
     first_layer, layer_count, first_head, head_count = part
     item, pages = caches.dtype.itemsize, page_ids.shape[1]
     run_bytes = math.prod(caches.shape[4:]) * item
     page_bytes = run_bytes * caches.shape[3]
     plane_bytes = page_bytes * caches.shape[2]
-    block_bytes = strides_of(blocks)[0] * item
+    block_bytes = strides_of(blocks)[0] * blocks.dtype.itemsize
     if run_bytes % CHUNK or block_bytes % CHUNK or not aligned(caches, blocks):
         launch_move_blocks_plain(caches, page_ids, blocks, part, to_pages)
         return
@@ -240,6 +244,9 @@ def launch_move_blocks_plain(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], to_pages: bool
 ) -> None:
     """v1."""
+    if len(blocks.shape) == 5:  # bytes: then the caches' are moved
+        caches = as_bytes(caches)
+        blocks = blocks.reshape(*blocks.shape[:4], page_ids.shape[1] * caches.shape[4], caches.shape[5])
     views, stream = on_device(caches, page_ids, blocks)
     first_layer, layer_count, first_head, head_count = part
     piece = -(-head_count * caches.shape[4] * caches.shape[5] // THREADS)

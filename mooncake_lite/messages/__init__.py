@@ -1,0 +1,153 @@
+"""Every message between the processes of one cluster, and nothing else.
+
+Sent by the gateway, the conductor (rank 0) and the prefill, decode and store ranks through
+`transport.channel`; encoded there (MessagePack, one version byte, a size limit). A message never
+carries KV: it names where KV lies (`BlockRef`), and `transport.engine` moves the bytes over MPI.
+One file for each boundary; here, who may receive what. Explained in docs/lifecycle.md, which follows these
+messages in their order.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.messages.compute import (
+    Decode,
+    DecodeDone,
+    DecodeLoaded,
+    GatewayAt,
+    Preempted,
+    Prefill,
+    PrefillDone,
+    PutEnded,
+    PutGranted,
+    PutWanted,
+    RequestFailed,
+)
+from mooncake_lite.messages.gateway import (
+    Cancel,
+    ClusterStatus,
+    Failed,
+    GatewayHello,
+    MetricsReply,
+    MetricsRequest,
+    OpenTokens,
+    Rejected,
+    Submit,
+    Tokens,
+)
+from mooncake_lite.messages.parts import (
+    BlockRef,
+    Message,
+    Metric,
+    Plain,
+    Sampling,
+    Span,
+)
+from mooncake_lite.messages.pool import (
+    BlocksChecked,
+    CheckBlocks,
+    CompactTier,
+    PoolQuery,
+)
+from mooncake_lite.messages.ranks import (
+    RankError,
+    RankHello,
+    RankStats,
+    Stop,
+    Stopped,
+)
+from mooncake_lite.messages.store import (
+    BlocksCopied,
+    BlocksLoaded,
+    BlocksSaved,
+    CopyBlocks,
+    LoadBlocks,
+    SaveBlocks,
+    TierEvicted,
+    TierIndex,
+)
+
+__all__ = [
+    "TO_CONDUCTOR",
+    "TO_DECODE",
+    "TO_GATEWAY",
+    "TO_GATEWAY_TOKENS",
+    "TO_LAUNCHER",
+    "TO_PREFILL",
+    "TO_STORE",
+    "BlockRef",
+    "BlocksChecked",
+    "BlocksCopied",
+    "BlocksLoaded",
+    "BlocksSaved",
+    "Cancel",
+    "CheckBlocks",
+    "ClusterStatus",
+    "CompactTier",
+    "CopyBlocks",
+    "Decode",
+    "DecodeDone",
+    "DecodeLoaded",
+    "Failed",
+    "GatewayAt",
+    "GatewayHello",
+    "LoadBlocks",
+    "Message",
+    "Metric",
+    "MetricsReply",
+    "MetricsRequest",
+    "OpenTokens",
+    "Plain",
+    "PoolQuery",
+    "Preempted",
+    "Prefill",
+    "PrefillDone",
+    "PutEnded",
+    "PutGranted",
+    "PutWanted",
+    "RankError",
+    "RankHello",
+    "RankStats",
+    "Rejected",
+    "RequestFailed",
+    "Sampling",
+    "SaveBlocks",
+    "Span",
+    "Stop",
+    "Stopped",
+    "Submit",
+    "TierEvicted",
+    "TierIndex",
+    "Tokens",
+]
+
+TO_CONDUCTOR = (
+    GatewayHello
+    | Submit
+    | Cancel
+    | MetricsRequest
+    | RankHello
+    | PrefillDone
+    | RequestFailed
+    | DecodeLoaded
+    | DecodeDone
+    | Preempted
+    | PutWanted
+    | PutEnded
+    | RankStats
+    | RankError
+    | Stop
+    | Stopped
+    | TierIndex
+    | BlocksSaved
+    | TierEvicted
+    | BlocksLoaded
+    | BlocksCopied
+    | BlocksChecked
+    | PoolQuery
+)
+TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Stop
+TO_GATEWAY_TOKENS = Tokens
+TO_PREFILL = Prefill | Cancel | GatewayAt | Stop
+TO_DECODE = Decode | Cancel | PutGranted | GatewayAt | Stop
+TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | CompactTier | Stop
+TO_LAUNCHER = ClusterStatus | Stop

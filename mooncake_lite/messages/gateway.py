@@ -1,0 +1,101 @@
+"""Between a gateway and the conductor, and the tokens that compute ranks send to a gateway.
+
+Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.messages.parts import Message, Metric, Sampling, Span
+
+
+class GatewayHello(Message, frozen=True):
+    """A gateway presents itself; `token_endpoints` are where ranks send it tokens (ipc first)."""
+
+    gateway: str
+    token_endpoints: list[str]
+
+
+class Submit(Message, frozen=True):
+    """A tokenised request.
+
+    token_ids    the whole prompt
+    keys         prefix key of each full block of the prompt; empty when reuse is off
+    digests      second digest of each full block's tokens, same length as keys
+    salt         what the key chain started from; decode ranks continue the chain with it
+    stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
+    """
+
+    request_id: str
+    gateway: str
+    token_ids: list[int]
+    keys: list[int]
+    digests: list[int]
+    salt: bytes
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: list[int]
+
+
+class Cancel(Message, frozen=True):
+    """Forget a request: the client left, or a stop string was found by the gateway."""
+
+    request_id: str
+
+
+class MetricsRequest(Message, frozen=True):
+    """Ask the conductor for all metrics of the cluster."""
+
+    number: int
+
+
+class ClusterStatus(Message, frozen=True):
+    """Sent when the state changes. `ready` turns true once, when every rank has registered."""
+
+    ready: bool
+    detail: str
+
+
+class Rejected(Message, frozen=True):
+    """A request is refused before any work is spent on it."""
+
+    request_id: str
+    reason: str
+    retry_after_s: float
+
+
+class Failed(Message, frozen=True):
+    """A request that had been accepted cannot be finished."""
+
+    request_id: str
+    reason: str
+
+
+class MetricsReply(Message, frozen=True):
+    """All metrics of the cluster, in answer to the MetricsRequest of this number."""
+
+    number: int
+    metrics: list[Metric]
+
+
+class OpenTokens(Message, frozen=True):
+    """Some ranks are on other hosts: bind a TCP endpoint on `host` with CURVE, and say hello again."""
+
+    host: str
+
+
+class Tokens(Message, frozen=True):
+    """Tokens `index .. index+len(token_ids)-1` of a request's answer.
+
+    finish          None while more will come, else "stop" (an end token, not included in
+                    token_ids) or "length"
+    cached_tokens   prompt tokens whose KV was reused, by tier: {"dram": n, "ssd": m}; only in
+                    the message that carries index 0
+    spans           where the time went; only in the first and in the last message
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    finish: str | None = None
+    cached_tokens: dict[str, int] = {}
+    spans: list[Span] = []

@@ -1,0 +1,68 @@
+"""What messages are made of: their base, and the parts that several of them carry.
+
+Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages: a tagged, positional MessagePack array."""
+
+
+class Plain(msgspec.Struct, frozen=True, array_like=True):
+    """Base of the parts of messages."""
+
+
+class Sampling(Plain, frozen=True):
+    """How the next token is chosen. Greedy when temperature is 0.
+
+    seed makes the draw of the token at position i a function of (seed, i) alone, so that any
+    rank can continue a request and get the same tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class BlockRef(Plain, frozen=True):
+    """One KV object in the pool: `nbytes` at `offset` in the segment of `rank`.
+
+    object_id   the directory's id of this object, unique in the life of a cluster
+    """
+
+    object_id: int
+    rank: int
+    offset: int
+    nbytes: int
+
+
+class Span(Plain, frozen=True):
+    """One stage of a request, as measured by the rank that did it (a duration, never a clock time)."""
+
+    stage: str
+    rank: int
+    seconds: float
+    nbytes: int = 0
+    count: int = 0
+
+
+class Metric(Plain, frozen=True):
+    """One sample of one metric, in the form that Prometheus wants.
+
+    buckets   histograms only: (upper bound, cumulative count) pairs, the last bound is inf
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: dict[str, str]
+    value: float = 0.0
+    buckets: list[tuple[float, int]] = []
+    sum: float = 0.0

@@ -1,0 +1,88 @@
+"""Between `mooncake-lite store` and the conductor of a running cluster, and what store ranks do for it.
+
+Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mooncake_lite.messages.parts import BlockRef, Message, Plain
+
+
+class PoolQuery(Message, frozen=True):
+    """The command -> conductor.
+
+    after   ls: go on behind the object of this id; key: which block get wants
+    folder  get: where a store rank shall put the bytes, a folder of the same user
+    """
+
+    what: Literal["ls", "stat", "get", "verify", "compact"]
+    after: int = -1
+    key: int = 0
+    folder: str = ""
+
+
+class PoolRow(Plain, frozen=True):
+    """One block of `ls`. state: "" when it may be evicted, else "leased", "unsaved" or "pinned"."""
+
+    object_id: int
+    key: int
+    tier: str
+    rank: int
+    nbytes: int
+    state: str
+
+
+class PoolRows(Message, frozen=True):
+    """A piece of `ls`, in the order of object ids; `more` will come when asked."""
+
+    rows: list[PoolRow]
+    more: bool
+
+
+class PoolFigures(Message, frozen=True):
+    """`stat`: the directory's counters and gauges."""
+
+    values: dict[str, int]
+
+
+class PoolProgress(Message, frozen=True):
+    """`verify` and `get` so far; `bad` names blocks whose bytes are not those that were put."""
+
+    done: int
+    total: int
+    bad: list[PoolRow]
+
+
+class PoolEnded(Message, frozen=True):
+    """The command has ended; problem: why it could not be done, "" when it could."""
+
+    problem: str = ""
+
+
+class CheckBlocks(Message, frozen=True):
+    """Conductor -> store: compare these blocks with their checksums.
+
+    path   of a file to be made, for the bytes of the one block; "" for none
+    """
+
+    number: int
+    refs: list[BlockRef]
+    checksums: list[list[int]]
+    path: str = ""
+
+
+class BlocksChecked(Message, frozen=True):
+    """Store -> conductor: `good` by block; problem: why the file could not be made."""
+
+    number: int
+    good: list[bool]
+    problem: str = ""
+
+
+class CompactTier(Message, frozen=True):
+    """Conductor -> store: rewrite files that are half dead or small, as soon as nothing else is to do."""
+
+
+POOL_ANSWERS = PoolRows | PoolFigures | PoolProgress | PoolEnded

@@ -1,0 +1,57 @@
+"""Between the conductor and every rank: how they register, report and stop.
+
+Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.messages.parts import Message, Metric
+
+
+class RankHello(Message, frozen=True):
+    """A rank has loaded, compiled and made its segment; sent once.
+
+    pages           KV pages this rank's engine has (0 for a store rank)
+    segment_bytes   DRAM that a store rank gives to the pool (0 for the others)
+    tier            a store rank with an SSD tier; it says in TierIndex what that holds
+    """
+
+    rank: int
+    role: str
+    node: int
+    pages: int = 0
+    segment_bytes: int = 0
+    tier: bool = False
+
+
+class RankStats(Message, frozen=True):
+    """Rank -> conductor, every quarter of a second at most (REPORT_EVERY_S): this rank's metrics."""
+
+    rank: int
+    metrics: list[Metric]
+
+
+class Stop(Message, frozen=True):
+    """Conductor -> ranks and gateways, or launcher -> conductor: end within grace_s.
+
+    A rank flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that nobody spins
+    in MPI_Finalize while others flush. lost: a rank is gone; nobody waits for anybody.
+    """
+
+    reason: str
+    grace_s: float
+    lost: bool = False
+
+
+class Stopped(Message, frozen=True):
+    """Rank -> conductor: I have stopped taking work and have flushed. `dropped`: blocks not saved."""
+
+    rank: int
+    dropped: int
+
+
+class RankError(Message, frozen=True):
+    """Rank -> conductor: this rank cannot go on."""
+
+    rank: int
+    reason: str

@@ -1,0 +1,1 @@
+"""The KVCache pool for its users: the command `mooncake-lite store`."""

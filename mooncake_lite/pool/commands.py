@@ -1,0 +1,294 @@
+"""`mooncake-lite store ls|stat|get|verify|compact`: KV blocks at rest in the folder of an HDF5 tier, or live.
+The group's `master` is another matter (`master.py`).
+
+Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
+whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mooncake_lite.errors import UserError
+from mooncake_lite.pool.live import live_pool, run_folder
+from mooncake_lite.pool.master import master
+
+if TYPE_CHECKING:
+    from mooncake_lite.messages.pool import PoolRow
+    from store.tier_at_rest import RestingBlock, RestingFolder
+
+PLAIN_WIDTH = 150
+"""Columns when the output is not a terminal: a row stays a line."""
+
+WHERE = click.argument("where", type=click.Path(path_type=Path))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("store")
+def store() -> None:
+    """The KV blocks of a pool: WHERE is "live", or the folder given to --ssd-dir, or one store-<j> in it.
+
+    "live" is the cluster of yours that is running here, and its blocks in DRAM; a run folder names one of
+    several. Of a folder, all but compact only read, and may be used while a cluster runs. "master" keeps the
+    books of a store without a cluster.
+    """
+
+
+store.add_command(master)
+
+
+@store.command("ls")
+@WHERE
+@AS_JSON
+def list_command(where: Path, as_json: bool) -> None:
+    """List the blocks in WHERE: key, digest, bytes, segment file and row, and whether each is served.
+
+    "removed" was deleted by its key; of a "copy", a younger file holds the block that is served.
+    """
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            _show([_live_row(row) for row in pool.rows()], as_json)
+        return
+    from store.tier_at_rest import blocks
+
+    with _one_line():
+        found = blocks(_folders(where))
+    rows = [
+        {
+            "key": f"{block.key:016x}",
+            "digest": f"{int(block.file.digests[block.row]):016x}",
+            "bytes": block.file.header.layout.nbytes,
+            "file": _name(block.file.path),
+            "row": block.row,
+            "state": block.state,
+        }
+        for block in found
+    ]
+    _show(rows, as_json)
+
+
+@store.command("stat")
+@WHERE
+@AS_JSON
+def stat_command(where: Path, as_json: bool) -> None:
+    """Sum up each folder in WHERE: files, blocks, bytes, what is broken or dead, and who has it."""
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            _show([{"figure": name, "value": value} for name, value in pool.figures().items()], as_json)
+        return
+    from store.tier_at_rest import blocks
+
+    with _one_line():
+        folders = _folders(where)
+    served = [block for block in blocks(folders) if block.state == "served"]
+    rows = []
+    for folder in folders:
+        count = sum(file.header.blocks for file in folder.files)
+        live = sum(block.file.path.parent == folder.path for block in served)
+        rows.append(
+            {
+                "folder": str(folder.path),
+                "files": len(folder.files),
+                "bytes": sum(file.header.file_nbytes for file in folder.files),
+                "blocks": live,
+                "dead": count - live,
+                "models": len({file.header.fingerprint for file in folder.files}),
+                "broken": len(folder.broken),
+                "set aside": len(folder.set_aside),
+                "unsealed": len(folder.unsealed),
+                "held by": "" if folder.held_by is None else f"process {folder.held_by or '?'}",
+            }
+        )
+    _show(rows, as_json)
+
+
+@store.command("get")
+@WHERE
+@click.argument("key")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE, not to stdout.")
+def get_command(where: Path, key: str, out: Path | None) -> None:
+    """Write the bytes of the block KEY (16 hexadecimal digits, as ls prints it) to stdout, once verified.
+
+    They are [layers, 2, kv_heads, block_tokens, head_dim]; the file's attributes say the sizes.
+    """
+    number = _parse_key(key)
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            data = pool.get(number)
+    else:
+        data = _resting_block(where, number)
+    if out is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
+
+
+@store.command("verify")
+@WHERE
+@AS_JSON
+def verify_command(where: Path, as_json: bool) -> int:
+    """Read every block in WHERE and compare its checksums; exit code 1 when anything is bad."""
+    if running := run_folder(where):
+        return _verify_live(running, as_json)
+    from store.tier_at_rest import blocks, verify
+
+    with _one_line():
+        folders = _folders(where)
+    found = [block for block in blocks(folders) if block.state != "removed"]
+    rows = {
+        file.path: {"file": _name(file.path), "blocks": 0, "bytes": 0, "bad": 0, "problem": ""}
+        for folder in folders
+        for file in folder.files
+    }
+    with _progress("verifying", sum(block.file.header.layout.nbytes for block in found)) as advance:
+        for block, problem in verify(found):
+            _count(rows[block.file.path], block, problem)
+            advance(block.file.header.layout.nbytes)
+    for folder in folders:
+        for path, reason in folder.broken:
+            rows[path] = {"file": _name(path), "blocks": 0, "bytes": 0, "bad": 0, "problem": reason}
+    _show(list(rows.values()), as_json)
+    return int(any(row["problem"] for row in rows.values()))
+
+
+@store.command("compact")
+@WHERE
+def compact_command(where: Path) -> None:
+    """Rewrite the files in WHERE that are half dead, and merge small ones; nobody may be using it.
+
+    As at every start, what was not sealed is deleted and what is broken is set aside.
+    """
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            pool.compact()
+        click.echo("every store rank rewrites its tier as soon as it has nothing else to do")
+        return
+    from store.errors import TierInUse
+    from store.tier_at_rest import compact
+
+    with _one_line():
+        before = _folders(where)
+        for folder in before:
+            if folder.held_by is not None:
+                raise TierInUse(folder.path, folder.held_by)
+        with _progress("compacting", None) as advance:
+            for folder in before:
+                compact(folder.path, advance)
+        after = _folders(where)
+    rows = []
+    for old, new in zip(before, after):
+        row: dict[str, Any] = {"folder": str(old.path)}
+        for name, folder in (("before", old), ("after", new)):
+            row[f"files {name}"] = len(folder.files)
+            row[f"bytes {name}"] = sum(file.header.file_nbytes for file in folder.files)
+        rows.append(row)
+    _show(rows, as_json=False)
+
+
+def _folders(where: Path) -> list[RestingFolder]:
+    """Everything at rest in WHERE. Raises TierFolderError."""
+    from store.tier_at_rest import find_folders, look
+
+    return [look(folder) for folder in find_folders(where)]
+
+
+def _resting_block(where: Path, number: int) -> bytes:
+    from store.tier_at_rest import blocks, read_block
+
+    with _one_line():
+        found = [b for b in blocks(_folders(where)) if b.key == number and b.state == "served"]
+        if not found:
+            raise UserError(f"{where} holds no block {number:016x}; `mooncake-lite store ls` lists its keys")
+        return read_block(found[-1])
+
+
+def _live_row(row: PoolRow) -> dict[str, Any]:
+    return {
+        "key": f"{row.key:016x}", "tier": row.tier, "rank": row.rank, "bytes": row.nbytes, "state": row.state
+    }  # fmt: skip
+
+
+def _verify_live(running: Path, as_json: bool) -> int:
+    with live_pool(running) as pool, _progress("verifying", None) as advance:
+        count, bad = pool.verify(lambda done, total: advance(0))
+    _show([{"blocks": count, "bad": len(bad)}] if not bad else [_live_row(row) for row in bad], as_json)
+    return int(bool(bad))
+
+
+def _parse_key(text: str) -> int:
+    try:
+        number = int(text, 16)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise UserError(f"KEY {text!r} is not a key: up to 16 hexadecimal digits, as `store ls` prints them")
+    return number
+
+
+def _name(path: Path) -> str:
+    """A segment file, and the folder that it is numbered in."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def _count(row: dict[str, Any], block: RestingBlock, problem: str) -> None:
+    row["blocks"] += 1
+    row["bytes"] += block.file.header.layout.nbytes
+    row["bad"] += bool(problem)
+    row["problem"] = row["problem"] or problem
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What the store complains of is the user's to know: one line, exit code 2."""
+    from store.errors import StoreError
+
+    try:
+        yield
+    except StoreError as error:
+        raise UserError(str(error)) from None
+
+
+@contextmanager
+def _progress(what: str, total_bytes: int | None) -> Iterator[Any]:
+    """A bar on stderr, where that is a terminal; gives a function that takes more bytes done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total_bytes)
+        yield lambda nbytes: progress.advance(task, nbytes)
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """JSON, or a table: numbers to the right."""
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo("nothing there")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int) else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else value for value in row.values()))
+    console = Console()
+    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)

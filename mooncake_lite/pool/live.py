@@ -1,0 +1,131 @@
+"""`mooncake-lite store ... live`: the pool of a running cluster of this user, asked over its control socket.
+
+Used by `commands`. The run folder (0700) decides who may ask. Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mooncake_lite.errors import ClusterError, UserError
+from mooncake_lite.launch.run_dir import RunDir, bases
+from mooncake_lite.messages.pool import (
+    POOL_ANSWERS,
+    PoolEnded,
+    PoolFigures,
+    PoolProgress,
+    PoolQuery,
+    PoolRow,
+    PoolRows,
+)
+from transport.channel import Spoke
+from transport.wire import Decoder
+
+LIVE = "live"
+"""The word for WHERE: the one cluster of this user that is running here."""
+
+ANSWER_LIMIT_S = 10.0
+
+
+def run_folder(where: Path) -> Path | None:
+    """The run folder that WHERE means; None when it means files at rest. Raises UserError."""
+    if (where / "control").is_socket():
+        return where
+    if str(where) != LIVE or where.exists():
+        return None
+    pattern = f"mooncake-lite.{os.getuid()}.*"
+    running = [path for base in bases() for path in base.glob(pattern) if (path / "control").is_socket()]
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise UserError("no cluster of yours is running here; start one with `mooncake-lite serve`")
+    names = " ".join(map(str, sorted(running)))
+    raise UserError(f"{len(running)} clusters of yours are running here; name one instead of live: {names}")
+
+
+class LivePool:
+    """One connection to a conductor."""
+
+    def __init__(self, spoke: Spoke) -> None:
+        self._spoke = spoke
+
+    def ask(self, query: PoolQuery) -> Iterator[Any]:
+        """The answers to a query, as they come. Raises ClusterError when the next one does not."""
+        if not self._spoke.send(query):
+            raise ClusterError("the conductor does not take messages")
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        while time.monotonic() < deadline:
+            for answer in self._spoke.receive(deadline - time.monotonic()):
+                yield answer
+                deadline = time.monotonic() + ANSWER_LIMIT_S
+        raise ClusterError(f"the conductor has not answered for {ANSWER_LIMIT_S:.0f} s")
+
+    def rows(self) -> list[PoolRow]:
+        """All blocks in DRAM."""
+        found: list[PoolRow] = []
+        while True:
+            after = found[-1].object_id if found else -1
+            answer = next(self.ask(PoolQuery("ls", after)))
+            assert isinstance(answer, PoolRows)
+            found += answer.rows
+            if not answer.more:
+                return found
+
+    def figures(self) -> dict[str, int]:
+        """The directory's counters and gauges."""
+        answer = next(self.ask(PoolQuery("stat")))
+        assert isinstance(answer, PoolFigures)
+        return answer.values
+
+    def compact(self) -> None:
+        """Have every store rank begin to rewrite its tier."""
+        _ended(next(self.ask(PoolQuery("compact"))))
+
+    def verify(self, progress: Callable[[int, int], None]) -> tuple[int, list[PoolRow]]:
+        """Compare every block in DRAM with its checksums: (how many, the bad ones)."""
+        total = 0
+        bad: list[PoolRow] = []
+        for answer in self.ask(PoolQuery("verify")):
+            if _ended(answer):
+                return total, bad
+            assert isinstance(answer, PoolProgress)
+            total = answer.done
+            bad += answer.bad
+            progress(answer.done, answer.total)
+        raise AssertionError("ask() ends by raising")
+
+    def get(self, key: int) -> bytes:
+        """The verified bytes of a block, by way of a file: control messages carry no KV. Raises UserError."""
+        with tempfile.TemporaryDirectory(prefix="mooncake-lite-get-") as folder:
+            for answer in self.ask(PoolQuery("get", key=key, folder=folder)):
+                if _ended(answer):
+                    break
+                if answer.bad:
+                    raise ClusterError(f"block {key:016x}: its bytes in DRAM are not those that were put")
+            return (Path(folder) / f"{key:016x}.block").read_bytes()
+
+
+def _ended(answer: Any) -> bool:
+    """Whether this is the last answer. Raises UserError with the conductor's words when it says no."""
+    if not isinstance(answer, PoolEnded):
+        return False
+    if answer.problem:
+        raise UserError(answer.problem)
+    return True
+
+
+@contextmanager
+def live_pool(folder: Path) -> Iterator[LivePool]:
+    """Connected to the conductor of this run folder."""
+    run_dir = RunDir.join(folder)
+    try:
+        with Spoke(run_dir.control, f"pool-{os.getpid()}", Decoder(POOL_ANSWERS)) as spoke:
+            yield LivePool(spoke)
+    finally:
+        run_dir.leave()

@@ -1,0 +1,140 @@
+"""What `mooncake-lite store` asks of a running cluster, answered by the conductor.
+
+Used by the conductor role alone. Books are read here; bytes are compared by the store ranks that hold them, a
+few blocks at a time, so that requests do not wait for it. Explained in docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncake_lite import messages as m
+from mooncake_lite.messages import pool as p
+from mooncake_lite.roles.room import block_ref
+from store.directory import Directory
+from store.objects import PoolObject
+
+ROWS = 4096
+"""In one answer: 200 kB."""
+
+CHECKED_AT_ONCE = 16
+"""Blocks that a store rank compares before it looks at its messages again: 48 MB, some 10 ms."""
+
+LEASE_S = 30.0
+MAX_OPEN = 4
+"""Commands that are being carried out at once; one more is told to come later."""
+
+Send = Callable[[str, m.Message], bool]
+
+
+@dataclass(slots=True)
+class _Check:
+    """A verify or a get under way: what is being compared, and what is left."""
+
+    peer: str
+    left: Iterator[list[PoolObject]]
+    total: int
+    path: str = ""
+    done: int = 0
+    batch: list[PoolObject] | None = None
+
+
+class PoolQueries:
+    """Commands that need store ranks, by number."""
+
+    def __init__(self, directory: Directory, store_ranks: Callable[[], list[int]], send: Send) -> None:
+        self._directory, self._store_ranks, self._send = directory, store_ranks, send
+        self._checks: dict[int, _Check] = {}
+        self._number = 0
+
+    def on_query(self, peer: str, query: p.PoolQuery, now: float) -> None:
+        """Answer at once, or begin."""
+        if query.what == "ls":
+            self._list(peer, query.after)
+        elif query.what == "stat":
+            self._send(peer, p.PoolFigures(self._directory.stats()))
+        elif query.what == "compact":
+            for rank in self._store_ranks():
+                self._send(f"rank-{rank}", p.CompactTier())
+            self._send(peer, p.PoolEnded())
+        elif len(self._checks) >= MAX_OPEN:
+            self._send(peer, p.PoolEnded(f"{MAX_OPEN} other commands are being carried out; try again"))
+        elif query.what == "verify":
+            objects = self._directory.visible_objects()
+            self._begin(_Check(peer, _batches(objects), len(objects)), now)
+        else:
+            self._get(peer, query, now)
+
+    def _list(self, peer: str, after: int) -> None:
+        objects = [obj for obj in self._directory.visible_objects() if obj.object_id > after]
+        rows = [_row(obj, _state(obj)) for obj in objects[:ROWS]]
+        self._send(peer, p.PoolRows(rows, more=len(objects) > ROWS))
+
+    def _get(self, peer: str, query: p.PoolQuery, now: float) -> None:
+        found = [obj for obj in self._directory.visible_objects() if obj.key == query.key]
+        if not found:
+            problem = f"no block {query.key:016x} in DRAM; `mooncake-lite store ls` lists what there is"
+            self._send(peer, p.PoolEnded(problem))
+            return
+        path = str(Path(query.folder) / f"{query.key:016x}.block")
+        self._begin(_Check(peer, _batches(found[:1]), 1, path), now)
+
+    def _begin(self, check: _Check, now: float) -> None:
+        self._number += 1
+        self._checks[self._number] = check
+        self._go_on(self._number, check, now)
+
+    def _go_on(self, number: int, check: _Check, now: float) -> None:
+        """Send the next blocks to the rank that holds them; those that have gone meanwhile are skipped."""
+        for batch in check.left:
+            there = [obj for obj in batch if self._directory.is_visible(obj)]
+            check.done += len(batch) - len(there)
+            if not there:
+                continue
+            self._directory.lease(f"check/{number}", [obj.object_id for obj in there], now, now + LEASE_S)
+            refs = [block_ref(obj) for obj in there]
+            sums = [list(obj.checksums) for obj in there]
+            check.batch = there
+            if self._send(f"rank-{there[0].rank}", p.CheckBlocks(number, refs, sums, check.path)):
+                return
+            self._directory.release(f"check/{number}", now)
+        del self._checks[number]
+        self._send(check.peer, p.PoolEnded())
+
+    def on_checked(self, checked: p.BlocksChecked, now: float) -> None:
+        """A store rank has compared some: tell, and go on."""
+        check = self._checks.get(checked.number)
+        if check is None or check.batch is None:
+            return
+        self._directory.release(f"check/{checked.number}", now)
+        batch, check.batch = check.batch, None
+        check.done += len(batch)
+        bad = [_row(obj, "bad") for obj, good in zip(batch, checked.good) if not good]
+        if checked.problem:
+            del self._checks[checked.number]
+            self._send(check.peer, p.PoolEnded(checked.problem))
+            return
+        if not self._send(check.peer, p.PoolProgress(check.done, check.total, bad)):
+            del self._checks[checked.number]  # who asked has gone
+            return
+        self._go_on(checked.number, check, now)
+
+
+def _batches(objects: list[PoolObject]) -> Iterator[list[PoolObject]]:
+    """By rank, CHECKED_AT_ONCE at a time."""
+    by_rank: dict[int, list[PoolObject]] = {}
+    for obj in objects:
+        by_rank.setdefault(obj.rank, []).append(obj)
+    for some in by_rank.values():
+        for start in range(0, len(some), CHECKED_AT_ONCE):
+            yield some[start : start + CHECKED_AT_ONCE]
+
+
+def _state(obj: PoolObject) -> str:
+    return "unsaved" if obj.unsaved else "leased" if obj.held() else "pinned" if obj.hard_pinned() else ""
+
+
+def _row(obj: PoolObject, state: str) -> p.PoolRow:
+    return p.PoolRow(obj.object_id, obj.key or 0, "dram", obj.rank, obj.nbytes, state)

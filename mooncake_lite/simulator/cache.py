@@ -1,0 +1,233 @@
+"""`mooncake-lite simulate cache`: a trace against eviction policies, as a table, JSON and a figure.
+
+Mounted by `simulator/command.py`. It reads words into numbers and shows results; the replay is `replay.py`.
+Explained in docs/explain/eviction.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.simulator.replay import Workload, replay, workload_of
+from mooncake_lite.traces import read_trace
+from store.errors import UnknownPolicy
+from store.policies import NAMES, policy_factory
+from store.policies.learned import Bound, Learned
+
+BLOCKS = "1000,10000,30000,50000,100000,unbounded"
+"""The columns of the table that everybody compares with."""
+
+PLAIN_WIDTH = 150
+"""Columns when the output is not a terminal: a row stays a line."""
+
+COMPLETE, ALL = "hit_rate_complete", "hit_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy with one size of the pool. blocks None: unbounded; bound: of the learned policy alone."""
+
+    policy: str
+    blocks: int | None
+    hit_rate: float
+    hit_rate_complete: float
+    wall_s: float
+    bound: Bound | None = None
+
+    @property
+    def miss_ratio(self) -> float:
+        """Share of all references that are no hits, with six decimals."""
+        return round(1 - self.hit_rate, 6)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: shares of references with six decimals."""
+        found = {
+            "policy": self.policy,
+            "blocks": self.blocks,
+            "hit_rate": round(self.hit_rate, 6),
+            "hit_rate_complete": round(self.hit_rate_complete, 6),
+            "miss_ratio": self.miss_ratio,
+            "wall_s": round(self.wall_s, 3),
+        }
+        return found if self.bound is None else {**found, "bound": self.bound._asdict()}
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--policy", "policies", default="lru", show_default=True, help=f"Any of {', '.join(NAMES)}, or all."
+)
+@click.option(
+    "--blocks",
+    "sizes",
+    default=BLOCKS,
+    show_default=True,
+    help="Sizes of the pool, in blocks of 512 tokens.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result to FILE.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw miss-ratio curves, .svg or .png."
+)
+def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_file: Path | None) -> None:
+    """Replay TRACE against eviction policies: which share of its blocks would have been in the pool?
+
+    TRACE is a file of JSON lines as Mooncake publishes them. One pool, requests in the order of the file; a
+    block counts as a hit only while all before it in its request were hits. A name may be followed by
+    filters: lru+second-hit, arc+size.
+    """
+    names = parse_policies(policies)
+    blocks = parse_blocks(sizes)
+    check_files(json_file, plot_file)
+    requests = read_trace(trace)
+    workloads = {ALL: workload_of(requests), COMPLETE: workload_of(requests, complete_only=True)}
+    rows = _measure(workloads, names, blocks)
+    _show(rows)
+    whole = workloads[ALL]
+    if json_file is not None:
+        result = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "trace": trace.name,
+            "requests": len(requests),
+            "references": whole.references,
+            "distinct_blocks": len(whole.facts),
+            "rows": [row.to_dict() for row in rows],
+        }
+        write_whole(json_file, "--json", (json.dumps(result, indent=2) + "\n").encode())
+    if plot_file is not None:
+        from mooncake_lite.simulator.figure import draw
+
+        points = [(row.policy, row.blocks or len(whole.facts), row.miss_ratio) for row in rows]
+        write_whole(plot_file, "--plot", draw(points, plot_file.suffix))
+
+
+def parse_policies(words: str) -> list[str]:
+    """Names between commas, each once. Raises ConfigError for one that is none."""
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    names = [name for word in names for name in (NAMES if word == "all" else (word,))]
+    try:
+        for name in names:
+            policy_factory(name, ())
+    except UnknownPolicy as error:
+        raise ConfigError(f"--policy {words}: {error}") from None
+    if not names:
+        raise ConfigError(f"--policy {words!r} names no policy; there are {', '.join(NAMES)}")
+    return list(dict.fromkeys(names))
+
+
+def parse_blocks(words: str) -> list[int | None]:
+    """Numbers between commas, ascending; None for "unbounded", the last. Raises ConfigError."""
+    sizes: set[int] = set()
+    unbounded = False
+    for word in filter(None, (word.strip() for word in words.split(","))):
+        if word == "unbounded":
+            unbounded = True
+        elif word.isascii() and word.isdigit() and int(word) > 0:
+            sizes.add(int(word))
+        else:
+            raise ConfigError(f"--blocks {words}: {word!r} is no positive number of blocks, nor unbounded")
+    if not sizes and not unbounded:
+        raise ConfigError(f"--blocks {words!r} names no size; write 1000,10000 or unbounded")
+    return [*sorted(sizes), *([None] if unbounded else [])]
+
+
+def check_files(json_file: Path | None, plot_file: Path | None) -> None:
+    """What can be known of the files before minutes are spent. Raises ConfigError."""
+    for option, path in (("--json", json_file), ("--plot", plot_file)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{option} {path} is a folder; name a file")
+    if plot_file is None:
+        return
+    if plot_file.suffix not in (".svg", ".png"):
+        raise ConfigError(f"--plot {plot_file}: the name must end with .svg or .png")
+    from mooncake_lite.simulator.figure import require_matplotlib
+
+    require_matplotlib()
+
+
+def write_whole(path: Path, option: str, content: bytes) -> None:
+    """All of a file or nothing, whatever interrupts. Raises ConfigError, which names the option."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _measure(workloads: dict[str, Workload], names: Sequence[str], blocks: Sequence[int | None]) -> list[Row]:
+    """Every policy with every size, twice: all blocks, and complete ones only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        total = sum(workload.references for workload in workloads.values()) * len(names) * len(blocks)
+        task = progress.add_task("", total=total)
+
+        def one(name: str, size: int | None) -> Row:
+            progress.update(task, description=f"{name}, {_size(size)} blocks")
+            return _row(workloads, name, size, lambda references: progress.advance(task, references))
+
+        return [one(name, size) for name in names for size in blocks]
+
+
+def _row(workloads: dict[str, Workload], name: str, size: int | None, told: Callable[[int], None]) -> Row:
+    rates, bound, started = {}, None, time.perf_counter()
+    for kind, workload in workloads.items():
+        capacity = size or max(1, len(workload.facts))
+        policy = policy_factory(name, workload.order() if name == "belady" else None)(capacity)
+        rates[kind] = replay(workload, policy, capacity, told).hit_rate
+        if kind == ALL and isinstance(policy, Learned):
+            bound = policy.bound()
+    return Row(name, size, rates[ALL], rates[COMPLETE], time.perf_counter() - started, bound)
+
+
+def _size(blocks: int | None) -> str:
+    return "unbounded" if blocks is None else f"{blocks:,}"
+
+
+def _show(rows: Sequence[Row]) -> None:
+    """Two tables, one line per policy, and what the learned policy guarantees."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    sizes = list(dict.fromkeys(row.blocks for row in rows))
+    by_policy: dict[str, list[Row]] = {}
+    for row in rows:
+        by_policy.setdefault(row.policy, []).append(row)
+    for title, rate in (("hits of all blocks", ALL), ("hits of complete blocks only", COMPLETE)):
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table.add_column("blocks of the pool")
+        for size in sizes:
+            table.add_column(_size(size), justify="right")
+        if rate == ALL:
+            table.add_column("seconds", justify="right")
+        for name, mine in by_policy.items():
+            seconds = [f"{sum(row.wall_s for row in mine):.1f}"] if rate == ALL else []
+            table.add_row(name, *(f"{getattr(row, rate):.4f}" for row in mine), *seconds)
+        console.print(table)
+    for row in rows:
+        if row.bound is not None:
+            misses, lru, predicted, most = row.bound
+            console.print(
+                f"{row.policy}, {_size(row.blocks)} blocks: {misses:,} blocks were missed; proven: at most "
+                f"2 x min(LRU {lru:,}, BlindOracle {predicted:,}) = {most:,}",
+                highlight=False,
+            )

@@ -1,1 +1,0 @@
-"""What `mooncake-lite store` does. One file per command; nothing is imported before it is used."""

@@ -1,0 +1,80 @@
+"""Which blocks deserve a copy on another node: prefixes that are read across nodes again and again.
+
+Asked by the conductor role whenever a prefill begins; what it answers is copied by `store`'s verb replicate.
+Pure. Explained in docs/explain/paper.md (the paper's hot-spot replication, FAST'25 3.2 and Algorithm 1).
+
+    TransferKVCache(best, p)  if  best_len / p.prefix_len > threshold           as the paper has it
+                              and the block was read from that node before      ours
+
+The paper copies at the first such read. Three quarters of the blocks in its own trace are used once, so here
+the second read pays: a copy takes room from something else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+THRESHOLD = 2.0
+"""How many times longer than the near prefix the best one must be. (The paper gives no number.)"""
+
+TIMES = 2
+WINDOW_S = 60.0
+REMEMBERED = 100_000
+"""Pairs of block and node whose reads are counted; the one not read for longest is forgotten first."""
+
+
+class HotSpots:
+    """Counts far reads.
+
+        _reads   (key, node) -> (time of the last read, reads so far), the oldest in front
+
+    Invariant: at most `remembered` pairs, in the order of their times.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: float = THRESHOLD,
+        times: int = TIMES,
+        window_s: float = WINDOW_S,
+        remembered: int = REMEMBERED,
+    ):
+        self._threshold, self._times, self._window_s = threshold, times, window_s
+        self._remembered = remembered
+        self._reads: OrderedDict[tuple[int, int], tuple[float, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Pairs that are counted."""
+        return len(self._reads)
+
+    def on_read(self, node: int, keys: Sequence[int], near: Sequence[bool], now: float) -> list[int]:
+        """A prefill on `node` reads a prefix; returns the keys to copy there.
+
+        keys   of the prefix' blocks, front to back
+        near   whether each one is read from DRAM of that node
+        """
+        near_len = next((index for index, is_near in enumerate(near) if not is_near), len(near))
+        if len(keys) <= self._threshold * near_len:
+            return []
+        hot = []
+        for key, is_near in zip(keys, near, strict=True):
+            if not is_near and self._count(key, node, now) >= self._times:
+                del self._reads[key, node]
+                hot.append(key)
+        while len(self._reads) > self._remembered:
+            self._reads.popitem(last=False)
+        return hot
+
+    def _count(self, key: int, node: int, now: float) -> int:
+        """Reads within the window, this one included."""
+        last_s, reads = self._reads.pop((key, node), (now, 0))
+        reads = 1 if now - last_s > self._window_s else reads + 1
+        self._reads[key, node] = (now, reads)
+        return reads
+
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        times = [time_s for time_s, _ in self._reads.values()]
+        assert times == sorted(times)
+        assert len(self._reads) <= self._remembered

@@ -1,0 +1,217 @@
+"""What objects of a general store need beyond KV blocks: copies, reads that lease, pins, removal.
+
+The second half of `store.directory`, used through it alone. Pure: time is an argument, no bytes move here:
+who asks for a copy writes it. Explained in docs/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from store.errors import CopyExists, ObjectInUse, UnknownObject, WrongState
+from store.ledger import visible_copies
+from store.objects import ObjectState, PoolObject, Terms, Wanted
+from store.placement import Placement
+
+LEASE_S = 10.0
+"""How long whoever reads or asks for an object may rely on it: Mooncake Store's default."""
+
+
+class GeneralVerbs(Placement):
+    """Verbs by key. Unlike a chain of blocks, general objects are found or missed each by itself."""
+
+    # ------------------------------------------------------------------------------ reading
+
+    def read(
+        self,
+        keys: Sequence[int],
+        digests: Sequence[int],
+        now: float,
+        *,
+        lease_s: float = LEASE_S,
+        rank: int | None = None,
+        node: int | None = None,
+    ) -> list[PoolObject | None]:
+        """Where to read each key, None for a miss; neither evicted nor removed before now + lease_s.
+
+        rank, node   of the reader, who is given the nearest copy
+
+        A lease that ends later already is not shortened. Counted like a lookup, and touched.
+        """
+        found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
+        nearest = [obj and self._nearest(obj, rank, node) for obj in found]
+        there = [obj for obj in nearest if obj is not None]
+        for obj in there:
+            self._hold(obj, now + lease_s)
+        self._count_lookup(len(keys), len(there), 0)
+        self._touch(there, now)
+        return nearest
+
+    def exists(
+        self, keys: Sequence[int], digests: Sequence[int], now: float, *, lease_s: float = LEASE_S
+    ) -> list[bool]:
+        """Whether each key can be read. Leases all its copies like `read`; counts and touches nothing."""
+        found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
+        for obj in found:
+            for copy in visible_copies(obj) if obj else ():
+                self._hold(copy, now + lease_s)
+        return [obj is not None for obj in found]
+
+    def locations(self, key: int, digest: int) -> list[PoolObject]:
+        """The visible copies of a key, in the order of their put_start; empty for a miss. Leases nothing."""
+        obj = self._find(key, digest)
+        return visible_copies(obj) if obj else []
+
+    # ------------------------------------------------------------------------------- copies
+
+    def put_copy(
+        self,
+        object_id: int,
+        *,
+        now: float,
+        owner: str | None = None,
+        rank: int | None = None,
+        node: int | None = None,
+        contiguous: bool = True,
+    ) -> PoolObject:
+        """put_start of a copy of an object, WRITING or VISIBLE, on a segment that has none yet.
+
+        owner        of the copy; None: the object's
+        rank, node   as for allocate_many
+
+        put_end makes it visible beside the others; it may end before what it is a copy of. Raises
+        UnknownObject, WrongState for an object that is not, or will never be, found by its key, CopyExists
+        when rank has one, PoolFull (so too when every segment has one).
+        """
+        source = self.object(object_id)
+        if source.key is None or source.state not in (ObjectState.WRITING, ObjectState.VISIBLE):
+            raise WrongState(object_id, source.state.value, "keyed and being written or visible")
+        taken = {copy.rank for copy in source.copies or [source]}
+        if rank in taken:
+            raise CopyExists(source.key, rank)
+        targets = [self._segment(rank)] if rank is not None else list(self._segments.values())
+        segments = [segment for segment in targets if segment.rank not in taken]
+        terms = source.terms or Terms()
+        wanted = Wanted(
+            source.nbytes,
+            source.key,
+            source.digest,
+            source.cost_s,
+            source.class_id,
+            terms.group_id,
+            terms.soft_until,
+            terms.hard_pin,
+            source.parent,
+            source.position,
+        )
+        (copy,) = self._allocate(owner or source.owner, [wanted], segments, node, contiguous, now)
+        if source.copies is None:
+            source.copies = [source]
+        copy.copies = source.copies
+        copy.copies.append(copy)
+        return copy
+
+    def replicate(
+        self,
+        owner: str,
+        key: int,
+        digest: int,
+        *,
+        rank: int,
+        now: float,
+        until: float,
+        contiguous: bool = True,
+    ) -> tuple[PoolObject, PoolObject]:
+        """put_start of a copy of a visible key on this rank's segment: (what to read, where to write).
+
+        What is read is leased to the owner until `until`, or release(owner). Raises UnknownObject for a
+        key or a rank that is not there, CopyExists, PoolFull.
+        """
+        source = self._nearest(self._known(key, digest), None, self._segment(rank).node)
+        copy = self.put_copy(source.object_id, now=now, owner=owner, rank=rank, contiguous=contiguous)
+        self._lease(owner, [source], until)
+        return source, copy
+
+    # --------------------------------------------------------------------------------- pins
+
+    def pin(
+        self, key: int, digest: int, *, hard: bool | None = None, soft_until: float | None = None
+    ) -> None:
+        """Change the pins of a key, all its copies; None leaves one as it is. Raises UnknownObject.
+
+        hard         True: never evicted; removal is still possible
+        soft_until   evicted only when nothing else is left, until this time; 0.0: like anything else
+        """
+        first = self._known(key, digest)
+        for obj in first.copies or [first]:
+            if obj.terms is None:
+                obj.terms = Terms()
+            if hard is not None:
+                obj.terms.hard_pin = hard
+            if soft_until is not None:
+                obj.terms.soft_until = soft_until
+            self._segments[obj.rank].note_evictable(obj)
+
+    # ------------------------------------------------------------------------------ removal
+
+    def remove(
+        self, key: int, digest: int, now: float, *, rank: int | None = None, force: bool = False
+    ) -> int:
+        """Take a key out of DRAM, pinned or not; returns how many copies went. What a tier has stays.
+
+        rank    only the copy there
+        force   though it is leased: its readers may meet other bytes, and have to check what they got
+
+        A copy that is still being written is given up: at its put_end it stays private to its owner.
+        Raises UnknownObject when nothing is there, ObjectInUse for a leased object, or one that its tier
+        still has to write (force or not); then all stay.
+        """
+        self.expire(now)
+        first = self._known(key, digest)
+        gone = [copy for copy in visible_copies(first) if rank in (None, copy.rank)]
+        if not gone:
+            raise UnknownObject(f"copy of object {key:016x} on rank", rank or 0)
+        busy = [copy for copy in gone if copy.unsaved or (copy.held() and not force)]
+        if busy:
+            raise ObjectInUse(key, busy[0].rank)
+        if rank is None:
+            for copy in list(first.copies or ()):
+                if copy.state is ObjectState.WRITING:
+                    self._leave_copies(copy)
+                    copy.key = None
+        for copy in gone:
+            self._remove(copy)
+        self.counters["removals"] += len(gone)
+        return len(gone)
+
+    def remove_all(self, now: float, *, group_id: int | None = None, force: bool = False) -> int:
+        """`remove` every key (of this group), but for those in use; returns how many keys went."""
+        found = [obj for obj in self._visible.values() if group_id in (None, _group(obj))]
+        removed = 0
+        for obj in found:
+            assert obj.key is not None
+            try:
+                self.remove(obj.key, obj.digest, now, force=force)
+            except ObjectInUse:
+                continue
+            removed += 1
+        return removed
+
+    # ------------------------------------------------------------------------------- shared
+
+    def _find(self, key: int, digest: int) -> PoolObject | None:
+        obj = self._visible.get(key)
+        if obj is not None and obj.digest != digest:
+            self.counters["digest_mismatches"] += 1
+            return None
+        return obj
+
+    def _known(self, key: int, digest: int) -> PoolObject:
+        obj = self._find(key, digest)
+        if obj is None:
+            raise UnknownObject("key", key)
+        return obj
+
+
+def _group(obj: PoolObject) -> int:
+    return obj.terms.group_id if obj.terms else 0

@@ -1,0 +1,72 @@
+"""Belady's oracle: the block that will be used again last goes first. It must know the future.
+
+No policy for blocks of one size misses fewer of them (MIN). So it says how much any other could still gain,
+and runs in the replay only. The paper's table counts less, a hit needs all blocks before it too: there the
+oracle is a very good reference, and not a proof.
+
+    now |  a  b  .  c  .  .  a        (d is never used again)
+        next uses: a 1, b 2, c 4      victim: d, then c, then b
+
+L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal, 1966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from store.policies.contract import BlockFacts, Policy
+from store.policies.ranking import Ranking
+
+
+class Belady(Policy):
+    """A ranking by the next use, the latest first.
+
+    _future      every reference there will be, in order
+    _next_use    for each of them, the index of the next one to the same item; len(_future) for never
+    _references  how many have been made
+    """
+
+    def __init__(self, capacity: int, future: Sequence[int]):
+        """future: the items of all references to come; each must then be told by on_insert or on_access."""
+        super().__init__(capacity)
+        self._ranking = Ranking()
+        self._references = 0
+        self._future = future
+        self._next_use = [len(future)] * len(future)
+        seen: dict[int, int] = {}
+        for index in range(len(future) - 1, -1, -1):
+            self._next_use[index] = seen.get(future[index], len(future))
+            seen[future[index]] = index
+
+    def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
+        """The next reference of the future."""
+        self.on_access(item, now)
+
+    def on_access(self, item: int, now: float) -> None:
+        """The next reference of the future. Raises ValueError when it was to be another item."""
+        index = self._references
+        if index >= len(self._future) or self._future[index] != item:
+            raise ValueError(f"reference {index} is to item {item}, which is not what the future said")
+        self._references += 1
+        self._ranking.rank(item, -self._next_use[index])
+
+    def on_remove(self, item: int, *, evicted: bool) -> None:
+        """Its future stays known."""
+        self._ranking.remove(item)
+
+    def victims(self, now: float) -> Iterator[int]:
+        """The one whose next use is furthest away first."""
+        return self._ranking.ascending()
+
+    def __len__(self) -> int:
+        return len(self._ranking)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranking)
+
+    def check(self) -> None:
+        """Every item is ranked by a use that is yet to come."""
+        self._ranking.check()
+        for item in self:
+            use = -self._ranking.key(item)
+            assert use == len(self._future) or (use >= self._references and self._future[use] == item)

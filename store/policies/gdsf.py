@@ -1,0 +1,71 @@
+"""GDSF: the block whose loss costs least goes first, and everything gets older meanwhile.
+
+Each item has a worth H = L + uses * cost_s / nbytes, computed when it is referenced. L, the age of the cache,
+is the H of the last victim: it only grows, so that what was worth much long ago is worth little today.
+
+    L ----+----+---------+--------> H
+          3    1         2          references: H = L + uses * cost / size
+    victim^
+
+L. Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs,
+1998, after P. Cao and S. Irani, "Cost-Aware WWW Proxy Caching Algorithms", USITS 1997. Cost is the time to
+compute the block again. A block whose cost nobody has measured adds nothing to L; without any costs this is
+LRU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from store.policies.contract import BlockFacts, Policy
+from store.policies.ranking import Ranking
+
+
+class GDSF(Policy):
+    """A ranking by worth.
+
+    _age     L
+    _uses    item -> references since it came in
+    _value   item -> seconds saved per byte by having it
+    """
+
+    def __init__(self, capacity: int):
+        super().__init__(capacity)
+        self._ranking = Ranking()
+        self._age = 0.0
+        self._uses: dict[int, int] = {}
+        self._value: dict[int, float] = {}
+
+    def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
+        """Used once."""
+        self._uses[item] = 0
+        self._value[item] = facts.cost_s / facts.nbytes
+        self.on_access(item, now)
+
+    def on_access(self, item: int, now: float) -> None:
+        """Used once more, and as young as can be."""
+        self._uses[item] += 1
+        self._ranking.rank(item, self._age + self._uses[item] * self._value[item])
+
+    def on_remove(self, item: int, *, evicted: bool) -> None:
+        """What is still there is worth at least as much as the victim was: that is the new age."""
+        if evicted:
+            self._age = max(self._age, self._ranking.key(item))
+        self._ranking.remove(item)
+        del self._uses[item], self._value[item]
+
+    def victims(self, now: float) -> Iterator[int]:
+        """The least worth first."""
+        return self._ranking.ascending()
+
+    def __len__(self) -> int:
+        return len(self._ranking)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranking)
+
+    def check(self) -> None:
+        """Every item is counted and ranked."""
+        self._ranking.check()
+        assert set(self._ranking) == set(self._uses) == set(self._value)
+        assert all(uses >= 1 for uses in self._uses.values())

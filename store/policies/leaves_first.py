@@ -1,0 +1,91 @@
+"""Leaves first: a block goes only after the blocks that hang on it; among those with none, the coldest.
+
+Prefixes form a tree. A block whose parent is gone can never be hit again, so evicting an inner block wastes
+everything behind it. Evicting leaves only keeps every cached prefix whole.
+
+            0                  hit
+           / \\
+          1   4     leaves: 3 and 4; the one used longest ago goes.
+         / \\        When 2 and 3 have both gone, 1 is a leaf.
+        2   3
+
+Every serving system with a prefix tree does this; named and described in L. Zheng et al., "SGLang: Efficient
+Execution of Structured Language Model Programs", NeurIPS 2024 (RadixAttention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from store.policies.contract import BlockFacts, Policy
+from store.policies.ranking import Ranking
+
+
+class LeavesFirst(Policy):
+    """The leaves, ranked by their last use.
+
+    _parent    item -> its parent, known or not, or None
+    _children  item -> how many known items have it for a parent; absent for none
+    _used      item -> when it was last referenced, in references
+    _leaves    known items without children, by _used
+    """
+
+    def __init__(self, capacity: int):
+        super().__init__(capacity)
+        self._parent: dict[int, int | None] = {}
+        self._children: dict[int, int] = {}
+        self._used: dict[int, int] = {}
+        self._leaves = Ranking()
+        self._references = 0
+
+    def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
+        """Its parent is no leaf any more."""
+        parent = self._parent[item] = facts.parent
+        if parent is not None:
+            self._children[parent] = self._children.get(parent, 0) + 1
+            if parent in self._leaves:
+                self._leaves.remove(parent)
+        self.on_access(item, now)
+
+    def on_access(self, item: int, now: float) -> None:
+        """Used now."""
+        self._references += 1
+        self._used[item] = self._references
+        if item not in self._children:
+            self._leaves.rank(item, self._references)
+
+    def on_remove(self, item: int, *, evicted: bool) -> None:
+        """With its last child a parent becomes a leaf, as old as its own last use."""
+        parent = self._parent.pop(item)
+        del self._used[item]
+        if item in self._leaves:
+            self._leaves.remove(item)
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            if parent in self._used:
+                self._leaves.rank(parent, self._used[parent])
+
+    def victims(self, now: float) -> Iterator[int]:
+        """The leaves, coldest first. Inner blocks are held back, also when no leaf may go."""
+        return self._leaves.ascending()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._used)
+
+    def check(self) -> None:
+        """Children are counted, and exactly the childless are ranked."""
+        self._leaves.check()
+        counted: dict[int, int] = {}
+        for parent in self._parent.values():
+            if parent is not None:
+                counted[parent] = counted.get(parent, 0) + 1
+        assert counted == self._children
+        assert self._parent.keys() == self._used.keys()
+        assert set(self._leaves) == self._used.keys() - counted.keys()
+        assert all(self._leaves.key(item) == self._used[item] for item in self._leaves)

@@ -1,0 +1,53 @@
+"""LFU: the block that was used least often goes first; among equals, the one used longest ago.
+
+Each item counts its references since it came in. Counts are forgotten on eviction, and never age: what was
+popular once stays for long.
+
+    uses    1: | 7 | 9 |   2: | 4 |   5: | 1 | 2 |
+    victim <-----^ fewest uses, and of these the coldest
+
+In constant time: K. Shah, A. Mitra and D. Matani, "An O(1) algorithm for implementing the LFU cache eviction
+scheme", 2010. Ours ranks in a heap, O(log n), as the other policies here do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from store.policies.contract import BlockFacts, Policy
+from store.policies.ranking import Ranking
+
+
+class LFU(Policy):
+    """A ranking by number of uses."""
+
+    def __init__(self, capacity: int):
+        super().__init__(capacity)
+        self._ranking = Ranking()
+
+    def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
+        """Used once."""
+        self._ranking.rank(item, 1)
+
+    def on_access(self, item: int, now: float) -> None:
+        """Used once more."""
+        self._ranking.rank(item, self._ranking.key(item) + 1)
+
+    def on_remove(self, item: int, *, evicted: bool) -> None:
+        """Its count is forgotten."""
+        self._ranking.remove(item)
+
+    def victims(self, now: float) -> Iterator[int]:
+        """The least frequently used first."""
+        return self._ranking.ascending()
+
+    def __len__(self) -> int:
+        return len(self._ranking)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranking)
+
+    def check(self) -> None:
+        """The ranking's own invariant."""
+        self._ranking.check()
+        assert all(self._ranking.key(item) >= 1 for item in self)

@@ -1,0 +1,135 @@
+"""The reading threads of a store rank: blocks go from SSD into DRAM while the rank does other things.
+
+Called by the store rank, which names ranges of its segment and keeps them for this until the order is
+reported done. Knows nothing of messages: it reports through one callback, from its own threads. Explained in
+docs/reference/hdf5-tier.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from store.errors import StoreError
+from store.tier import HDF5Tier
+
+IDLE_WAIT_S = 1.0
+
+
+class Read(NamedTuple):
+    """One block to read: into `out`, writable and exactly layout.nbytes."""
+
+    key: int
+    digest: int
+    out: object
+
+
+class _Order:
+    """Reads that are reported together."""
+
+    def __init__(self, number: int, count: int):
+        self.number = number
+        self.sums: list[list[int] | None] = [None] * count
+        self.left = count
+        self.began = time.perf_counter()
+
+
+OnDone = Callable[[int, list[list[int] | None], float], None]
+"""(number, checksums per block, None for a miss or a bad one; seconds since the order)"""
+
+
+class TierReader:
+    """A bounded queue in front of a few threads. All public methods may be called from any thread.
+
+        max_blocks   limit of the queue; an order that does not fit is refused whole
+        failure      what a callback raised, the last one; None while all is well
+
+    Invariant: every order that was taken is reported exactly once; by stop() at the latest, where what was
+    not read counts as a miss.
+    """
+
+    def __init__(self, tier: HDF5Tier, on_done: OnDone, *, threads: int = 2, max_blocks: int = 4096):
+        self.tier = tier
+        self.max_blocks = max_blocks
+        self.failure: BaseException | None = None
+        self._on_done = on_done
+        self._refused = 0
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[_Order, int, Read]] = deque()
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"tier-reader-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, number: int, reads: Sequence[Read]) -> bool:
+        """Queue one order, in the order of need. False: refused, and counted; nothing of it is read."""
+        order = _Order(number, len(reads))
+        with self._changed:
+            if self._stopping or not reads or len(self._queue) + len(reads) > self.max_blocks:
+                self._refused += 1
+                return False
+            self._queue.extend((order, index, read) for index, read in enumerate(reads))
+            self._changed.notify_all()
+        return True
+
+    def read_now(self, reads: Sequence[Read]) -> list[list[int] | None]:
+        """Read in the caller's thread: checksums per block, None for a miss or a bad one."""
+        return [self._load(read) for read in reads]
+
+    def stop(self, limit_s: float) -> None:
+        """Report what is queued as not read, and end the threads, within limit_s unless the disk blocks."""
+        with self._changed:
+            self._stopping = True
+            left = list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        for order, _, _ in left:
+            self._settle(order)
+        until = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+
+    @property
+    def ended(self) -> bool:
+        """Whether no thread reads any more: only then may the buffers go."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def stats(self) -> dict[str, int]:
+        """Counter: refused; gauge: queued."""
+        with self._changed:
+            return {"refused": self._refused, "queued": len(self._queue)}
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping, IDLE_WAIT_S)
+                if self._stopping:
+                    return
+                if not self._queue:
+                    continue
+                order, index, read = self._queue.popleft()
+            order.sums[index] = self._load(read)
+            self._settle(order)
+
+    def _load(self, read: Read) -> list[int] | None:
+        try:
+            return self.tier.load(read.key, read.out, read.digest)
+        except StoreError:  # missing or bad: a miss, counted by the tier
+            return None
+
+    def _settle(self, order: _Order) -> None:
+        """One more block of an order is read, or never will be."""
+        with self._changed:
+            order.left -= 1
+            done = not order.left
+        if not done:
+            return
+        try:
+            self._on_done(order.number, order.sums, time.perf_counter() - order.began)
+        except Exception as error:
+            self.failure = error

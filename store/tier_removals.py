@@ -1,0 +1,184 @@
+"""Which rows of a tier folder's sealed files were removed for good: a log beside the files.
+
+Used by `store.tier`, and read by `store.tier_at_rest`. A sealed file is never written again, so that what
+leaves it is said here: segment and row, which name one block for ever. Drawn in docs/reference/hdf5-tier.md:
+
+    removed.log     records of 32 B: segment number, row, key, XXH3-64 of the three (u64 each)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from store.errors import TierFolderError
+from store.segment_file import SealedFile
+
+LOG_NAME = "removed.log"
+_RECORD = struct.Struct("<QQQ")
+_HASH = struct.Struct("<Q")
+RECORD_NBYTES = _RECORD.size + _HASH.size
+STALE_RECORDS = 4096
+"""The log is written anew when more than this many records, and more than half, name files that are gone."""
+
+Removal = tuple[int, int, int]
+"""(segment number, row, key)"""
+
+
+def read_removals(folder: Path) -> tuple[list[Removal], int]:
+    """(removals, bad): what the log of a folder says, and how many of its records are not what was written.
+
+    A record cut off at the end was never reported as removed, and is not counted. Raises OSError.
+    """
+    try:
+        raw = (folder / LOG_NAME).read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    removals, bad = [], 0
+    for start in range(0, len(raw) - RECORD_NBYTES + 1, RECORD_NBYTES):
+        body = raw[start : start + _RECORD.size]
+        if _HASH.unpack_from(raw, start + _RECORD.size)[0] == xxh3_64_intdigest(body):
+            removals.append(_RECORD.unpack(body))
+        else:
+            bad += 1
+    return removals, bad
+
+
+class RemovalLog:
+    """The log of one locked folder.
+
+        rows          segment number -> row -> key: removed, and the file may still be there
+        last_number   the highest segment number ever logged: later files have higher ones
+        bad           records that were unreadable at the start: what they removed is served again
+
+    Invariant: every removal in rows is a record on disk. Belongs to one thread.
+    """
+
+    def __init__(self, folder: Path):
+        """Raises OSError when there is a log that cannot be read."""
+        self._folder = folder
+        removals, self.bad = read_removals(folder)
+        self._records = len(removals) + self.bad
+        self.last_number = 0
+        self.rows: dict[int, dict[int, int]] = {}
+        self._note(removals)
+
+    def add(self, removals: Collection[Removal]) -> None:
+        """Make these durable. Raises OSError; then they may or may not be."""
+        if not removals:
+            return
+        path = self._folder / LOG_NAME
+        is_new = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            data = b"".join(map(_pack, removals))
+            # Over what a crash left of a last record, and over nothing else.
+            end = os.fstat(fd).st_size // RECORD_NBYTES * RECORD_NBYTES
+            if os.pwrite(fd, data, end) != len(data):
+                raise OSError(f"{path}: cut short")
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        if is_new:
+            _sync_folder(self._folder)
+        self._records += len(removals)
+        self._note(removals)
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Only these segments are still there: the others' records are forgotten, and at some time deleted.
+
+        Raises OSError when the log cannot be written anew; it is as before then.
+        """
+        self.rows = {number: rows for number, rows in self.rows.items() if number in numbers}
+        live = sum(map(len, self.rows.values()))
+        stale = self._records - live
+        if stale <= STALE_RECORDS or stale <= live:
+            return
+        path = self._folder / LOG_NAME
+        fresh = path.with_name(LOG_NAME + ".new")
+        removals = [(number, row, key) for number, rows in self.rows.items() for row, key in rows.items()]
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(b"".join(map(_pack, removals)))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+        _sync_folder(self._folder)
+        self._records = live
+
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        on_disk, _ = read_removals(self._folder)
+        assert {(n, row, key) for n, rows in self.rows.items() for row, key in rows.items()} <= set(on_disk)
+
+    def _note(self, removals: Iterable[Removal]) -> None:
+        for number, row, key in removals:
+            self.last_number = max(self.last_number, number)
+            self.rows.setdefault(number, {})[row] = key
+
+
+class Removals:
+    """The logs of all folders of a tier.
+
+    notes   one line for each log with unreadable records
+    """
+
+    def __init__(self, folders: Iterable[Path]):
+        """Raises TierFolderError when a log cannot be read."""
+        self._logs: dict[Path, RemovalLog] = {}
+        self.notes: list[str] = []
+        for folder in folders:
+            try:
+                log = self._logs[folder] = RemovalLog(folder)
+            except OSError as error:
+                raise TierFolderError(folder, f"{LOG_NAME} cannot be read: {error.strerror}") from None
+            if log.bad:
+                self.notes.append(f"{folder / LOG_NAME}: {log.bad} unreadable records ignored")
+
+    def last_number(self, folder: Path) -> int:
+        """The highest segment number in a folder's log, 0 without any."""
+        return self._logs[folder].last_number
+
+    def dead_rows(self, file: SealedFile) -> set[int]:
+        """Rows of this file that were removed."""
+        rows = self._logs[file.path.parent].rows.get(file.number, {})
+        return {row for row, key in rows.items() if row < file.header.blocks and int(file.keys[row]) == key}
+
+    def add(self, copies: Iterable[tuple[SealedFile, int, int]]) -> None:
+        """(file, row, key) are removed for good. Raises OSError."""
+        by_folder: dict[Path, list[Removal]] = {}
+        for file, row, key in copies:
+            by_folder.setdefault(file.path.parent, []).append((file.number, row, key))
+        for folder, removals in by_folder.items():
+            self._logs[folder].add(removals)
+
+    def prune(self, files: Iterable[SealedFile]) -> None:
+        """Forget removals from all other files: those are gone."""
+        here: dict[Path, set[int]] = {folder: set() for folder in self._logs}
+        for file in files:
+            here[file.path.parent].add(file.number)
+        for folder, log in self._logs.items():
+            with suppress(OSError):  # it stays longer than it had to
+                log.keep(here[folder])
+
+    def check(self) -> None:
+        """Assert the invariant of every log (tests)."""
+        for log in self._logs.values():
+            log.check()
+
+
+def _pack(removal: Removal) -> bytes:
+    body = _RECORD.pack(*removal)
+    return body + _HASH.pack(xxh3_64_intdigest(body))
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
