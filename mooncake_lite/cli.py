@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
     "store": (
         "mooncake_lite.pool.commands:store",
-        "Look into the KV blocks of a tier folder, check it, tidy up.",
+        "Look into the KV blocks of a pool, tidy up; run the master of a store.",
     ),
     "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
     "simulate": ("mooncake_lite.simulator.command:simulate", "Play a trace against eviction policies."),

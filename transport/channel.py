@@ -7,6 +7,7 @@ Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -64,7 +65,7 @@ class Counters:
         return asdict(self)
 
 
-def _check_endpoint(endpoint: str, curve: CurveKeys | None) -> None:
+def _check_endpoint(endpoint: str, curve: CurveKeys | None, plain_loopback: bool = False) -> None:
     """Raises ChannelError for what could only fail later, or would be unsafe."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
@@ -72,10 +73,19 @@ def _check_endpoint(endpoint: str, curve: CurveKeys | None) -> None:
         if length > IPC_PATH_BYTES:
             raise ChannelError(f"socket path has {length} bytes, Linux allows {IPC_PATH_BYTES}: {rest}")
     elif scheme == "tcp":
-        if curve is None:
+        if curve is None and not (plain_loopback and _is_loopback(rest)):
             raise ChannelError(f"{endpoint}: tcp is only used with CURVE keys")
     else:
         raise ChannelError(f"{endpoint!r} is no endpoint; use ipc://PATH or tcp://ADDRESS:PORT")
+
+
+def _is_loopback(address_and_port: str) -> bool:
+    """Whether only this machine can reach it."""
+    address = address_and_port.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _bound(socket: zmq.Socket, endpoint: str, max_bytes: int) -> None:
@@ -173,6 +183,8 @@ class Hub(_Channel):
     decoder     of the messages that may arrive
     curve       needed for tcp; ipc goes without (its folder is readable by one user alone)
     may_join    given a peer's name, whether its messages are wanted; others are dropped and counted
+    plain_loopback   tcp without keys is accepted at an address that this machine alone can reach; whoever
+                opens one has to tell its own user from the others
 
     Raises ChannelError when an endpoint cannot be bound.
     """
@@ -184,9 +196,11 @@ class Hub(_Channel):
         curve: CurveKeys | None = None,
         *,
         may_join: Callable[[str], bool] | None = None,
+        plain_loopback: bool = False,
         max_send_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__(decoder, max_send_bytes, None)
+        self._plain_loopback = plain_loopback
         self._may_join = may_join
         self._curve = curve
         self._home: dict[bytes, zmq.Socket] = {}
@@ -202,7 +216,7 @@ class Hub(_Channel):
             raise
 
     def _bind(self, endpoint: str) -> str:
-        _check_endpoint(endpoint, self._curve)
+        _check_endpoint(endpoint, self._curve, self._plain_loopback)
         router = self._router(endpoint)
         try:
             router.bind(endpoint)
@@ -215,7 +229,7 @@ class Hub(_Channel):
         scheme = endpoint.partition("://")[0]
         if scheme in self._routers:
             return self._routers[scheme]
-        if scheme == "tcp":
+        if scheme == "tcp" and self._curve is not None:
             self._open_door()
         router = self._routers[scheme] = self._context.socket(zmq.ROUTER)
         self._sockets.append(router)
@@ -323,6 +337,7 @@ class Spoke(_Channel):
 
     identity    this side's name at the hub, printable, at most 200 bytes
     context     share the context of a channel that is closed after this one
+    plain_loopback   as for the Hub
 
     Raises ChannelError when the endpoint or the identity cannot be used.
     """
@@ -335,9 +350,10 @@ class Spoke(_Channel):
         curve: CurveKeys | None = None,
         *,
         context: zmq.Context | None = None,
+        plain_loopback: bool = False,
         max_send_bytes: int = DEFAULT_MAX_BYTES,
     ):
-        _check_endpoint(endpoint, curve)
+        _check_endpoint(endpoint, curve, plain_loopback)
         if not identity or not identity.isprintable() or len(identity.encode()) > 200:
             raise ChannelError(f"identity {identity!r} must be 1 to 200 printable bytes")
         super().__init__(decoder, max_send_bytes, context)

@@ -8,7 +8,7 @@ TransportError
   TransferError          one transfer of bytes failed
     BadTransfer          it can never work: unknown rank, range outside the segment, wrong buffer
     TransferRefused      the other side said no
-    PeerLost             the other rank is dead
+    PeerLost             the other rank or process is dead
     TransferTimeout      no progress for the time allowed, or wait() ran out of its own
     EngineClosed         the engine was closed first
 """
@@ -53,10 +53,12 @@ class TransferRefused(TransferError):
 
 
 class PeerLost(TransferError):
-    """The other rank is dead, for this reason."""
+    """The other side is dead, for this reason: a rank, or a process known by its address."""
 
-    def __init__(self, rank: int, reason: str):
-        super().__init__(f"rank {rank} is lost: {reason}", rank)
+    def __init__(self, peer: int | str, reason: str):
+        is_rank = isinstance(peer, int)
+        super().__init__(f"rank {peer} is lost: {reason}" if is_rank else f"{peer} is lost: {reason}")
+        self.rank = int(peer) if is_rank else -1
         self.reason = reason
 
 

@@ -71,6 +71,8 @@ def show(found: dict[str, Any]) -> None:
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
         console.print(f"limit: {name}", highlight=False)
+    for note in dict.fromkeys(row["note"] for row in found["rows"] if row.get("note")):
+        console.print(f"no peer: {note}", highlight=False)
 
 
 def _cells(row: dict[str, Any]) -> list[float | None]:

@@ -36,7 +36,10 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, in one unit: ours and the peer's are medians of `runs` runs, the limit is its best run."""
+    """One figure, in one unit: ours and the peer's are medians of `runs` runs, the limit is its best run.
+
+    note    why a peer is missing that should be there
+    """
 
     name: str
     unit: str
@@ -44,6 +47,7 @@ class Row:
     peer: Other | None
     limit: Other | None
     runs: int
+    note: str = ""
 
     def ratio(self, other: Other | None) -> float | None:
         """Above 1: ours is better. Against a limit, 1 is the limit. None without one."""
@@ -62,6 +66,7 @@ class Row:
             "ratio_to_peer": self.ratio(self.peer),
             "ratio_to_limit": self.ratio(self.limit),
             "runs": self.runs,
+            **({"note": self.note} if self.note else {}),
         }
 
 

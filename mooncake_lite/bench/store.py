@@ -1,20 +1,22 @@
-"""The store: the HDF5 tier beside plain files, the names of blocks, and the pool's books.
+"""The store: the HDF5 tier beside plain files, the names of blocks, the pool's books, and objects of
+many clients beside Mooncake Store's.
 
-Each in a module of its own: `bench.store_tier`, here, `bench.store_directory`.
+Each in a module of its own: `bench.store_tier`, here, `bench.store_directory`, `bench.store_objects`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.bench import store_directory, store_tier
+from mooncake_lite.bench import store_directory, store_objects, store_tier
 from mooncake_lite.bench.result import Row, median_seconds
 from store.keys import prefix_keys
 
 
 def run(quick: bool, folder: Path | None = None) -> list[Row]:
     """Measure in a temporary folder (below `folder`), which is removed."""
-    return [*store_tier.run(quick, folder), keys(5 if quick else 15), *store_directory.run(quick)]
+    rows = [*store_tier.run(quick, folder), keys(5 if quick else 15), *store_directory.run(quick)]
+    return rows + store_objects.run(quick)
 
 
 def keys(runs: int) -> Row:

@@ -1,4 +1,5 @@
 """`mooncake-lite store ls|stat|get|verify|compact`: KV blocks at rest in the folder of an HDF5 tier, or live.
+The group's `master` is another matter (`master.py`).
 
 Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
 whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
@@ -18,6 +19,7 @@ import click
 
 from mooncake_lite.errors import UserError
 from mooncake_lite.pool.live import live_pool, run_folder
+from mooncake_lite.pool.master import master
 
 if TYPE_CHECKING:
     from mooncake_lite.messages.pool import PoolRow
@@ -35,8 +37,12 @@ def store() -> None:
     """The KV blocks of a pool: WHERE is "live", or the folder given to --ssd-dir, or one store-<j> in it.
 
     "live" is the cluster of yours that is running here, and its blocks in DRAM; a run folder names one of
-    several. Of a folder, all but compact only read, and may be used while a cluster runs.
+    several. Of a folder, all but compact only read, and may be used while a cluster runs. "master" keeps the
+    books of a store without a cluster.
     """
+
+
+store.add_command(master)
 
 
 @store.command("ls")

@@ -1,0 +1,5 @@
+"""Mooncake's own API over our pool: a master with the books, clients that lend and use memory, no MPI.
+
+`store` exports the class itself; everything else here is its inside. Importing this package loads
+nothing. Explained in docs/explain/leases.md.
+"""

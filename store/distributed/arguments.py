@@ -1,0 +1,121 @@
+"""Arguments of the API, checked: a wrong type is a TypeError, as with Mooncake's compiled methods.
+
+Used by `api` and `tensors`. Values that have the right type but make no sense are codes, not errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from store.distributed.config import SOFT_PIN_MS, ReplicateConfig, SoftPinAction
+from store.distributed.messages import MAX_NAME_BYTES, Wish
+
+DEFAULT = ReplicateConfig()
+
+
+def checked_name(key: Any) -> str:
+    """An object's name. Raises TypeError when it is no str, or has no UTF-8."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {type(key).__name__}")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise TypeError(f"key {key!r} has no UTF-8") from None
+    return key
+
+
+def checked_names(keys: Any) -> list[str]:
+    """A list of names. Raises TypeError."""
+    if not isinstance(keys, list | tuple):
+        raise TypeError(f"keys must be a list of str, not {type(keys).__name__}")
+    return [checked_name(key) for key in keys]
+
+
+def is_usable(name: str) -> bool:
+    """Whether an object can have this name: not empty, and not longer than a message takes."""
+    return 0 < len(name) <= MAX_NAME_BYTES // 4 or 0 < len(name.encode()) <= MAX_NAME_BYTES
+
+
+def checked_number(name: str, value: Any) -> int:
+    """An address, a size or an offset. Raises TypeError unless it is an integer from 0 below 2**64."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+    number = value.__index__()
+    if not 0 <= number < 2**64:
+        raise TypeError(f"{name}={number} is outside 0 .. 2**64-1")
+    return int(number)
+
+
+def checked_numbers(name: str, values: Any) -> list[int]:
+    """A list of them. Raises TypeError."""
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{name} must be a list of integers, not {type(values).__name__}")
+    return [checked_number(name, value) for value in values]
+
+
+def as_view(value: Any) -> memoryview:
+    """The bytes of a buffer, flat; gaps are closed by copying. Raises TypeError for what is no buffer."""
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"value must be a buffer such as bytes, not {type(value).__name__}") from None
+    if not view.c_contiguous:
+        return memoryview(view.tobytes())
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def as_views(values: Any) -> list[memoryview]:
+    """Of a list of buffers. Raises TypeError."""
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"values must be a list of buffers, not {type(values).__name__}")
+    return [as_view(value) for value in values]
+
+
+def wish_of(config: ReplicateConfig | None) -> Wish | None:
+    """What the master is asked for; None when the values do not fit together. Raises TypeError."""
+    if config is None:
+        config = DEFAULT
+    if not isinstance(config, ReplicateConfig):
+        raise TypeError(f"config must be a ReplicateConfig, not {type(config).__name__}")
+    if not config.is_valid():
+        return None
+    pin_ms = None
+    if config.soft_pin_action is SoftPinAction.ENABLE:
+        pin_ms = SOFT_PIN_MS if config.soft_pin_ttl_ms is None else config.soft_pin_ttl_ms
+    preferred: Sequence[str] = [config.preferred_segment, *config.preferred_segments]
+    return Wish(
+        min(config.replica_num, 2**20),
+        config.with_hard_pin,
+        None if pin_ms is None else min(pin_ms, 10**12),
+        config.soft_pin_action is SoftPinAction.PRESERVE,
+        [name for name in dict.fromkeys(preferred) if name],
+    )
+
+
+_SETUP_NAMES = (
+    *("local_hostname", "metadata_server", "global_segment_size", "local_buffer_size", "protocol"),
+    *("rdma_devices", "master_server_addr", "engine", "enable_ssd_offload", "ssd_offload_path"),
+    *("tenant_id", "enable_client_http_server", "client_http_port"),
+)
+
+
+def setup_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of setup by name. Raises TypeError as a compiled method would."""
+    if len(args) + len(kwargs) == 1:
+        config = args[0] if args else kwargs.get("config")
+        if isinstance(config, dict):
+            return config
+    if len(args) > len(_SETUP_NAMES):
+        raise TypeError(f"setup() takes at most {len(_SETUP_NAMES)} arguments, {len(args)} were given")
+    values = dict(zip(_SETUP_NAMES, args))
+    unknown = kwargs.keys() - set(_SETUP_NAMES) | kwargs.keys() & values.keys()
+    values |= kwargs
+    missing = [name for name in _SETUP_NAMES[:7] if name not in values]
+    if unknown or missing:
+        raise TypeError(f"setup(): unknown or doubled {sorted(unknown)}, missing {missing}")
+    for name in ("global_segment_size", "local_buffer_size"):
+        checked_number(name, values[name])
+    for name in ("local_hostname", "metadata_server", "protocol", "rdma_devices", "master_server_addr"):
+        checked_name(values[name])
+    return values

@@ -1,0 +1,261 @@
+"""The books behind the catalogue: entries, segments, room, eviction, and the steps that keep them exact.
+
+Used through `catalogue` alone, which adds the verbs. Pure but for the table that clients read. Space is the
+directory's (`store.directory`), as objects without a key: who may be evicted depends on leases that clients
+write into the table. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+
+from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
+from store.distributed.messages import Wish
+from store.distributed.shared_table import TableWriter
+from store.errors import PoolFull
+from store.layout import BlockLayout
+
+HIGH_WATER = 0.9
+"""Of the capacity: above it eviction starts."""
+
+EVICT_SHARE = 0.05
+"""Of the capacity, freed at least by one eviction."""
+
+COUNTERS = (
+    *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "finds", "found"),
+    *("evictions", "evicted_bytes", "removed", "leased_refusals", "replicas_lost", "objects_lost"),
+)
+
+
+class Books:
+    """The books of one master. Times are nanoseconds of the master's monotonic clock.
+
+    _entries    name -> visible or being written for the first time
+    _upserts    name -> being written, to take the place of the entry
+    _puts       put -> entry that is not known to be visible yet
+    _spares     put -> room in advance, without a name
+    _lenders    number -> segment
+    _held       rooms in quarantine
+
+    Invariant: check().
+    """
+
+    def __init__(self, table: TableWriter):
+        self.table = table
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self._space = Space(BlockLayout(1, 1, 1, 1, 1))
+        self._entries: dict[str, Entry] = {}
+        self._upserts: dict[str, Entry] = {}
+        self._puts: dict[int, Entry] = {}
+        self._spares: dict[int, Entry] = {}
+        self._lenders: dict[int, Lender] = {}
+        self._held: list[Quarantine] = []
+        self._next_put = 1
+        self._next_segment = 1
+
+    def segment_named(self, name: str) -> Lender | None:
+        """The segment of this name."""
+        return next((lender for lender in self._lenders.values() if lender.name == name), None)
+
+    # -------------------------------------------------------------------------------------- entries
+
+    def is_visible(self, entry: Entry) -> bool:
+        """Whether readers see it; notes it when its writer has published it without a message."""
+        if not entry.visible and entry.word and self.table.is_published(entry.word):
+            entry.visible = True
+            del self._puts[entry.put]
+            self.counters["puts_ended"] += 1
+            for replica in entry.replicas:
+                self._space.put_end(replica.object_id, (), now=0.0)
+        return entry.visible
+
+    # ----------------------------------------------------------------------------------------- room
+
+    def _new_entry(
+        self, client: str, machine: str, name: str, nbytes: int, wish: Wish, now_ns: int, *, evict: bool
+    ) -> Entry | None:
+        put, self._next_put = self._next_put, self._next_put + 1
+        replicas = self._place(str(put), machine, nbytes, wish, now_ns, evict)
+        return Entry(name, put, client, nbytes, replicas, wish.hard_pin, 0, now_ns) if replicas else None
+
+    def _place(
+        self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int, evict: bool
+    ) -> list[Replica]:
+        """Replicas on as many segments as are wanted and there, evicting for the first; [] without room."""
+        placed: list[Replica] = []
+        if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
+            return placed  # nothing is evicted in vain
+        while not placed:
+            for lender in self._candidates(machine, wish):
+                try:
+                    made = self._space.allocate(owner, nbytes, now=now_ns / 1e9, rank=lender.number)
+                except PoolFull:
+                    continue
+                placed.append(Replica(made.object_id, lender.number, made.offset))
+                if len(placed) == wish.replicas:
+                    break
+            if not placed and not (evict and self.evict(nbytes, now_ns)):
+                break
+        return placed
+
+    def _candidates(self, machine: str, wish: Wish) -> list[Lender]:
+        """Segments to try, in order: preferred ones, the writer's machine, most free room."""
+        lenders = list(self._lenders.values())
+        if len(lenders) > 1:
+            order = {name: -at for at, name in enumerate(reversed(wish.preferred), 1)}
+            free = self._space.free_bytes
+            lenders.sort(key=lambda one: (order.get(one.name, 0), one.machine != machine, -free(one.number)))
+        return lenders
+
+    def _make_room_in_table(self) -> None:
+        if not self.table.is_crowded:
+            return
+        old = self.table
+        self.table, moved = old.regrown()
+        for entry in self._entries.values():
+            entry.word = moved.get(entry.word, 0)
+        old.close()
+
+    # ------------------------------------------------------------------------------------- eviction
+
+    def evict(self, nbytes: int, now_ns: int) -> int:
+        """Free at least this much and EVICT_SHARE of the capacity, as far as there is something to evict.
+
+        Oldest lease first, soft-pinned last; leased, hard-pinned and unfinished objects stay. Returns the
+        bytes freed.
+        """
+        wanted = max(nbytes, EVICT_SHARE * self._space.stats()["capacity_bytes"])
+        freed = 0
+        order = self._coldest_first(now_ns)
+        while freed < wanted:
+            some: list[Entry] = []
+            short = wanted - freed
+            for entry in order:
+                some.append(entry)
+                short -= entry.nbytes * len(entry.replicas)
+                if short <= 0:
+                    break
+            if not some:
+                break
+            unleased = self.table.lock_unleased([entry.word for entry in some], now_ns)
+            for entry in (entry for entry, is_free in zip(some, unleased) if is_free):
+                freed += entry.nbytes * len(entry.replicas)
+                self.counters["evictions"] += 1
+                self._drop(entry, now_ns)
+        self.counters["evicted_bytes"] += freed
+        return freed
+
+    def keep_below_high_water(self, now_ns: int) -> int:
+        """Evict when more than HIGH_WATER of the capacity is used; returns the bytes freed."""
+        stats = self._space.stats()
+        used = stats["capacity_bytes"] - stats["free_bytes"]
+        too_much = used - HIGH_WATER * stats["capacity_bytes"]
+        return self.evict(int(too_much), now_ns) if too_much > 0 else 0
+
+    def _coldest_first(self, now_ns: int) -> Iterator[Entry]:
+        lease = self.table.lease_until_ns
+        candidates = [
+            (entry.soft_until_ns > now_ns, until, entry.put, entry)
+            for entry in self._entries.values()
+            if not entry.hard_pin
+            and not entry.tasks
+            and self.is_visible(entry)
+            and (until := lease(entry.word, now_ns)) <= now_ns
+        ]
+        candidates.sort(key=itemgetter(0, 1, 2))
+        return iter([entry for _, _, _, entry in candidates])
+
+    # ---------------------------------------------------------------------------------------- steps
+
+    def _drop(self, entry: Entry, now_ns: int) -> None:
+        """A visible object is no more."""
+        del self._entries[entry.name]
+        self.table.remove(entry.word)
+        entry.word = 0
+        self._free(entry, now_ns)
+
+    def _drop_replicas(self, entry: Entry, lost: Sequence[Replica]) -> None:
+        """Some, not all, replicas of a visible object are no more; readers look again."""
+        entry.replicas = [replica for replica in entry.replicas if replica not in lost]
+        self._rewrite(entry)
+        for replica in lost:
+            self._space.put_revoke(replica.object_id)
+
+    def _rewrite(self, entry: Entry) -> None:
+        locations = [replica.location for replica in entry.replicas]
+        self.table.replace(entry.word, entry.nbytes, locations, published=True)
+
+    def _free(self, entry: Entry, now_ns: int) -> None:
+        """Give the room of a visible object back, at once or when nobody far away can be reading it."""
+        if entry.remote_until_ns > now_ns:
+            self._held.append(Quarantine(entry.owner, "", entry.remote_until_ns))
+        else:
+            self._space.release(entry.owner, now_ns / 1e9)
+
+    def _revoke(self, entry: Entry, now_ns: int, *, writer_may_live: bool) -> None:
+        """A put that will not be finished."""
+        if self._spares.pop(entry.put, None) is not None:
+            pass
+        elif self._upserts.get(entry.name) is entry:
+            del self._upserts[entry.name]
+        else:
+            del self._entries[entry.name]
+            self.table.remove(entry.word)
+        if self._puts.pop(entry.put, None) is not None:
+            self.counters["puts_revoked"] += 1
+        self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
+        if writer_may_live:
+            self._held.append(Quarantine(entry.owner, entry.client))
+
+    def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
+        for held in over:
+            self._held.remove(held)
+            self._space.settle(held.owner)
+            self._space.release(held.owner, now_ns / 1e9)
+
+    # ----------------------------------------------------------------------------------- inspection
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges: objects (visible or being written), writing, segments, bytes."""
+        space = self._space.stats()
+        return self.counters | {
+            "objects": len(self._entries),
+            "writing": len(self._puts),
+            "spares": len(self._spares),
+            "segments": len(self._lenders),
+            "held": len(self._held),
+            "capacity_bytes": space["capacity_bytes"],
+            "free_bytes": space["free_bytes"],
+            "table_slots": self.table.slots,
+        }
+
+    def check(self) -> None:
+        """Assert the invariant (tests): every entry has its slot and its room, and nothing else has."""
+        self._space.check()
+        self.table.check()
+        owners = {held.owner for held in self._held}
+        for name, entry in self._entries.items():
+            assert entry.name == name
+            assert entry.replicas, f"{name} has no replica"
+            assert entry.word, f"{name} has no slot"
+            assert entry.visible == (entry.put not in self._puts)
+        for name, entry in self._upserts.items():
+            assert entry.name == name
+            assert self._puts[entry.put] is entry
+        everything = [*self._entries.values(), *self._upserts.values(), *self._spares.values()]
+        unfinished = {entry.put for entry in everything if not entry.visible}
+        assert unfinished == set(self._puts) | set(self._spares)
+        assert not set(self._puts) & set(self._spares)
+        for entry in everything:
+            owners.add(entry.owner)
+            segments = [replica.segment for replica in entry.replicas]
+            assert len(set(segments)) == len(segments), f"{entry.name} has twins on one segment"
+            for replica in entry.replicas:
+                made = self._space.object(replica.object_id)
+                assert (made.rank, made.offset, made.nbytes) == (
+                    replica.segment,
+                    replica.offset,
+                    entry.nbytes,
+                )
+        assert self._space.stats()["owners"] <= len(owners)

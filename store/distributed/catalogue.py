@@ -1,0 +1,298 @@
+"""The master's verbs: puts, lookups, removals, copies of named objects; who comes and goes.
+
+Called by the master for every request. Pure, like the books it keeps (`books`).
+Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nsmallest
+
+from store.distributed.books import Books
+from store.distributed.codes import (
+    BAD_PARAMETERS,
+    EXISTS,
+    HAS_LEASE,
+    NO_SPACE,
+    NOT_FOUND,
+    NOT_READY,
+    OK,
+)
+from store.distributed.entries import Entry, Lender, Replica
+from store.distributed.messages import Grant, Wish
+from store.distributed.shared_table import MAX_SEGMENTS, name_hash
+from store.errors import PoolFull, StoreError
+
+PUT_LIMIT_NS = 30 * 10**9
+"""A put that has not ended by then is revoked; its room comes back when its writer is known to be gone."""
+
+SPARE_SHARE = 1 / 32
+"""Of the capacity, given out in advance at most."""
+
+MAX_SPARES = 2
+"""Of one client: one to write to, one whose pages are being prepared."""
+
+
+class Catalogue(Books):
+    """All objects of one master: the verbs. Books and invariant are those of `Books`."""
+
+    # ------------------------------------------------------------------------------------- segments
+
+    def mount(self, client: str, name: str, machine: str, nbytes: int) -> int:
+        """A client lends memory; returns its number, never used again. Raises StoreError."""
+        if any(lender.name == name for lender in self._lenders.values()):
+            raise StoreError(f"a segment {name} is lent already")
+        number = self._next_segment
+        if number >= MAX_SEGMENTS:
+            raise StoreError(f"this master has seen {MAX_SEGMENTS} segments; start a new one")
+        self._space.add_segment(number, nbytes, 0)
+        self._next_segment += 1
+        self._lenders[number] = Lender(number, name, client, machine, nbytes)
+        return number
+
+    def unmount(self, number: int, now_ns: int) -> None:
+        """A segment is gone with what is in it; objects with a replica elsewhere stay."""
+        del self._lenders[number]
+        for entry in [*self._entries.values(), *self._upserts.values(), *self._spares.values()]:
+            lost = [replica for replica in entry.replicas if replica.segment == number]
+            if not lost:
+                continue
+            self.counters["replicas_lost"] += 1
+            if not self.is_visible(entry):
+                self._revoke(entry, now_ns, writer_may_live=True)
+            elif len(lost) == len(entry.replicas):
+                self.counters["objects_lost"] += 1
+                self._drop(entry, now_ns)
+            else:
+                self._drop_replicas(entry, lost)
+        self._space.remove_segment(number)
+
+    def segments(self) -> dict[int, Lender]:
+        """All that are lent, by number."""
+        return self._lenders
+
+    # ----------------------------------------------------------------------------------------- puts
+
+    def put_start(
+        self,
+        client: str,
+        machine: str,
+        name: str,
+        nbytes: int,
+        wish: Wish,
+        upsert: bool,
+        now_ns: int,
+        spare: int = 0,
+    ) -> Grant | int:
+        """Room and a slot for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS.
+
+        spare: room of this size that the client has in advance; another is given when it has not.
+        """
+        if nbytes < 1:
+            return BAD_PARAMETERS
+        old = self._entries.get(name)
+        if old is not None and not (upsert and self.is_visible(old)):
+            self.counters["puts_existing"] += 1
+            return NOT_READY if upsert else EXISTS
+        if name in self._upserts:
+            return NOT_READY
+        entry = self._spares.get(spare)
+        if entry is not None and (entry.client, entry.nbytes) == (client, nbytes):
+            del self._spares[spare]
+            entry.name, entry.hard_pin, entry.started_ns = name, wish.hard_pin, now_ns
+        else:
+            entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
+        if entry is None:
+            self.counters["puts_full"] += 1
+            return NO_SPACE
+        if wish.soft_pin_ms is not None:
+            entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
+        elif old is not None and wish.keep_pin:
+            entry.soft_until_ns = old.soft_until_ns
+        self._puts[entry.put] = entry
+        self.counters["puts"] += 1
+        locations = [replica.location for replica in entry.replicas]
+        if old is not None and name in self._entries:
+            self._upserts[name] = entry
+            return Grant(entry.put, locations, 0, 0, 0)
+        self._entries[name] = entry
+        self._make_room_in_table()
+        key, digest = name_hash(name)
+        entry.word, version = self.table.insert(key, digest, nbytes, locations, now_ns, published=False)
+        return Grant(entry.put, locations, entry.word, version, self.table.generation)
+
+    def spares(
+        self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
+    ) -> list[Grant]:
+        """Room in advance, up to `count` for this client: nothing is evicted for it, and all of it together
+        has SPARE_SHARE of the capacity at most. It comes back with put_revoke or the client's end."""
+        granted: list[Grant] = []
+        held = sum(entry.nbytes * len(entry.replicas) for entry in self._spares.values())
+        mine = sum(entry.client == client for entry in self._spares.values())
+        capacity = sum(lender.nbytes for lender in self._lenders.values())
+        most = SPARE_SHARE * capacity - held
+        while mine + len(granted) < min(count, MAX_SPARES) and nbytes * wish.replicas <= most:
+            entry = self._new_entry(client, machine, "", nbytes, wish, now_ns, evict=False)
+            if entry is None:
+                break
+            most -= nbytes * wish.replicas
+            self._spares[entry.put] = entry
+            granted.append(Grant(entry.put, [one.location for one in entry.replicas], 0, 0, 0))
+        return granted
+
+    def put_end(self, client: str, put: int, now_ns: int) -> int:
+        """The bytes of this put are in place: publish it. Also when readers see it already."""
+        entry = self._puts.get(put)
+        if entry is None or entry.client != client:
+            return OK if self._is_known(put) else NOT_FOUND
+        if entry.word == 0:
+            self._swap(entry, now_ns)
+        self.table.publish(entry.word)
+        self.is_visible(entry)
+        return OK
+
+    def put_revoke(self, client: str, put: int, now_ns: int) -> int:
+        """Forget this put; its writer will not write any more."""
+        entry = self._puts.get(put) or self._spares.get(put)
+        if entry is None or entry.client != client or self.is_visible(entry):
+            return NOT_FOUND
+        self._revoke(entry, now_ns, writer_may_live=False)
+        return OK
+
+    def note_ended(self, puts: Sequence[int]) -> None:
+        """Their writers have published these: take note of those that readers see."""
+        for put in puts:
+            if (entry := self._puts.get(put)) is not None:
+                self.is_visible(entry)
+
+    def _is_known(self, put: int) -> bool:
+        """Whether this put has become an object that is still there."""
+        return any(entry.put == put for entry in self._entries.values())
+
+    def _swap(self, entry: Entry, now_ns: int) -> None:
+        """An upsert is done: its bytes take the place of what the name meant until now."""
+        del self._upserts[entry.name]
+        old = self._entries.get(entry.name)
+        if old is not None and not self.is_visible(old):  # removed meanwhile, and put again by somebody
+            self._revoke(old, now_ns, writer_may_live=True)
+            old = None
+        if old is None:
+            self._make_room_in_table()
+            key, digest = name_hash(entry.name)
+            locations = [replica.location for replica in entry.replicas]
+            entry.word, _ = self.table.insert(key, digest, entry.nbytes, locations, now_ns, published=False)
+        else:
+            entry.word, old.word = old.word, 0
+            self._free(old, now_ns)
+            entry.remote_until_ns = old.remote_until_ns
+            self._rewrite(entry)
+        self._entries[entry.name] = entry
+
+    # --------------------------------------------------------------------------------------- copies
+
+    def add_replicas(self, entry: Entry, numbers: Sequence[int], now_ns: int) -> list[Replica] | None:
+        """Room for more copies of a visible object, one on each of these segments; None: not enough."""
+        added: list[Replica] = []
+        for number in numbers:
+            try:
+                made = self._space.allocate(entry.owner, entry.nbytes, now=now_ns / 1e9, rank=number)
+            except PoolFull:
+                for replica in added:
+                    self._space.put_revoke(replica.object_id)
+                return None
+            added.append(Replica(made.object_id, number, made.offset))
+        return added
+
+    def end_copy(
+        self, entry: Entry, added: Sequence[Replica], source: int | None, done: bool, now_ns: int
+    ) -> bool:
+        """The added replicas hold the bytes (or, not done, do not); a move then drops its source."""
+        alive = self._entries.get(entry.name) is entry
+        usable = [replica for replica in added if replica.segment in self._lenders]
+        if not (alive and done and len(usable) == len(added)):
+            for replica in usable if alive else ():
+                self._space.put_revoke(replica.object_id)
+            return False
+        for replica in added:
+            self._space.put_end(replica.object_id, (), now=0.0)
+        entry.replicas.extend(added)
+        lost = [replica for replica in entry.replicas if replica.segment == source]
+        if lost and len(lost) < len(entry.replicas):
+            self._drop_replicas(entry, lost)
+        else:
+            self._rewrite(entry)
+        return True
+
+    # -------------------------------------------------------------------------------------- lookups
+
+    def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:
+        """A visible object; lease: readers that cannot see the table get one of the usual length."""
+        entry = self._entries.get(name)
+        self.counters["finds"] += 1
+        if entry is None or not self.is_visible(entry):
+            return None
+        self.counters["found"] += 1
+        if lease:
+            entry.remote_until_ns = now_ns + self.table.lease_ttl_ns
+            self.table.extend_lease(entry.word, entry.remote_until_ns)
+        return entry
+
+    def names(self, after: str, most: int) -> list[str]:
+        """Names of visible objects behind this one, in order."""
+        found = (name for name, entry in self._entries.items() if name > after and self.is_visible(entry))
+        return nsmallest(most, list(found))
+
+    # ------------------------------------------------------------------------------------- removing
+
+    def remove(self, name: str, now_ns: int, *, force: bool) -> int:
+        """OK, NOT_FOUND, NOT_READY while it is written or copied, HAS_LEASE."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return NOT_FOUND
+        if not self.is_visible(entry) or (entry.tasks and not force):
+            return NOT_READY
+        if not force and not self.table.lock_unleased([entry.word], now_ns)[0]:
+            self.counters["leased_refusals"] += 1
+            return HAS_LEASE
+        self.counters["removed"] += 1
+        self._drop(entry, now_ns)
+        return OK
+
+    def remove_all(self, now_ns: int, *, force: bool) -> int:
+        """Remove what can be removed; returns how many."""
+        return sum(self.remove(name, now_ns, force=force) == OK for name in list(self._entries))
+
+    def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
+        """Drop the replicas of the client's own object on one segment ("": all); False when it may not."""
+        entry = self._entries.get(name)
+        if entry is None or entry.client != client or not self.is_visible(entry) or entry.tasks:
+            return False
+        where = self.segment_named(segment) if segment else None
+        lost = [one for one in entry.replicas if where is None or one.segment == where.number]
+        if not lost or (segment and where is None) or not self.table.lock_unleased([entry.word], now_ns)[0]:
+            return False
+        if len(lost) == len(entry.replicas):
+            self._drop(entry, now_ns)
+        else:
+            self._drop_replicas(entry, lost)
+        return True
+
+    # -------------------------------------------------------------------------------- clients, time
+
+    def drop_client(self, client: str, now_ns: int) -> None:
+        """A client is gone: its segments, and its puts that readers do not see."""
+        unfinished = [*self._puts.values(), *self._spares.values()]
+        for entry in [entry for entry in unfinished if entry.client == client]:
+            if not self.is_visible(entry):
+                self._revoke(entry, now_ns, writer_may_live=False)
+        for number in [one.number for one in self._lenders.values() if one.client == client]:
+            self.unmount(number, now_ns)
+        self._settle([held for held in self._held if held.client == client], now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Revoke puts that take too long, give back room whose time has come."""
+        for entry in list(self._puts.values()):
+            if not self.is_visible(entry) and now_ns - entry.started_ns > PUT_LIMIT_NS:
+                self._revoke(entry, now_ns, writer_may_live=True)
+        self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)

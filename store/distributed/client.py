@@ -1,0 +1,336 @@
+"""One client of a store: finds objects in the shared table, copies bytes, asks the master when it must.
+
+Used by `api`, which gives it Mooncake's names and codes. Any thread may call it. The ways to an object:
+
+    on this machine    hash, probe the table, copy out of the mapped segment, look at the slot again
+    elsewhere          ask the master (which grants a lease), read over TCP
+
+Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from xxhash import xxh3_128_intdigest
+
+from store.distributed import messages as say
+from store.distributed.codes import (
+    BAD_PARAMETERS,
+    INTERNAL,
+    LEASE_EXPIRED,
+    NO_MASTER,
+    OK,
+    TRANSFER_FAILED,
+    CodeError,
+)
+from store.distributed.config import Setup
+from store.distributed.link import Link
+from store.distributed.memory import machine_id
+from store.distributed.segments import AnySegment, Lending, Segments
+from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, Busy, Found, Retired, TableReader
+from store.distributed.writer import Writer
+from store.errors import StoreError
+from transport.address import address_towards
+from transport.curve import CurveKeys
+from transport.errors import TransportError
+
+BEAT_S = 1.0
+
+READ_TRIES = 50
+"""Copies of one object that moved under the reader's hands."""
+
+Result = TypeVar("Result")
+
+
+class Located(NamedTuple):
+    """An object that can be read now. found: its slot, or None when the master told us, until until_ns."""
+
+    nbytes: int
+    locations: Sequence[int]
+    found: Found | None
+    until_ns: int
+
+
+class Client:
+    """Joins a master and lends a segment.
+
+    curve      keys, for a master beyond this machine
+    use_tcp    neither map segments nor read the table: what another machine would do
+
+    Raises CodeError: NO_MASTER, BAD_PARAMETERS when it is refused.
+    """
+
+    def __init__(self, setup: Setup, curve: CurveKeys | None = None, *, use_tcp: bool = False):
+        self._link = Link(setup.master_server_addr, curve)
+        self.table: TableReader | None = None
+        self._table_lock = threading.Lock()
+        self._lending: Lending | None = None
+        self._lease_ns = self._link.welcome.lease_ttl_ns
+        self._stop = threading.Event()
+        machine = machine_id()
+        self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
+        self._writer = Writer(self._link, self._segments, self)
+        try:
+            self._join(setup, curve, machine, use_tcp)
+        except BaseException:
+            self.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="store client", daemon=True)
+        self._keeper.start()
+
+    def _join(self, setup: Setup, curve: CurveKeys | None, machine: str, use_tcp: bool) -> None:
+        token = b""
+        told = self._link.welcome.table
+        if told.machine == machine:
+            try:
+                table = self._open_table(told)
+            except StoreError as error:
+                if curve is None:
+                    raise CodeError(
+                        BAD_PARAMETERS, f"{error}; a master of another user or container wants its keys"
+                    ) from None
+            else:
+                token = table.token
+                self._link.watch(told.pid)
+                if use_tcp:
+                    table.close()
+                else:
+                    self.table = table
+        segment = None
+        if setup.global_segment_size:
+            host = address_towards(setup.master_server_addr.rpartition(":")[0].strip("[]")) or "127.0.0.1"
+            lending = self._lending = Lending(setup.global_segment_size, host)
+            segment = say.Segment(
+                setup.local_hostname,
+                lending.memory.nbytes,
+                machine,
+                os.getpid(),
+                lending.memory.fd,
+                lending.memory.inode,
+                *lending.server.address,
+                lending.secret,
+            )
+        joined = self._link.ask(say.Join, token, machine, os.getpid(), setup.local_hostname, segment)
+        if joined.code != OK:
+            raise CodeError(joined.code, f"the master refuses {setup.local_hostname}")
+        self.hostname: str = joined.hostname
+        if self._lending is not None:
+            self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
+
+    def close(self) -> None:
+        """Leave; the segment and what only it held are gone. May be called twice."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
+            self._link.ask(say.Leave, limit_s=1.0)
+        self._link.close()
+        self._writer.close()
+        self._segments.close()
+        if self._lending is not None:
+            self._lending.close()
+        if self.table is not None:
+            self.table.close()
+
+    def is_healthy(self) -> bool:
+        """Whether the master answers and knows us."""
+        try:
+            return bool(self._link.ask(say.Beat, self._writer.take_ended()).codes == [OK])
+        except CodeError:
+            return False
+
+    def _keep(self) -> None:
+        """Tell the master that we live, and which puts have ended."""
+        while not self._stop.wait(BEAT_S):
+            try:
+                self._link.ask(say.Beat, self._writer.take_ended())
+                self._writer.rest()
+            except CodeError:
+                continue
+
+    def _ask_segment(self, number: int) -> say.Segment | None:
+        told: say.Segment | None = self._link.ask(say.SegmentAsk, number).segment
+        return told
+
+    # ------------------------------------------------------------------------------ reading
+
+    def get(self, name: str) -> bytes | None:
+        """A copy of an object, None when there is none. Grants a lease. Raises CodeError."""
+        table = self.table
+        if table is not None:
+            try:
+                found = table.find(xxh3_128_intdigest(name.encode()))
+                if found is None:
+                    return None
+                location = found.locations[0]
+                view = self._segments.views.get(location >> OFFSET_BITS)
+                if view is not None and table.extend_lease(found, time.monotonic_ns() + self._lease_ns):
+                    start = location & OFFSET_MASK
+                    data = bytes(view[start : start + found.nbytes])
+                    if table.words[found.word] == found.version:
+                        return data
+            except (Retired, Busy, ValueError):  # ValueError: a view or table that was just closed
+                pass
+        return self.read(name, lambda segment, offset, nbytes: segment.read_bytes(offset, nbytes))
+
+    def read(self, name: str, take: Callable[[AnySegment, int, int], Result]) -> Result | None:
+        """take(segment, offset, nbytes), from a replica that can be reached; again when the object moved
+        meanwhile, so take must bear repetition. None when there is no object.
+
+        Raises CodeError: LEASE_EXPIRED, TRANSFER_FAILED, NO_MASTER.
+        """
+        code = LEASE_EXPIRED
+        for _ in range(READ_TRIES):
+            located = self.locate(name)
+            if located is None:
+                return None
+            for location in located.locations:
+                number = location >> OFFSET_BITS
+                segment = self._segments.get(number)
+                if segment is None:
+                    code = TRANSFER_FAILED
+                    continue
+                try:
+                    result = take(segment, location & OFFSET_MASK, located.nbytes)
+                except (TransportError, ValueError):
+                    self._segments.forget(number)
+                    code = TRANSFER_FAILED
+                    continue
+                if self._is_still(located):
+                    return result
+                code = LEASE_EXPIRED
+                break
+        raise CodeError(code, f"{name!r} could not be read in {READ_TRIES} tries")
+
+    def locate(self, name: str, *, lease: bool = True) -> Located | None:
+        """Where an object is; lease: and keep it there. None when there is none. Raises CodeError."""
+        asked_ns = time.monotonic_ns()
+        found = self._look(name, asked_ns + self._lease_ns if lease else 0)
+        if found is not None:
+            return Located(found.nbytes, found.locations, found, 0) if isinstance(found, Found) else None
+        (place,) = self._link.ask(say.Find, [name], lease).places
+        if place is None:
+            return None
+        return Located(place.nbytes, place.locations, None, asked_ns + self._lease_ns)
+
+    def locate_many(self, names: Sequence[str], *, lease: bool = True) -> list[Located | None]:
+        """`locate` of each, with as few questions as there can be. Raises CodeError."""
+        if self.table is not None:
+            return [self.locate(name, lease=lease) for name in names]
+        located: list[Located | None] = []
+        for first in range(0, len(names), say.MAX_KEYS):
+            asked_ns = time.monotonic_ns()
+            places = self._link.ask(say.Find, list(names[first : first + say.MAX_KEYS]), lease).places
+            located += [
+                place and Located(place.nbytes, place.locations, None, asked_ns + self._lease_ns)
+                for place in places
+            ]
+        return located
+
+    def _look(self, name: str, until_ns: int) -> Found | bool | None:
+        """In the table: the object, False when there is none, None when the master must be asked."""
+        whole = xxh3_128_intdigest(name.encode())
+        for _ in range(READ_TRIES):
+            table = self.table
+            if table is None:
+                return None
+            try:
+                found = table.find(whole)
+                if found is None:
+                    return False
+                if not until_ns or table.extend_lease(found, until_ns):
+                    return found
+            except Retired:
+                self._renew_table(table)
+            except (Busy, ValueError):
+                return None
+        return None
+
+    def _is_still(self, located: Located) -> bool:
+        if located.found is None:
+            return time.monotonic_ns() < located.until_ns
+        table = self.table
+        return table is not None and table.is_still(located.found)
+
+    def _open_table(self, told: say.Table) -> TableReader:
+        return TableReader(told.pid, told.fd, told.inode, told.nbytes)
+
+    def _renew_table(self, old: TableReader) -> None:
+        """The master has published another table. Raises CodeError."""
+        with self._table_lock:
+            if self.table is not old or self._stop.is_set():
+                return
+            try:
+                self.table = self._open_table(self._link.ask(say.TableAsk).table)
+            except StoreError as error:
+                if isinstance(error, CodeError):
+                    raise
+                raise CodeError(INTERNAL, str(error)) from None
+
+    # ------------------------------------------------------------------------------ writing
+
+    def put(self, name: str, parts: Sequence[memoryview], wish: say.Wish, *, upsert: bool = False) -> int:
+        """Store one object; a code. An existing one stays as it is, with OK, unless upsert."""
+        return self.put_many([name], [parts], wish, upsert=upsert)[0]
+
+    def put_many(
+        self,
+        names: Sequence[str],
+        values: Sequence[Sequence[memoryview]],
+        wish: say.Wish,
+        *,
+        upsert: bool = False,
+    ) -> list[int]:
+        """Store objects, with one question to the master for those that are new. A code for each."""
+        if upsert:
+            return self._writer.put_many(names, values, wish, upsert=True)
+        new = [at for at, name in enumerate(names) if not isinstance(self._look(name, 0), Found)]
+        codes = [OK] * len(names)
+        written = self._writer.put_many([names[at] for at in new], [values[at] for at in new], wish, False)
+        for at, code in zip(new, written):
+            codes[at] = code
+        return codes
+
+    # ------------------------------------------------------------------------------ the rest
+
+    def ask(self, kind: Callable[..., Any], *values: Any) -> Any:
+        """A question to the master. Raises CodeError."""
+        if self._stop.is_set():
+            raise CodeError(NO_MASTER, "this store is closed")
+        return self._link.ask(kind, *values)
+
+    def ask_codes(self, kind: Callable[..., Any], names: Sequence[str], *values: Any) -> list[int]:
+        """A question about many names, in pieces; a code for each, NO_MASTER where none came."""
+        codes: list[int] = []
+        for first in range(0, len(names), say.MAX_KEYS):
+            some = list(names[first : first + say.MAX_KEYS])
+            try:
+                codes += self.ask(kind, some, *values).codes
+            except CodeError as error:
+                codes += [error.code] * len(some)
+        return codes
+
+    def copy(self, sources: Sequence[int], target: int, nbytes: int, piece_bytes: int) -> None:
+        """Copy an object's bytes from one of these places to another, which this client has been given.
+
+        Raises CodeError, TransportError.
+        """
+        to = self._segments.get(target >> OFFSET_BITS)
+        readable = (self._segments.get(source >> OFFSET_BITS) for source in sources)
+        source = next(((one, at) for one, at in zip(readable, sources) if one is not None), None)
+        if to is None or source is None:
+            raise CodeError(TRANSFER_FAILED, "a segment of the copy is gone")
+        origin, start = source[0], source[1] & OFFSET_MASK
+        for done in range(0, nbytes, piece_bytes):
+            some = origin.read_bytes(start + done, min(piece_bytes, nbytes - done))
+            to.write((target & OFFSET_MASK) + done, [memoryview(some)])
+
+    def segment_name(self, location: int) -> str:
+        """Name of the segment of a location."""
+        return self._segments.name(location >> OFFSET_BITS)

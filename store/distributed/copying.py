@@ -1,0 +1,117 @@
+"""Replicas seen from a client: where they are, dropping one's own, and copies made in the background.
+
+Used by `api`. The client that asks for a copy carries it out, in a thread; the master keeps the books.
+Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from store.distributed import messages as say
+from store.distributed.client import Client
+from store.distributed.codes import NO_TASK, OK, CodeError
+from store.distributed.replicas import (
+    BufferDescriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+    TaskStatus,
+    TaskType,
+)
+from store.distributed.shared_table import OFFSET_MASK
+from store.errors import StoreError
+from transport.errors import TransportError
+
+PIECE_BYTES = 16 * 2**20
+"""Copied at once, so that a large copy needs little memory."""
+
+
+class Copying:
+    """Descriptors, clearing and tasks of one client."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._threads: list[threading.Thread] = []
+
+    def describe(self, names: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
+        """Every replica of these objects; what is not there is left out. Grants no lease."""
+        described: dict[str, list[ReplicaDescriptor]] = {}
+        try:
+            for first in range(0, len(names), say.MAX_KEYS):
+                some = list(names[first : first + say.MAX_KEYS])
+                places = self._client.ask(say.Find, some, False).places
+                for name, place in zip(some, places):
+                    if place is not None:
+                        described[name] = [self._descriptor(place.nbytes, one) for one in place.locations]
+        except CodeError:
+            return {}
+        return described
+
+    def _descriptor(self, nbytes: int, location: int) -> ReplicaDescriptor:
+        name = self._client.segment_name(location)
+        return ReplicaDescriptor(MemoryDescriptor(BufferDescriptor(nbytes, name, location & OFFSET_MASK)))
+
+    def clear(self, names: Sequence[str], segment: str) -> list[str]:
+        """Drop this client's replicas of these; the names it was done for."""
+        cleared: list[str] = []
+        for first in range(0, len(names), say.MAX_KEYS):
+            try:
+                cleared += self._client.ask(
+                    say.Clear, list(names[first : first + say.MAX_KEYS]), segment
+                ).names
+            except CodeError:
+                break
+        return cleared
+
+    def start(self, name: str, source: str, targets: list[str]) -> tuple[tuple[int, int], int]:
+        """Begin a copy (source "") or a move: (its id, OK), or ((0, 0), a code)."""
+        try:
+            task = self._client.ask(say.TaskStart, name, source, targets)
+        except CodeError as error:
+            return (0, 0), error.code
+        if task.code != OK:
+            return (0, 0), task.code
+        thread = threading.Thread(target=self._carry_out, args=(task,), name="store copy", daemon=True)
+        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        thread.start()
+        return (task.task, 0), OK
+
+    def _carry_out(self, task: say.TaskIs) -> None:
+        try:
+            for target in task.targets:
+                self._client.copy(task.sources, target, task.nbytes, PIECE_BYTES)
+            failed = ""
+        except (StoreError, TransportError, ValueError, OSError) as error:
+            failed = str(error)[:1000] or type(error).__name__
+        try:
+            self._client.ask(say.TaskEnd, task.task, failed)
+        except CodeError:
+            return  # the master fails the tasks of a client that is gone
+
+    def query(self, task_id: Any) -> tuple[QueryTaskResponse | None, int]:
+        """(how it stands, OK), or (None, a code). Raises TypeError for what is no id."""
+        if not (isinstance(task_id, tuple) and [type(part) for part in task_id] == [int, int]):
+            raise TypeError("task_id must be a tuple of two integers")
+        if not 0 <= task_id[0] < 2**63 or task_id[1] != 0:
+            return None, NO_TASK
+        try:
+            task = self._client.ask(say.TaskAsk, task_id[0])
+        except CodeError as error:
+            return None, error.code
+        if task.code != OK:
+            return None, task.code
+        kind = TaskType.REPLICA_MOVE if task.move else TaskType.REPLICA_COPY
+        return (
+            QueryTaskResponse(
+                task_id, kind, TaskStatus(task.status), task.created_ms, task.updated_ms, task.reason
+            ),
+            OK,
+        )
+
+    def close(self) -> None:
+        """Wait for copies under way, 5 s at most each."""
+        for thread in self._threads:
+            thread.join(timeout=5)

@@ -1,0 +1,127 @@
+"""A client's line to its master: one question, one answer, each within a limit; threads take turns.
+
+Used by `client`. The master's death is noticed at once where the kernel tells of it, else by silence.
+Knows no objects. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from store.distributed import messages as say
+from store.distributed.codes import NO_MASTER, CodeError
+from transport.channel import Spoke
+from transport.curve import CurveKeys
+from transport.errors import ChannelError, WireError
+from transport.wire import Decoder
+
+CALL_S = 5.0
+"""A master that has not answered by then is not there."""
+
+CONNECT_S = 3.0
+
+
+class Link:
+    """One connection, opened by Hello.
+
+    address    "HOST:PORT" of the master
+    curve      keys of both sides; without, the address must be of this machine
+
+    Raises CodeError (NO_MASTER) when nobody answers there.
+    """
+
+    def __init__(self, address: str, curve: CurveKeys | None):
+        self._lock = threading.Lock()
+        self._call = 0
+        self._lost = False
+        self._pidfd = -1
+        try:
+            self._spoke = Spoke(
+                f"tcp://{address}",
+                f"client-{secrets.token_hex(16)}",
+                Decoder(say.Reply, say.MAX_BYTES),
+                curve,
+                plain_loopback=True,
+                max_send_bytes=say.MAX_BYTES,
+            )
+        except ChannelError as error:
+            raise CodeError(NO_MASTER, f"the master at {address} cannot be reached: {error}") from None
+        try:
+            self.welcome: say.Welcome = self.ask(say.Hello, say.PROTOCOL, limit_s=CONNECT_S)
+            if not isinstance(self.welcome, say.Welcome) or self.welcome.protocol != say.PROTOCOL:
+                raise CodeError(NO_MASTER, f"what listens at {address} is no master of this version")
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, pid: int) -> None:
+        """The master is this process of this machine: its end ends all waiting."""
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+            self._spoke.watch_fd(self._pidfd)
+
+    def ask(
+        self,
+        kind: Callable[..., msgspec.Struct],
+        *values: Any,
+        limit_s: float = CALL_S,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Send a request and return its answer; do something else while the master works.
+
+        Raises CodeError (NO_MASTER) when none comes in time, or when the master does not know us.
+        """
+        with self._lock:
+            if self._lost:
+                raise CodeError(NO_MASTER, "the master is gone")
+            self._call += 1
+            call = self._call
+            try:
+                sent = self._spoke.send(kind(call, *values))
+            except WireError as error:
+                raise CodeError(NO_MASTER, str(error)) from None
+            if not sent:
+                raise CodeError(NO_MASTER, "the master takes no more messages")
+            if meanwhile is not None:
+                meanwhile()
+            reply = self._answer(call, limit_s)
+        if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
+            raise CodeError(NO_MASTER, "the master does not know this client (any more)")
+        return reply
+
+    def _answer(self, call: int, limit_s: float) -> Any:
+        """The answer to this call; those to calls that were given up are passed over."""
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            for message in self._spoke.receive(left_s):
+                if message.call == call:
+                    return message
+            if self._master_ended():
+                self._lost = True
+                raise CodeError(NO_MASTER, "the master's process has ended")
+        raise CodeError(NO_MASTER, f"the master has not answered within {limit_s:.0f} s")
+
+    def _master_ended(self) -> bool:
+        if self._pidfd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """End the connection. Calls under way are over first; later ones fail. May be called twice."""
+        with self._lock:
+            self._lost = True
+            self._spoke.close()
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1

@@ -1,0 +1,272 @@
+"""The master process of a store: listens, keeps the books, publishes the table, notices who dies.
+
+Started by `mooncake-lite store master`; `Master` also runs in a thread of a test. Moves no bytes.
+Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from store.distributed import messages as say
+from store.distributed.catalogue import Catalogue
+from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, OK
+from store.distributed.memory import machine_id
+from store.distributed.shared_table import TOKEN_BYTES, TableWriter
+from store.distributed.tasks import Tasks
+from store.errors import StoreError
+from transport.channel import Hub
+from transport.curve import CurveKeys
+from transport.pids import ProcessWatch
+from transport.wire import Decoder
+
+DEFAULT_LEASE_MS = 10_000
+FIRST_PORT, LAST_PORT = 12_300, 14_300
+"""Given to host names that come without a port."""
+
+TICK_S = 0.25
+SILENT_NS = 10 * 10**9
+"""A client of another machine that has not said anything for so long is gone."""
+
+MAX_CLIENTS = 4096
+
+
+@dataclass(slots=True)
+class Client:
+    """Somebody who joined. pid 0: of another machine, watched by its beats."""
+
+    peer: str
+    machine: str
+    pid: int
+    heard_ns: int
+    segment: int = 0
+
+
+class Master:
+    """One master. run() serves until stop(), from any thread.
+
+    endpoint     "tcp://ADDRESS:PORT"; without curve a loopback address
+    lease_ms     length of a lease that reads and is_exist grant
+    """
+
+    def __init__(self, endpoint: str, lease_ms: int = DEFAULT_LEASE_MS, curve: CurveKeys | None = None):
+        self._curve = curve
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._machine = machine_id()
+        self.catalogue = Catalogue(TableWriter(lease_ms * 10**6, self._token))
+        self._tasks = Tasks(self.catalogue)
+        self._clients: dict[str, Client] = {}
+        self._segments: dict[int, say.Segment] = {}
+        self._watch = ProcessWatch()
+        self._strangers = 0
+        self._hub = Hub(
+            [endpoint],
+            Decoder(say.Request, say.MAX_BYTES),
+            curve,
+            plain_loopback=curve is None,
+            max_send_bytes=say.MAX_BYTES,
+        )
+        self.endpoint = self._hub.endpoints[0]
+        self._running = True
+        self._next_port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
+        self._answers: dict[type, Callable[[Client, Any, int], Any]] = {
+            say.Leave: self._leave,
+            say.Beat: self._beat,
+            say.TableAsk: lambda client, ask, now: say.TableIs(ask.call, self._table()),
+            say.SegmentAsk: lambda client, ask, now: say.SegmentIs(ask.call, self._segments.get(ask.number)),
+            say.PutStart: self._put_start,
+            say.PutEnd: self._put_end,
+            say.Find: self._find,
+            say.Remove: self._remove,
+            say.RemoveAll: self._remove_all,
+            say.NamesAsk: lambda client, ask, now: say.NamesAre(
+                ask.call, self.catalogue.names(ask.after, say.MAX_KEYS)
+            ),
+            say.Clear: self._clear,
+            say.TaskStart: self._task_start,
+            say.TaskEnd: self._task_end,
+            say.TaskAsk: lambda client, ask, now: self._tasks.ask(ask.call, ask.task),
+            say.StatsAsk: lambda client, ask, now: say.Stats(ask.call, self.stats()),
+        }
+
+    def run(self) -> None:
+        """Read, answer, keep order."""
+        next_tick = 0.0
+        while self._running:
+            for peer, message in self._hub.receive(TICK_S):
+                self._handle(peer, message, time.monotonic_ns())
+            now = time.monotonic()
+            self._notice_ends()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._tick(time.monotonic_ns())
+        self._close()
+
+    def stop(self) -> None:
+        """Let run() return, within a second; any thread or signal handler."""
+        self._running = False
+        self._hub.wake()
+
+    def _close(self) -> None:
+        self._watch.close()
+        self._hub.close()
+        self.catalogue.table.close()
+
+    def stats(self) -> dict[str, int]:
+        """The books' counters and gauges, and the channel's."""
+        channel = {f"channel_{name}": value for name, value in self._hub.counters.as_dict().items()}
+        return (
+            self.catalogue.stats() | channel | {"clients": len(self._clients), "strangers": self._strangers}
+        )
+
+    # ------------------------------------------------------------------------- coming, going
+
+    def _handle(self, peer: str, message: Any, now_ns: int) -> None:
+        if isinstance(message, say.Hello):
+            welcome = say.Welcome(
+                message.call, say.PROTOCOL, self._table(), self.catalogue.table.lease_ttl_ns
+            )
+            self._hub.send(peer, welcome)
+            return
+        if isinstance(message, say.Join):
+            self._hub.send(peer, self._join(peer, message, now_ns))
+            return
+        client = self._clients.get(peer)
+        if client is None:
+            self._strangers += 1
+            self._hub.send(peer, say.Codes(message.call, [NO_MASTER]))
+            return
+        client.heard_ns = now_ns
+        reply = self._answers[type(message)](client, message, now_ns)
+        self._hub.send(peer, reply)
+        if isinstance(message, say.PutStart):
+            self.catalogue.keep_below_high_water(now_ns)
+
+    def _table(self) -> say.Table:
+        table = self.catalogue.table
+        return say.Table(self._machine, os.getpid(), table.fd, table.inode, table.nbytes)
+
+    def _join(self, peer: str, join: say.Join, now_ns: int) -> say.Joined:
+        trusted = self._curve is not None or secrets.compare_digest(join.token, self._token)
+        if not trusted or peer in self._clients or len(self._clients) >= MAX_CLIENTS:
+            self._strangers += not trusted
+            return say.Joined(join.call, BAD_PARAMETERS, "", 0)
+        local = join.machine == self._machine and join.pid > 0
+        client = Client(peer, join.machine, join.pid if local else 0, now_ns)
+        hostname = self._hostname(join.hostname)
+        if join.segment is not None:
+            try:
+                client.segment = self.catalogue.mount(peer, hostname, join.machine, join.segment.nbytes)
+            except StoreError:
+                return say.Joined(join.call, BAD_PARAMETERS, "", 0)
+            self._segments[client.segment] = msgspec.structs.replace(join.segment, name=hostname)
+        self._clients[peer] = client
+        if local:
+            fd = self._watch.add(peer, join.pid)
+            if fd is not None:
+                self._hub.watch_fd(fd)
+        return say.Joined(join.call, OK, hostname, client.segment)
+
+    def _hostname(self, wanted: str) -> str:
+        """HOST:PORT: as wanted when it has a port, else with one that no segment has."""
+        _, colon, port = wanted.rpartition(":")
+        if colon and port.isdigit():
+            return wanted
+        while True:
+            self._next_port += 1
+            if self._next_port > LAST_PORT:
+                self._next_port = FIRST_PORT
+            name = f"{wanted}:{self._next_port}"
+            if self.catalogue.segment_named(name) is None:
+                return name
+
+    def _leave(self, client: Client, leave: say.Leave, now_ns: int) -> say.Codes:
+        self._forget(client, now_ns)
+        fd = self._watch.remove(client.peer)
+        if fd is not None:
+            self._hub.unwatch_fd(fd)
+        return say.Codes(leave.call, [OK])
+
+    def _forget(self, client: Client, now_ns: int) -> None:
+        """A client has left or is dead."""
+        del self._clients[client.peer]
+        self._tasks.drop_client(client.peer, now_ns, _wall_ms())
+        self.catalogue.drop_client(client.peer, now_ns)
+        self._segments.pop(client.segment, None)
+
+    def _notice_ends(self) -> None:
+        """Processes of this machine that have ended."""
+        for peer, _, fd in self._watch.ended():
+            if fd is not None:
+                self._hub.unwatch_fd(fd)
+            if peer in self._clients:
+                self._forget(self._clients[peer], time.monotonic_ns())
+
+    def _tick(self, now_ns: int) -> None:
+        for client in list(self._clients.values()):
+            if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
+                self._forget(client, now_ns)
+        self.catalogue.tick(now_ns)
+
+    # ------------------------------------------------------------------------------ answers
+
+    def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
+        self.catalogue.note_ended(beat.ended)
+        return say.Codes(beat.call, [OK])
+
+    def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
+        books = self.catalogue
+        books.note_ended(ask.ended)
+        if len(ask.names) != len(ask.sizes):
+            return say.Grants(ask.call, [BAD_PARAMETERS] * len(ask.names))
+        who = client.peer, client.machine
+        grants = [
+            books.put_start(*who, name, nbytes, ask.wish, ask.upsert, now_ns, 0 if at else ask.spare)
+            for at, (name, nbytes) in enumerate(zip(ask.names, ask.sizes))
+        ]
+        spares: list[say.Grant] = []
+        if ask.spares and ask.sizes and isinstance(grants[0], say.Grant):
+            spares = books.spares(*who, ask.sizes[0], ask.wish, ask.spares, now_ns)
+        return say.Grants(ask.call, grants, spares)
+
+    def _put_end(self, client: Client, ask: say.PutEnd, now_ns: int) -> say.Codes:
+        act = self.catalogue.put_end if ask.done else self.catalogue.put_revoke
+        return say.Codes(ask.call, [act(client.peer, put, now_ns) for put in ask.puts])
+
+    def _find(self, client: Client, ask: say.Find, now_ns: int) -> say.Places:
+        found = [self.catalogue.find(name, now_ns, lease=ask.lease) for name in ask.names]
+        places = [
+            None if entry is None else say.Place(entry.nbytes, [one.location for one in entry.replicas])
+            for entry in found
+        ]
+        return say.Places(ask.call, places)
+
+    def _remove(self, client: Client, ask: say.Remove, now_ns: int) -> say.Codes:
+        remove = self.catalogue.remove
+        return say.Codes(ask.call, [remove(name, now_ns, force=ask.force) for name in ask.names])
+
+    def _remove_all(self, client: Client, ask: say.RemoveAll, now_ns: int) -> say.Codes:
+        return say.Codes(ask.call, [self.catalogue.remove_all(now_ns, force=ask.force)])
+
+    def _clear(self, client: Client, ask: say.Clear, now_ns: int) -> say.NamesAre:
+        clear = self.catalogue.clear
+        cleared = [name for name in ask.names if clear(client.peer, name, ask.segment, now_ns)]
+        return say.NamesAre(ask.call, cleared)
+
+    def _task_start(self, client: Client, ask: say.TaskStart, now_ns: int) -> say.TaskIs:
+        return self._tasks.start(ask.call, client.peer, ask.name, ask.source, ask.targets, now_ns, _wall_ms())
+
+    def _task_end(self, client: Client, ask: say.TaskEnd, now_ns: int) -> say.Codes:
+        code = self._tasks.end(client.peer, ask.task, ask.failed, now_ns, _wall_ms())
+        return say.Codes(ask.call, [code])
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 10**6

@@ -1,0 +1,143 @@
+"""Shared memory without names: memfds, mapped by other processes of the same user through /proc.
+
+Used by the table, the lenders of segments and their readers. Nothing is left behind by whoever is killed,
+for there is no file. Knows neither objects nor messages. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from store.errors import StoreError
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""The size of what is mapped never changes, so that no reader is killed by its end."""
+
+_MADV_POPULATE_READ = 22
+
+WARM_BYTES = 64 * 1024
+"""Granularity of what a process knows about its page table; the kernel maps that much around one fault."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def make_memfd(name: str, nbytes: int) -> tuple[int, mmap.mmap]:
+    """(descriptor, mapping) of new shared memory; only reserved, pages come as they are touched.
+
+    Raises StoreError when the system refuses.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise StoreError(f"shared memory of {nbytes} B cannot be made: {error.strerror}") from None
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return fd, mmap.mmap(fd, nbytes)
+    except (OSError, ValueError, OverflowError) as error:
+        os.close(fd)
+        raise StoreError(f"shared memory of {nbytes} B cannot be made: {error}") from None
+
+
+def map_foreign(pid: int, fd: int, inode: int, nbytes: int) -> tuple[int, mmap.mmap]:
+    """(descriptor, mapping) of the memfd that process `pid` has open as `fd`.
+
+    The kernel allows it to processes of the same user that see each other. Raises StoreError when it does
+    not, or when the number means another file now (another inode, size, or no seals).
+    """
+    try:
+        found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"memory {fd} of process {pid} cannot be opened: {error.strerror}") from None
+    try:
+        status = os.fstat(found)
+        seals = fcntl.fcntl(found, fcntl.F_GET_SEALS)
+        if status.st_ino != inode or status.st_size != nbytes or seals & _SEALS != _SEALS:
+            raise StoreError(f"memory {fd} of process {pid} is not what its owner announced")
+        return found, mmap.mmap(found, nbytes)
+    except BaseException as error:
+        os.close(found)
+        if isinstance(error, OSError | ValueError):
+            raise StoreError(f"memory {fd} of process {pid} cannot be mapped: {error}") from None
+        raise
+
+
+def machine_id() -> str:
+    """Which running kernel this is: processes with the same one may share memory."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Mapped:
+    """A segment in this process's address space.
+
+    view       its bytes, writable
+    address    of its first byte
+
+    The first touch of a page costs several times what copying it does: memory has to be found, zeroed and
+    entered into this process's page table. So bulk that goes to cold pages is written by the kernel, which
+    needs neither zeroes nor the page table, and a thread of the client warms the pages afterwards.
+    """
+
+    def __init__(self, memory: mmap.mmap, fd: int):
+        self.nbytes = len(memory)
+        self.fd = fd
+        self._memory = memory
+        self.view = memoryview(memory)
+        self._anchor = ctypes.c_char.from_buffer(memory)
+        self.address = ctypes.addressof(self._anchor)
+        self._warm = bytearray(-(-self.nbytes // WARM_BYTES))
+
+    def is_warm(self, offset: int, nbytes: int) -> bool:
+        """Whether these pages have memory and are in this process's page table."""
+        return self._warm.find(0, offset // WARM_BYTES, -(-(offset + nbytes) // WARM_BYTES)) < 0
+
+    def write_cold(self, offset: int, data: memoryview) -> None:
+        """Copy bytes to pages that may never have been touched. Raises OSError."""
+        while data:
+            count = os.pwrite(self.fd, data, offset)
+            data, offset = data[count:], offset + count
+
+    def find_memory(self, offset: int, nbytes: int) -> None:
+        """Give these pages memory, not yet zeroed: a write_cold is then a third faster."""
+        with contextlib.suppress(OSError):  # out of memory: whoever writes finds out
+            os.posix_fallocate(self.fd, offset, nbytes)
+
+    def warm(self, offset: int, nbytes: int) -> None:
+        """Enter these pages into this process's page table, without the interpreter."""
+        start = offset // WARM_BYTES
+        end = -(-(offset + nbytes) // WARM_BYTES)
+        length = min(end * WARM_BYTES, self.nbytes) - start * WARM_BYTES
+        if _libc.madvise(self.address + start * WARM_BYTES, length, _MADV_POPULATE_READ) == 0:
+            self._warm[start:end] = b"\1" * (end - start)
+
+    def close(self) -> None:
+        """Unmap, once nobody holds a part of the view. May be called twice."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        del self._anchor
+        with contextlib.suppress(BufferError):  # somebody is copying: the last reference unmaps
+            self.view.release()
+            self._memory.close()
+
+
+class Lent(Mapped):
+    """A segment that this process lends.
+
+    fd, inode   how others find it
+    """
+
+    def __init__(self, nbytes: int):
+        fd, memory = make_memfd("mooncake-lite-segment", nbytes)
+        self.inode = os.fstat(fd).st_ino
+        super().__init__(memory, fd)

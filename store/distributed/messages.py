@@ -1,0 +1,293 @@
+"""What clients and the master say to each other. Names and numbers only; bytes never pass here.
+
+Used by `link` and `master`. Every request carries the number of its call, and exactly one reply repeats
+it. Typed and bounded (`transport.wire`). Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised when a client and a master of two versions would misunderstand each other."""
+
+MAX_NAME_BYTES = 64 * 1024
+"""Of an object's name in UTF-8."""
+
+MAX_KEYS = 4096
+"""Names of one message; a client sends several for more."""
+
+MAX_BYTES = 16 * 2**20
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Counts = Annotated[list[Count], msgspec.Meta(max_length=MAX_KEYS)]
+Short = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Base of all. call: number of the request, at this client."""
+
+    call: int
+
+
+# ------------------------------------------------------------------ client -> master
+
+
+class Hello(Message, frozen=True):
+    """The first words of a stranger."""
+
+    protocol: int
+
+
+class Join(Message, frozen=True):
+    """Let me in. token: read from the master's table, proof that we are of one user; b"" under CURVE."""
+
+    token: bytes
+    machine: Short
+    pid: Count
+    hostname: Short
+    segment: Segment | None
+
+
+class Leave(Message, frozen=True):
+    """I close. My segment goes with me."""
+
+
+class Beat(Message, frozen=True):
+    """I live. ended: puts of mine that readers see already (at most MAX_KEYS)."""
+
+    ended: Counts
+
+
+class TableAsk(Message, frozen=True):
+    """Where is the table now?"""
+
+
+class SegmentAsk(Message, frozen=True):
+    """Where is this segment?"""
+
+    number: Count
+
+
+class Wish(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A ReplicateConfig, checked by the client. soft_pin_ms: None without a pin."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=1)] = 1
+    hard_pin: bool = False
+    soft_pin_ms: Count | None = None
+    keep_pin: bool = True
+    preferred: list[Short] = []
+
+
+class PutStart(Message, frozen=True):
+    """Room for these objects, and slots in the table. upsert: replace what there is.
+
+    ended    as in Beat
+    spare    room given before, for the first name (0: none); its bytes may be on their way already
+    spares   how much room of the first size and this wish I should have in advance
+    """
+
+    names: Names
+    sizes: Counts
+    wish: Wish
+    upsert: bool
+    ended: Counts
+    spare: Count = 0
+    spares: Count = 0
+
+
+class PutEnd(Message, frozen=True):
+    """These puts are done: publish them. done False: forget them."""
+
+    puts: Counts
+    done: bool
+
+
+class Find(Message, frozen=True):
+    """Where are these? lease: and keep them there for me."""
+
+    names: Names
+    lease: bool
+
+
+class Remove(Message, frozen=True):
+    """Remove these."""
+
+    names: Names
+    force: bool
+
+
+class RemoveAll(Message, frozen=True):
+    """Remove everything that has no lease; force: that too."""
+
+    force: bool
+
+
+class NamesAsk(Message, frozen=True):
+    """Names of visible objects behind this one, in order, at most MAX_KEYS."""
+
+    after: str
+
+
+class Clear(Message, frozen=True):
+    """Drop my replicas of these, on one segment or ("") on all."""
+
+    names: Names
+    segment: Short
+
+
+class TaskStart(Message, frozen=True):
+    """Copy (source "") or move an object to these segments; the bytes are moved by who asks."""
+
+    name: Name
+    source: Short
+    targets: Annotated[list[Short], msgspec.Meta(max_length=64)]
+
+
+class TaskEnd(Message, frozen=True):
+    """The copies of this task are in place, or failed for this reason."""
+
+    task: Count
+    failed: Short
+
+
+class TaskAsk(Message, frozen=True):
+    """How is this task?"""
+
+    task: Count
+
+
+class StatsAsk(Message, frozen=True):
+    """The books in numbers."""
+
+
+# ------------------------------------------------------------------ master -> client
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Memory that a client lends. machine, pid, fd, inode: to map it; host, port, secret: to reach it."""
+
+    name: Short
+    nbytes: Count
+    machine: Short
+    pid: Count
+    fd: Count
+    inode: Count
+    host: Short
+    port: Count
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True):
+    """Where the table is: memory of the master's process."""
+
+    machine: Short
+    pid: Count
+    fd: Count
+    inode: Count
+    nbytes: Count
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Room for one object. locations: segment << OFFSET_BITS | offset.
+
+    word, version, generation   its slot, to be published by the writer; word 0: only PutEnd publishes it
+    """
+
+    put: Count
+    locations: list[int]
+    word: Count
+    version: Count
+    generation: Count
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where an object is."""
+
+    nbytes: Count
+    locations: list[int]
+
+
+class Welcome(Message, frozen=True):
+    """The master's first words. Join follows."""
+
+    protocol: int
+    table: Table
+    lease_ttl_ns: Count
+
+
+class Joined(Message, frozen=True):
+    """You are in. segment: the number of yours, 0 without one."""
+
+    code: int
+    hostname: Short
+    segment: Count
+
+
+class TableIs(Message, frozen=True):
+    """Answer to TableAsk."""
+
+    table: Table
+
+
+class SegmentIs(Message, frozen=True):
+    """Answer to SegmentAsk; None: gone."""
+
+    segment: Segment | None
+
+
+class Grants(Message, frozen=True):
+    """Answer to PutStart, one for each name: room, or a code. spares: room in advance."""
+
+    grants: list[Grant | int]
+    spares: list[Grant] = []
+
+
+class Places(Message, frozen=True):
+    """Answer to Find, one for each name."""
+
+    places: list[Place | None]
+
+
+class Codes(Message, frozen=True):
+    """One code or count for each thing asked."""
+
+    codes: list[int]
+
+
+class NamesAre(Message, frozen=True):
+    """Answer to NamesAsk and Clear."""
+
+    names: list[str]
+
+
+class TaskIs(Message, frozen=True):
+    """Answer to TaskStart and TaskAsk. code: 0, or why there is none. Times in ms since 1970."""
+
+    code: int
+    task: int = 0
+    move: bool = False
+    status: int = 0
+    created_ms: int = 0
+    updated_ms: int = 0
+    reason: str = ""
+    nbytes: int = 0
+    sources: list[int] = []
+    targets: list[int] = []
+
+
+class Stats(Message, frozen=True):
+    """Answer to StatsAsk."""
+
+    values: dict[str, int]
+
+
+Request = (
+    Hello | Join | Leave | Beat | TableAsk | SegmentAsk | PutStart | PutEnd | Find | Remove | RemoveAll
+    | NamesAsk | Clear | TaskStart | TaskEnd | TaskAsk | StatsAsk
+)  # fmt: skip
+Reply = Welcome | Joined | TableIs | SegmentIs | Grants | Places | Codes | NamesAre | TaskIs | Stats

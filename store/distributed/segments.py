@@ -1,0 +1,247 @@
+"""The segments a client has to do with: its own, mapped ones of this machine, and those behind TCP.
+
+Used by `client`. Both kinds know the same verbs, so that nobody above asks which one it is.
+Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from store.distributed import messages as say
+from store.distributed.memory import Lent, Mapped, map_foreign
+from store.errors import StoreError
+from transport.errors import TransportError
+from transport.sockets import BytesClient, BytesServer
+
+SECRET_BYTES = 32
+CONNECT_S = 3.0
+STALL_S = 10.0
+SLOWEST_BYTES_PER_S = 20e6
+"""A transfer may take STALL_S and its bytes at this rate."""
+
+EXPOSED = 1
+"""Number of a lender's one segment at its own BytesServer."""
+
+BULK_BYTES = 256 * 1024
+"""Copies of so many bytes let other threads run, and look whether the pages are warm."""
+
+MAX_WARMING = 64
+"""Ranges that wait to be warmed; more are left cold."""
+
+
+class LocalSegment:
+    """Memory in this process's address space."""
+
+    def __init__(self, memory: Mapped):
+        self.memory = memory
+        self.view = memory.view
+
+    def read_bytes(self, offset: int, nbytes: int) -> bytes:
+        """A copy."""
+        return bytes(self.view[offset : offset + nbytes])
+
+    def read_into(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Copy each (offset, nbytes, address of the destination)."""
+        for offset, nbytes, address in ranges:
+            with self.view[offset : offset + nbytes] as part:  # keeps the memory mapped meanwhile
+                ctypes.memmove(address, self.memory.address + offset, len(part))
+
+    def write(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Copy these parts behind each other."""
+        for part in parts:
+            end = offset + len(part)
+            if len(part) < BULK_BYTES:
+                self.view[offset:end] = part
+            elif not self.memory.is_warm(offset, len(part)):
+                self.memory.write_cold(offset, part)
+            elif isinstance(part.obj, bytes) and len(part) == len(part.obj):
+                with self.view[offset:end]:  # keeps the memory mapped meanwhile
+                    ctypes.memmove(self.memory.address + offset, part.obj, len(part))
+            else:
+                self.view[offset:end] = part
+            offset = end
+
+    def close(self) -> None:
+        """Unmap."""
+        self.memory.close()
+
+
+class RemoteSegment:
+    """Memory of another process, behind its BytesServer. Verbs raise TransportError."""
+
+    view = None
+
+    def __init__(self, host: str, port: int, secret: bytes):
+        self._client = BytesClient(host, port, secret, timeout_s=CONNECT_S)
+
+    def read_bytes(self, offset: int, nbytes: int) -> bytes:
+        """A copy."""
+        data = bytearray(nbytes)
+        self._client.read(EXPOSED, [(offset, nbytes)], [data], _limit_s(nbytes))
+        return bytes(data)
+
+    def read_into(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Copy each (offset, nbytes, address of the destination)."""
+        buffers = [(ctypes.c_ubyte * nbytes).from_address(address) for _, nbytes, address in ranges]
+        wanted = [(offset, nbytes) for offset, nbytes, _ in ranges]
+        self._client.read(EXPOSED, wanted, buffers, _limit_s(sum(nbytes for _, nbytes in wanted)))
+
+    def write(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Send these parts behind each other."""
+        ranges = []
+        for part in parts:
+            ranges.append((offset, len(part)))
+            offset += len(part)
+        self._client.write(EXPOSED, ranges, parts, _limit_s(sum(nbytes for _, nbytes in ranges)))
+
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()
+
+
+class Warmer:
+    """A thread that warms pages of mapped segments: for puts to come, and after puts to cold ones."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Callable[[int, int], None], int, int] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store warmer", daemon=True)
+        self._thread.start()
+
+    def prepare(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
+        """Room that a put will be written to: find memory for it."""
+        if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
+            self._add(segment.memory.find_memory, offset, nbytes)
+
+    def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
+        """Bytes have been written there: the next copy, in or out, shall find the pages mapped."""
+        if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
+            self._add(segment.memory.warm, offset, nbytes)
+
+    def _add(self, work: Callable[[int, int], None], offset: int, nbytes: int) -> None:
+        if self._work.qsize() < MAX_WARMING:
+            self._work.put((work, offset, nbytes))
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, offset, nbytes = item
+            work(offset, nbytes)
+
+    def close(self) -> None:
+        """End the thread before the segments are unmapped."""
+        self._work.put(None)
+        self._thread.join(timeout=5)
+
+
+AnySegment = LocalSegment | RemoteSegment
+
+
+def _limit_s(nbytes: int) -> float:
+    return STALL_S + nbytes / SLOWEST_BYTES_PER_S
+
+
+class Lending:
+    """What this client lends: memory, and a server for those who cannot map it."""
+
+    def __init__(self, nbytes: int, host: str):
+        self.memory = Lent(nbytes)
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        try:
+            self.server = BytesServer(self.secret, host)
+        except TransportError as error:
+            self.memory.close()
+            raise StoreError(str(error)) from None
+        self.server.expose(EXPOSED, self.memory.view)
+
+    def close(self) -> None:
+        """Lend it no longer."""
+        self.server.withdraw(EXPOSED)
+        self.server.close()
+        self.memory.close()
+
+
+class Segments:
+    """Segments by their number, opened when they are first needed.
+
+    ask       the master's answer for a number, None when the segment is gone
+    machine   of this process; "" when memory is not to be mapped
+    """
+
+    def __init__(self, ask: Callable[[int], say.Segment | None], machine: str):
+        self._ask = ask
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._open: dict[int, AnySegment] = {}
+        self.views: dict[int, memoryview] = {}
+        self.names: dict[int, str] = {}
+
+    def add_own(self, number: int, name: str, memory: Mapped) -> None:
+        """The client's own segment needs no question. It is closed by its Lending."""
+        self.names[number] = name
+        if self._machine:
+            self._open[number] = LocalSegment(memory)
+            self.views[number] = memory.view
+
+    def get(self, number: int) -> AnySegment | None:
+        """The segment, opened; None when it is gone or cannot be reached."""
+        found = self._open.get(number)
+        return found if found is not None else self._opened(number)
+
+    def _opened(self, number: int) -> AnySegment | None:
+        with self._lock:
+            if number in self._open:
+                return self._open[number]
+            told = self._ask(number)
+            if told is None:
+                return None
+            self.names[number] = told.name
+            segment = self._mapped(told)
+            if segment is None:
+                try:
+                    segment = RemoteSegment(told.host, told.port, told.secret)
+                except TransportError:
+                    return None
+            self._open[number] = segment
+            if segment.view is not None:
+                self.views[number] = segment.view
+            return segment
+
+    def _mapped(self, told: say.Segment) -> AnySegment | None:
+        if not self._machine or told.machine != self._machine:
+            return None
+        try:
+            return LocalSegment(_mapped(told))
+        except StoreError:
+            return None  # another user's, or in another PID namespace
+
+    def name(self, number: int) -> str:
+        """What the segment is called; "" when it is gone."""
+        if number not in self.names and (told := self._ask(number)) is not None:
+            self.names[number] = told.name
+        return self.names.get(number, "")
+
+    def forget(self, number: int) -> None:
+        """It is gone, or did not answer: to be opened anew if somebody asks for it."""
+        with self._lock:
+            self.views.pop(number, None)
+            segment = self._open.pop(number, None)
+            if segment is not None:
+                segment.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for number in list(self._open):
+            self.forget(number)
+
+    def numbers(self) -> list[int]:
+        """Those that are open."""
+        return list(self._open)
+
+
+def _mapped(told: say.Segment) -> Mapped:
+    fd, memory = map_foreign(told.pid, told.fd, told.inode, told.nbytes)
+    return Mapped(memory, fd)

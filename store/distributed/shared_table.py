@@ -1,0 +1,362 @@
+"""The directory as other processes of the machine read it: a hash table in shared memory.
+
+Written by the master alone (TableWriter), but for two words of a slot that clients store into; probed by
+every client of the machine (TableReader) without a message. Explained in docs/explain/leases.md.
+
+    header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns, generation; token at 64
+    slot, 128 bytes          words:
+        0  version           even: valid; odd: being changed or gone. Never the same number twice
+        1  key               low half of XXH3-128 of the name; 0 = never used, GONE = was used
+        2  digest            high half
+        3  nbytes | replicas listed << 56
+        4-6  locations       segment << OFFSET_BITS | offset
+        7  check             XXH3-64 of words 0-6: a snapshot that mixes two states never passes
+        8  published         readable when it equals version; stored by whoever wrote the bytes
+        9  lease_until_ns    CLOCK_MONOTONIC; stored by readers, extended only
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
+
+from store.distributed.memory import make_memfd, map_foreign
+from store.errors import StoreError
+
+HEADER_BYTES = 4096
+SLOT_BYTES = 128
+SLOT_WORDS = SLOT_BYTES // 8
+HEADER_WORDS = HEADER_BYTES // 8
+MAGIC = 0x324C4254_454B414C
+"""Changes with the layout."""
+
+TOKEN_AT, TOKEN_BYTES = 64, 32
+GONE = (1 << 64) - 1
+U64 = (1 << 64) - 1
+
+OFFSET_BITS = 44
+"""A segment has at most 16 TiB; 2**20 segments may come and go in the life of a master."""
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+MAX_SEGMENTS = 1 << (64 - OFFSET_BITS)
+MAX_NBYTES = (1 << 48) - 1
+
+LISTED = 3
+"""Replicas that a slot names; a reader needs one."""
+
+FIRST_SLOTS = 1 << 12
+MAX_LOAD = 0.6
+"""Of the slots in use or gone, before a larger table is published: a miss then probes three slots."""
+
+RETRIES = 200
+"""Looks at a slot that the master is just changing, which takes it a few microseconds."""
+
+_SLOT = struct.Struct("<10Q")
+_FIXED = struct.Struct("<7Q")
+_VERSION, _KEY, _CHECK, _PUBLISHED, _LEASE = 0, 1, 7, 8, 9
+
+
+class Found(NamedTuple):
+    """A readable object as its slot shows it.
+
+    word       index of the slot's first word in the table
+    """
+
+    word: int
+    version: int
+    nbytes: int
+    locations: tuple[int, ...]
+
+
+class Retired(StoreError):
+    """The table has been replaced by a larger one: ask the master for it."""
+
+
+class Busy(StoreError):
+    """A slot stayed in change for longer than a change takes: ask the master."""
+
+
+def name_hash(name: str) -> tuple[int, int]:
+    """(key, digest) of an object's name: the halves of XXH3-128 of its UTF-8, the key neither 0 nor GONE.
+
+    Raises UnicodeEncodeError for a lone surrogate.
+    """
+    whole = xxh3_128_intdigest(name.encode())
+    return key_of(whole), whole >> 64
+
+
+def key_of(whole: int) -> int:
+    """The low half, moved off the two values with a meaning of their own."""
+    low = whole & U64
+    return low if 0 < low < GONE else 1
+
+
+class _Table:
+    """The mapped memory, as bytes and as words."""
+
+    def __init__(self, memory: mmap.mmap):
+        self.memory = memory
+        self.words = memoryview(memory).cast("Q")
+        self.slots = self.words[1]
+        self.generation = self.words[4]
+        self.mask = self.slots - 1
+
+    def close(self) -> None:
+        """Unmap. May be called twice."""
+        self.words.release()
+        self.memory.close()
+
+    @property
+    def token(self) -> bytes:
+        """What only those know who may map this memory: the user's own processes."""
+        return bytes(self.memory[TOKEN_AT : TOKEN_AT + TOKEN_BYTES])
+
+
+class TableReader(_Table):
+    """A client's view of the master's table. Any thread may use it.
+
+    Opens the memory through /proc. Raises StoreError when it cannot be mapped or is no such table.
+    """
+
+    def __init__(self, pid: int, fd: int, inode: int, nbytes: int):
+        own, memory = map_foreign(pid, fd, inode, nbytes)
+        os.close(own)
+        super().__init__(memory)
+        if self.words[0] != MAGIC or nbytes != HEADER_BYTES + self.slots * SLOT_BYTES:
+            self.close()
+            raise StoreError("the master's table has another layout: both sides must be of one version")
+        self.lease_ttl_ns = self.words[3]
+
+    def find(self, whole: int) -> Found | None:
+        """The readable object of this name (XXH3-128), None when there is none.
+
+        Raises Retired, Busy.
+        """
+        memory, mask = self.memory, self.mask
+        low, digest = whole & U64, whole >> 64
+        key = low if 0 < low < GONE else 1
+        at, tries = key & mask, 0
+        while True:
+            offset = HEADER_BYTES + at * SLOT_BYTES
+            raw = memory[offset : offset + 80]
+            version, found, second, size, *locations, check, published, _ = _SLOT.unpack(raw)
+            if found == key and second == digest:
+                if not version & 1 and check == xxh3_64_intdigest(raw[:56]):
+                    if published != version:
+                        return None
+                    return Found(offset >> 3, version, size & MAX_NBYTES, tuple(locations[: size >> 56]))
+                if self.words[2]:
+                    raise Retired("the table has been replaced")
+                tries += 1
+                if tries > RETRIES:
+                    raise Busy("a slot of the table stays in change")
+                continue
+            if found == 0 or tries > mask + RETRIES:
+                if self.words[2]:
+                    raise Retired("the table has been replaced")
+                return None
+            tries += 1
+            at = (at + 1) & mask
+
+    def is_still(self, found: Found) -> bool:
+        """Whether the object is what it was when found: else bytes copied since then may be another's."""
+        return self.words[found.word] == found.version
+
+    def extend_lease(self, found: Found, until_ns: int) -> bool:
+        """Let the lease end at until_ns or later. False when the object has changed: it may have no lease."""
+        at = found.word + _LEASE
+        if self.words[at] < until_ns:
+            self.words[at] = until_ns
+        return self.words[found.word] == found.version
+
+    def publish(self, word: int, version: int) -> bool:
+        """The bytes of this put are in place: every reader may see it. False when the put is revoked."""
+        self.words[word + _PUBLISHED] = version
+        return self.words[word] == version
+
+
+class TableWriter(_Table):
+    """The master's side. One thread.
+
+    Invariant: a slot in `_used` has an even version and its own check; every other is unused or GONE.
+    """
+
+    def __init__(
+        self,
+        lease_ttl_ns: int,
+        token: bytes,
+        *,
+        slots: int = FIRST_SLOTS,
+        generation: int = 1,
+        last_version: int = 0,
+    ):
+        self.nbytes = HEADER_BYTES + slots * SLOT_BYTES
+        self.fd, memory = make_memfd("mooncake-lite-table", self.nbytes)
+        memory[TOKEN_AT : TOKEN_AT + TOKEN_BYTES] = token
+        struct.pack_into("<5Q", memory, 0, MAGIC, slots, 0, lease_ttl_ns, generation)
+        super().__init__(memory)
+        self.inode = os.fstat(self.fd).st_ino
+        self.lease_ttl_ns = lease_ttl_ns
+        self._last_version = last_version
+        self._used: set[int] = set()
+        self._gone = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a larger (or tidier) table should take its place."""
+        return len(self._used) + self._gone > MAX_LOAD * self.slots
+
+    def insert(
+        self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int, published: bool
+    ) -> tuple[int, int]:
+        """A new object: (index of its slot's first word, version)."""
+        at = key & self.mask
+        while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] not in (0, GONE):
+            at = (at + 1) & self.mask
+        word = HEADER_WORDS + at * SLOT_WORDS
+        self._gone -= self.words[word + _KEY] == GONE
+        self._used.add(word)
+        return word, self._write(word, key, digest, nbytes, locations, lease_ns, published)
+
+    def replace(self, word: int, nbytes: int, locations: Sequence[int], *, published: bool) -> int:
+        """Other bytes or places for the object of this slot; its lease stays. Returns the new version."""
+        self._set_changing(word)
+        key, digest, lease_ns = self.words[word + _KEY], self.words[word + 2], self.words[word + _LEASE]
+        return self._write(word, key, digest, nbytes, locations, lease_ns, published)
+
+    def _write(
+        self,
+        word: int,
+        key: int,
+        digest: int,
+        nbytes: int,
+        locations: Sequence[int],
+        lease_ns: int,
+        published: bool,
+    ) -> int:
+        """Fill a slot, the version last: until then it is odd, or the slot's check is another's."""
+        self._last_version += 2
+        version = self._last_version
+        listed = list(locations[:LISTED])
+        size = nbytes | len(listed) << 56
+        fixed = _FIXED.pack(version, key, digest, size, *listed, *[0] * (LISTED - len(listed)))
+        self.words[word] = version - 1
+        self.words[word + _LEASE] = lease_ns
+        self.words[word + _PUBLISHED] = version if published else 0
+        self.words[word + _CHECK] = xxh3_64_intdigest(fixed)
+        start = word << 3
+        self.memory[start + 16 : start + 56] = fixed[16:]
+        self.words[word + _KEY] = key
+        self.words[word] = version
+        return version
+
+    def _set_changing(self, word: int) -> None:
+        self.words[word] |= 1
+
+    def is_published(self, word: int) -> bool:
+        """Whether readers can see it: its writer may have said so without a message."""
+        return self.words[word + _PUBLISHED] == self.words[word]
+
+    def publish(self, word: int) -> None:
+        """Let readers see it."""
+        self.words[word + _PUBLISHED] = self.words[word]
+
+    def lease_until_ns(self, word: int, now_ns: int) -> int:
+        """When the lease ends; what a client stored is not believed beyond one whole lease from now."""
+        return min(self.words[word + _LEASE], now_ns + self.lease_ttl_ns)
+
+    def extend_lease(self, word: int, until_ns: int) -> None:
+        """Let the lease end at until_ns or later."""
+        if self.words[word + _LEASE] < until_ns:
+            self.words[word + _LEASE] = until_ns
+
+    def lock_unleased(self, words: Sequence[int], now_ns: int) -> list[bool]:
+        """For each slot whether it has no lease and is now hidden from readers; the others are as before.
+
+        All are hidden first and the leases read then: a reader stores its lease and looks at the version
+        afterwards, so either it sees the change, or we see its lease. `remove` or `unlock` follows.
+        """
+        for word in words:
+            self._set_changing(word)
+        free = [self.lease_until_ns(word, now_ns) <= now_ns for word in words]
+        for word, is_free in zip(words, free):
+            if not is_free:
+                self.unlock(word)
+        return free
+
+    def unlock(self, word: int) -> None:
+        """Show the object of a slot again."""
+        self.words[word] &= ~1 & U64
+
+    def remove(self, word: int) -> None:
+        """The object is gone; who copies its bytes now finds out afterwards."""
+        self._set_changing(word)
+        self.words[word + _PUBLISHED] = 0
+        self._used.remove(word)
+        at = (word - HEADER_WORDS) // SLOT_WORDS
+        follows = self.words[HEADER_WORDS + ((at + 1) & self.mask) * SLOT_WORDS + _KEY]
+        if follows == 0:  # nobody probes past this slot
+            self.words[word + _KEY] = 0
+        else:
+            self.words[word + _KEY] = GONE
+            self._gone += 1
+
+    def regrown(self) -> tuple[TableWriter, dict[int, int]]:
+        """A table with room for twice the objects, and where each slot went (word -> word).
+
+        This one is then retired: its slots are hidden one by one, and a lease or a word of publication
+        that came until then is taken along.
+        """
+        slots = FIRST_SLOTS
+        while 4 * len(self._used) > MAX_LOAD * slots:
+            slots *= 2
+        made = TableWriter(
+            self.lease_ttl_ns,
+            self.token,
+            slots=slots,
+            generation=self.generation + 1,
+            last_version=self._last_version,
+        )
+        self.words[2] = 1
+        return made, {word: made._take_over(self, word) for word in self._used}
+
+    def _take_over(self, old: TableWriter, word: int) -> int:
+        """Copy a slot of the retired table, version and all: a writer that knows it may still publish."""
+        version = old.words[word]
+        key = old.words[word + _KEY]
+        at = key & self.mask
+        while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] != 0:
+            at = (at + 1) & self.mask
+        new = HEADER_WORDS + at * SLOT_WORDS
+        self._used.add(new)
+        self.memory[(new << 3) : (new << 3) + 80] = old.memory[(word << 3) : (word << 3) + 80]
+        old._set_changing(word)
+        self.words[new + _PUBLISHED] = old.words[word + _PUBLISHED]
+        self.words[new + _LEASE] = old.words[word + _LEASE]
+        assert self.words[new] == version
+        return new
+
+    def close(self) -> None:
+        """Unmap and give the memory back, once no reader maps it either."""
+        super().close()
+        os.close(self.fd)
+
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        gone = 0
+        for at in range(self.slots):
+            word = HEADER_WORDS + at * SLOT_WORDS
+            key = self.words[word + _KEY]
+            if word in self._used:
+                raw = bytes(self.memory[(word << 3) : (word << 3) + 64])
+                assert self.words[word] % 2 == 0, f"slot {at} is in change"
+                assert self.words[word + _CHECK] == xxh3_64_intdigest(raw[:56]), f"slot {at} is damaged"
+                assert key not in (0, GONE)
+            else:
+                assert key in (0, GONE), f"slot {at} belongs to nobody"
+                gone += key == GONE
+        assert gone == self._gone

@@ -1,0 +1,116 @@
+"""Copies and moves of replicas: started in the books here, carried out by the client that asked for them.
+
+Called by the master. Pure: time is an argument. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from store.distributed.catalogue import Catalogue
+from store.distributed.codes import BAD_PARAMETERS, NO_SPACE, NO_TASK, NOT_FOUND, NOT_READY, OK
+from store.distributed.entries import Entry, Replica
+from store.distributed.messages import TaskIs
+
+PROCESSING, FAILED, SUCCESS = 1, 2, 3
+"""Numbers of TaskStatus."""
+
+KEPT_TASKS = 10_000
+"""Finished tasks are remembered for questions; the oldest are forgotten."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One copy (source None) or move. source: number of the segment that loses its replica."""
+
+    number: int
+    client: str
+    entry: Entry
+    source: int | None
+    added: list[Replica]
+    created_ms: int
+    status: int = PROCESSING
+    updated_ms: int = 0
+    reason: str = ""
+
+
+class Tasks:
+    """All tasks of one master. The object of an unfinished task is neither evicted nor removed."""
+
+    def __init__(self, catalogue: Catalogue):
+        self._catalogue = catalogue
+        self._tasks: OrderedDict[int, Task] = OrderedDict()
+
+    def start(
+        self, call: int, client: str, name: str, source: str, targets: list[str], now_ns: int, wall_ms: int
+    ) -> TaskIs:
+        """Room on the targets, and where the bytes are now."""
+        books = self._catalogue
+        entry = books.find(name, now_ns, lease=False)
+        if entry is None:
+            return TaskIs(call, NOT_FOUND)
+        if entry.tasks:
+            return TaskIs(call, NOT_READY)
+        wanted = [books.segment_named(target) for target in targets]
+        origin = books.segment_named(source) if source else None
+        held = {replica.segment for replica in entry.replicas}
+        if not wanted or None in wanted or (source and (origin is None or origin.number not in held)):
+            return TaskIs(call, BAD_PARAMETERS)
+        numbers = list(dict.fromkeys(lender.number for lender in wanted if lender is not None))
+        if origin is not None and numbers == [origin.number]:
+            return TaskIs(call, BAD_PARAMETERS)
+        added = books.add_replicas(entry, [number for number in numbers if number not in held], now_ns)
+        if added is None:
+            return TaskIs(call, NO_SPACE)
+        number = secrets.randbits(63)
+        task = Task(
+            number, client, entry, origin.number if origin else None, added, wall_ms, updated_ms=wall_ms
+        )
+        entry.tasks += 1
+        self._tasks[number] = task
+        while len(self._tasks) > KEPT_TASKS and next(iter(self._tasks.values())).status != PROCESSING:
+            self._tasks.popitem(last=False)
+        return self._told(call, task)
+
+    def end(self, client: str, number: int, failed: str, now_ns: int, wall_ms: int) -> int:
+        """The client has copied the bytes, or could not: OK or NO_TASK."""
+        task = self._tasks.get(number)
+        if task is None or task.client != client or task.status != PROCESSING:
+            return NO_TASK
+        self._finish(task, failed, now_ns, wall_ms)
+        return OK
+
+    def drop_client(self, client: str, now_ns: int, wall_ms: int) -> None:
+        """A client is gone: its unfinished tasks fail."""
+        for task in self._tasks.values():
+            if task.client == client and task.status == PROCESSING:
+                self._finish(task, "its client is gone", now_ns, wall_ms)
+
+    def ask(self, call: int, number: int) -> TaskIs:
+        """How it stands; code NO_TASK for an unknown one."""
+        task = self._tasks.get(number)
+        return TaskIs(call, NO_TASK) if task is None else self._told(call, task)
+
+    def _finish(self, task: Task, failed: str, now_ns: int, wall_ms: int) -> None:
+        task.entry.tasks -= 1
+        done = self._catalogue.end_copy(task.entry, task.added, task.source, not failed, now_ns)
+        task.reason = failed or ("" if done else "the object is gone")
+        task.status = SUCCESS if done else FAILED
+        task.updated_ms = wall_ms
+
+    def _told(self, call: int, task: Task) -> TaskIs:
+        return TaskIs(
+            call,
+            OK,
+            task.number,
+            task.source is not None,
+            task.status,
+            task.created_ms,
+            task.updated_ms,
+            task.reason,
+            task.entry.nbytes,
+            [replica.location for replica in task.entry.replicas],
+            [replica.location for replica in task.added],
+        )

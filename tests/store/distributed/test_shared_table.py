@@ -1,0 +1,232 @@
+"""store.distributed.shared_table: what a reader may see while the master writes, and what it must not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.distributed.shared_table import (
+    FIRST_SLOTS,
+    HEADER_WORDS,
+    MAX_LOAD,
+    SLOT_WORDS,
+    Busy,
+    Found,
+    Retired,
+    TableReader,
+    TableWriter,
+    name_hash,
+)
+from store.errors import StoreError
+
+pytestmark = pytest.mark.quick
+SECOND = 10**9
+
+
+@pytest.fixture
+def writer() -> Iterator[TableWriter]:
+    made = TableWriter(10 * SECOND, b"t" * 32)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(writer: TableWriter) -> Iterator[TableReader]:
+    made = reader_of(writer)
+    yield made
+    made.close()
+
+
+def reader_of(writer: TableWriter) -> TableReader:
+    return TableReader(os.getpid(), writer.fd, writer.inode, writer.nbytes)
+
+
+def whole(name: str) -> int:
+    key, digest = name_hash(name)
+    return digest << 64 | key
+
+
+def insert(writer: TableWriter, name: str, nbytes: int = 100, *, published: bool = True) -> tuple[int, int]:
+    return writer.insert(*name_hash(name), nbytes, [1 << 44 | 64], 0, published)
+
+
+def seen(reader: TableReader, name: str) -> Found:
+    found = reader.find(whole(name))
+    assert found is not None
+    return found
+
+
+def test_an_object_is_found_once_its_writer_has_published_it(
+    writer: TableWriter, reader: TableReader
+) -> None:
+    word, version = insert(writer, "a", published=False)
+    assert reader.find(whole("a")) is None
+    assert reader.publish(word, version)
+    assert seen(reader, "a") == Found(word, version, 100, (1 << 44 | 64,))
+    assert writer.is_published(word)
+    writer.check()
+
+
+def test_a_writer_that_was_revoked_cannot_publish_what_took_its_slot(
+    writer: TableWriter, reader: TableReader
+) -> None:
+    word, version = insert(writer, "a", published=False)
+    writer.remove(word)
+    again, _ = insert(writer, "a", published=False)
+    assert again == word
+    assert not reader.publish(word, version)
+    assert reader.find(whole("a")) is None
+
+
+def test_a_reader_notices_that_an_object_went_while_it_copied(
+    writer: TableWriter, reader: TableReader
+) -> None:
+    word, _ = insert(writer, "a")
+    found = seen(reader, "a")
+    assert reader.is_still(found)
+    writer.remove(word)
+    assert not reader.is_still(found)
+    insert(writer, "a")
+    assert not reader.is_still(found)
+
+
+def test_a_lease_is_extended_and_never_shortened(writer: TableWriter, reader: TableReader) -> None:
+    word, _ = insert(writer, "a")
+    found = seen(reader, "a")
+    assert reader.extend_lease(found, 5 * SECOND)
+    assert reader.extend_lease(found, 3 * SECOND)
+    assert writer.lease_until_ns(word, 0) == 5 * SECOND
+
+
+def test_a_client_cannot_lease_for_longer_than_one_lease(writer: TableWriter, reader: TableReader) -> None:
+    word, _ = insert(writer, "a")
+    reader.extend_lease(seen(reader, "a"), 2**63)
+    assert writer.lease_until_ns(word, 7 * SECOND) == 17 * SECOND
+
+
+def test_what_is_leased_is_shown_again_and_the_rest_is_hidden(
+    writer: TableWriter, reader: TableReader
+) -> None:
+    leased, free = insert(writer, "leased")[0], insert(writer, "free")[0]
+    reader.extend_lease(seen(reader, "leased"), 9 * SECOND)
+    assert writer.lock_unleased([leased, free], SECOND) == [False, True]
+    assert seen(reader, "leased").word == leased
+    with pytest.raises(Busy):
+        reader.find(whole("free"))
+    writer.unlock(free)
+    assert seen(reader, "free").word == free
+
+
+def test_a_damaged_slot_is_not_believed(writer: TableWriter, reader: TableReader) -> None:
+    word, _ = insert(writer, "a")
+    writer.words[word + 4] += 64  # another offset
+    with pytest.raises(Busy):
+        reader.find(whole("a"))
+
+
+def test_objects_that_meet_in_one_place_are_told_apart(writer: TableWriter, reader: TableReader) -> None:
+    keys = [5 + FIRST_SLOTS * number for number in range(4)]
+    words = [writer.insert(key, 7, 10 + number, [64], 0, True)[0] for number, key in enumerate(keys)]
+    writer.remove(words[1])
+    sizes = [(found := reader.find(7 << 64 | key)) and found.nbytes for key in keys]
+    assert sizes == [10, None, 12, 13]
+    assert writer.insert(keys[1], 7, 99, [64], 0, True)[0] == words[1], "a place that was used is used again"
+    writer.check()
+
+
+def test_a_table_grows_and_keeps_leases_and_versions(writer: TableWriter, reader: TableReader) -> None:
+    count = int(MAX_LOAD * FIRST_SLOTS) + 1
+    placed = [insert(writer, f"n{number}") for number in range(count)]
+    pending, version = insert(writer, "pending", published=False)
+    reader.extend_lease(seen(reader, "n7"), 9 * SECOND)
+    assert writer.is_crowded
+    larger, moved = writer.regrown()
+    assert larger.slots > writer.slots
+    assert larger.generation == writer.generation + 1
+    with pytest.raises(Retired):
+        reader.find(whole("n7"))
+    new = reader_of(larger)
+    try:
+        assert all(seen(new, f"n{number}").word == moved[word] for number, (word, _) in enumerate(placed))
+        assert larger.lease_until_ns(moved[placed[7][0]], 0) == 9 * SECOND
+        assert not reader.publish(pending, version), "too late in the old one"
+        assert new.publish(moved[pending], version)
+        larger.check()
+    finally:
+        new.close()
+        larger.close()
+
+
+def test_memory_that_is_no_table_is_refused(writer: TableWriter) -> None:
+    writer.words[0] = 1
+    with pytest.raises(StoreError, match="another layout"):
+        reader_of(writer)
+    with pytest.raises(StoreError, match="not what its owner announced"):
+        TableReader(os.getpid(), writer.fd, writer.inode + 1, writer.nbytes)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        TableReader(os.getpid(), 9999, 1, writer.nbytes)
+
+
+def test_a_reader_beside_a_busy_writer_never_sees_a_mixture(writer: TableWriter, reader: TableReader) -> None:
+    """The writer keeps size and offset equal; a snapshot of two states would show them different."""
+    word, _ = insert(writer, "a", 64)
+    stop = threading.Event()
+
+    def churn() -> None:
+        number = 1
+        while not stop.is_set():
+            number = number % 1000 + 1
+            writer.replace(word, 64 * number, [64 * number], published=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        looks = 0
+        while looks < 3000:
+            try:
+                found = reader.find(whole("a"))
+            except Busy:
+                continue
+            assert found is not None
+            assert found.locations in ((found.nbytes,), (1 << 44 | 64,))
+            looks += 1
+    finally:
+        stop.set()
+        thread.join()
+
+
+names = st.sampled_from([f"name-{number}" for number in range(12)])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.tuples(st.sampled_from(["put", "remove", "grow"]), names), max_size=60))
+def test_a_table_is_a_dictionary(steps: list[tuple[str, str]]) -> None:
+    writer = TableWriter(SECOND, b"t" * 32, slots=64)
+    held: dict[str, tuple[int, int]] = {}
+    for nbytes, (act, name) in enumerate(steps, 1):
+        if act == "put" and name not in held:
+            held[name] = (insert(writer, name, nbytes)[0], nbytes)
+        elif act == "remove" and name in held:
+            writer.remove(held.pop(name)[0])
+        elif act == "grow":
+            old = writer
+            writer, moved = old.regrown()
+            held = {one: (moved[word], size) for one, (word, size) in held.items()}
+            old.close()
+        writer.check()
+    reader = reader_of(writer)
+    for number in range(12):
+        found = reader.find(whole(f"name-{number}"))
+        expected = held.get(f"name-{number}")
+        assert (found and (found.word, found.nbytes)) == expected
+    reader.close()
+    writer.close()
+
+
+def test_the_layout_is_the_one_that_the_page_draws() -> None:
+    assert (HEADER_WORDS, SLOT_WORDS) == (512, 16)

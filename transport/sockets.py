@@ -1,0 +1,234 @@
+"""Bulk bytes over plain TCP: a BytesServer lends numbered buffers, BytesClients read and write their ranges.
+
+Used by `engine` between nodes, and by processes that are no MPI ranks. Knows neither keys nor MPI.
+Who connects proves a shared secret; the bytes themselves are not encrypted, as MPI's are not.
+The conversation is in `sockets_messages`. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transport.batch import byte_view
+from transport.errors import (
+    BadTransfer,
+    EngineClosed,
+    PeerLost,
+    TransferError,
+    TransferRefused,
+    TransferTimeout,
+    WireError,
+)
+from transport.socket_io import Connection, check_secret, greet
+from transport.sockets_messages import (
+    EAGER_BYTES,
+    MAX_RANGES,
+    REPLY_BYTES,
+    Coming,
+    Done,
+    Go,
+    Read,
+    Refused,
+    Reply,
+    Write,
+)
+from transport.sockets_server import BytesServer
+from transport.wire import Decoder
+
+__all__ = ["BytesClient", "BytesServer"]
+
+
+class BytesClient:
+    """Reads and writes ranges of the buffers of one BytesServer; any thread may call it.
+
+    timeout_s    for connecting and the handshake
+    connections  that are opened at most, as they are needed; one transfer has one
+
+    Opens the first connection at once. Raises PeerLost when nobody listens, TransferRefused when the other
+    side does not know the secret.
+    """
+
+    def __init__(self, host: str, port: int, secret: bytes, *, timeout_s: float, connections: int = 4):
+        check_secret(secret)
+        self.address = (host, port)
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._most = connections
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._opening = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        with self._connection(time.monotonic() + timeout_s):
+            pass
+
+    @property
+    def name(self) -> str:
+        """HOST:PORT, as it stands in errors."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    def read(
+        self, segment: int, ranges: Sequence[tuple[int, int]], into: Sequence[Any], timeout_s: float
+    ) -> None:
+        """Fill `into` with these (offset, nbytes) ranges of a segment.
+
+        into        a writable contiguous buffer per range, of at least nbytes
+        Raises BadTransfer, TransferRefused, PeerLost, TransferTimeout, EngineClosed. After an error nothing
+        more is written into the buffers.
+        """
+        views = _local_views(ranges, into, writable=True)
+        deadline = time.monotonic() + timeout_s
+        with self._connection(deadline) as connection:
+            for first in range(0, len(views), MAX_RANGES):
+                some = slice(first, first + MAX_RANGES)
+                offsets, lengths = _columns(ranges[some])
+                connection.send_message(Read(segment, offsets, lengths), deadline)
+                self._expect(connection, Coming, deadline)
+                connection.receive(views[some], deadline)
+
+    def write(
+        self, segment: int, ranges: Sequence[tuple[int, int]], source: Sequence[Any], timeout_s: float
+    ) -> None:
+        """Put the bytes of `source` into these (offset, nbytes) ranges of a segment.
+
+        Returns when they are in place. After an error any part of them may be. Raises as read().
+        """
+        views = _local_views(ranges, source, writable=False)
+        deadline = time.monotonic() + timeout_s
+        with self._connection(deadline) as connection:
+            for first in range(0, len(views), MAX_RANGES):
+                some = slice(first, first + MAX_RANGES)
+                offsets, lengths = _columns(ranges[some])
+                request = Write(segment, offsets, lengths)
+                if sum(lengths) > EAGER_BYTES:
+                    connection.send_message(request, deadline)
+                    self._expect(connection, Go, deadline)
+                    connection.send(views[some], deadline)
+                else:
+                    connection.send_message(request, deadline, views[some])
+                self._expect(connection, Done, deadline)
+
+    def close(self) -> None:
+        """End every connection; transfers under way fail with EngineClosed. May be called twice."""
+        with self._changed:
+            self._closed = True
+            for connection in self._all:
+                connection.shut()
+            for connection in self._idle:
+                connection.close()
+                self._all.discard(connection)
+            self._idle.clear()
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise AssertionError when the pool contradicts itself."""
+        with self._changed:
+            assert set(self._idle) <= self._all
+            assert len(self._all) + self._opening <= self._most
+            assert not (self._closed and self._idle)
+
+    def _expect(self, connection: Connection, kind: type, deadline: float) -> None:
+        reply = connection.receive_message(_REPLIES, deadline)
+        if isinstance(reply, Refused):
+            raise TransferRefused(f"{self.name} refused: {reply.reason}")
+        if not isinstance(reply, kind):
+            raise WireError(f"{self.name} answered {type(reply).__name__} instead of {kind.__name__}")
+
+    @contextlib.contextmanager
+    def _connection(self, deadline: float) -> Iterator[Connection]:
+        """A connection for one transfer. One on which a transfer failed is in no known state: it is closed,
+        so that late bytes land nowhere."""
+        connection = self._taken(deadline)
+        usable = False
+        try:
+            yield connection
+            usable = True
+        except TransferRefused:
+            usable = True
+            raise
+        except WireError as error:
+            raise TransferError(f"{self.name}: {error}") from None
+        except PeerLost:
+            if self._closed:
+                raise EngineClosed(f"the client of {self.name} was closed") from None
+            raise
+        finally:
+            with self._changed:
+                if usable and not self._closed:
+                    self._idle.append(connection)
+                else:
+                    self._all.discard(connection)
+                    connection.close()
+                self._changed.notify()
+
+    def _taken(self, deadline: float) -> Connection:
+        """An idle connection, or a new one where there may be more, or the next that comes back."""
+        with self._changed:
+            while not self._closed:
+                if self._idle:
+                    return self._idle.pop()
+                if len(self._all) + self._opening < self._most:
+                    self._opening += 1
+                    break
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise TransferTimeout(f"{self.name}: {self._most} connections stayed in use")
+            else:
+                raise EngineClosed(f"the client of {self.name} is closed")
+        connection = None
+        try:
+            connection = self._opened(min(deadline, time.monotonic() + self._timeout_s))
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if connection is not None:
+                    self._all.add(connection)
+                self._changed.notify()
+        return connection
+
+    def _opened(self, deadline: float) -> Connection:
+        try:
+            left_s = max(0.001, deadline - time.monotonic())
+            connection = Connection(socket.create_connection(self.address, left_s), self.name)
+        except (OSError, OverflowError) as error:
+            raise PeerLost(self.name, f"cannot connect: {error}") from None
+        try:
+            known = greet(connection, self._secret, deadline)
+        except PeerLost as error:
+            connection.close()
+            raise TransferRefused(
+                f"{self.name} ended the handshake; is its secret another? ({error})"
+            ) from None
+        except TransferTimeout:
+            connection.close()
+            raise
+        if not known:
+            connection.close()
+            raise TransferRefused(f"{self.name} does not know the secret")
+        return connection
+
+
+_REPLIES = Decoder(Reply, REPLY_BYTES)
+
+
+def _local_views(
+    ranges: Sequence[tuple[int, int]], buffers: Sequence[Any], writable: bool
+) -> list[np.ndarray]:
+    if len(ranges) != len(buffers):
+        raise BadTransfer(f"{len(ranges)} ranges and {len(buffers)} buffers")
+    views = []
+    for (offset, nbytes), buffer in zip(ranges, buffers, strict=True):
+        if offset < 0 or nbytes < 0:
+            raise BadTransfer(f"range {offset}+{nbytes} cannot be")
+        views.append(byte_view(buffer, nbytes, writable))
+    return views
+
+
+def _columns(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [int(offset) for offset, _ in ranges], [int(nbytes) for _, nbytes in ranges]
