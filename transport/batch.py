@@ -41,6 +41,9 @@ class Transfer:
     nbytes: int
 
 
+_UINT8 = np.dtype(np.uint8)
+
+
 def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     """The first nbytes of a buffer as (nbytes,) uint8, without a copy.
 
@@ -48,8 +51,11 @@ def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     """
     try:
         if isinstance(local, np.ndarray):
-            flat = local if local.ndim == 1 and local.dtype == np.uint8 else None
-            if not local.flags.c_contiguous:
+            flags = local.flags
+            flat = local if local.ndim == 1 and local.dtype is _UINT8 else None
+            if flat is not None and local.nbytes == nbytes and flags.c_contiguous and flags.writeable:
+                return flat  # the usual case
+            if not flags.c_contiguous:
                 raise BadTransfer(f"the local array of shape {local.shape} is not C-contiguous")
             view = flat if flat is not None else local.reshape(-1).view(np.uint8)
         else:
@@ -73,10 +79,12 @@ class Batch:
     """Transfers that were submitted together. Done when each has ended, well or not.
 
     failures    index in the batch -> why; complete once the batch is done
+    copies      of the engine, that nobody has begun; helped: who waits does them
     """
 
     __slots__ = (
-        "_callbacks", "_event", "_help", "_lock", "_parts", "_stop", "copies", "failures", "transfers",
+        "_callbacks", "_event", "_help", "_lock", "_parts", "_stop", "copies", "failures", "helped",
+        "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +96,7 @@ class Batch:
         self.transfers = transfers
         self.failures: dict[int, TransferError] = {}
         self.copies: deque[Copy] = deque()
+        self.helped = False
         self._help = help_copying
         self._stop = stop
         self._parts = 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transport.batch import Batch
+from transport.batch import Batch, Copy
 from transport.errors import TransferCancelled
 
 INLINE_BYTES = 1 * 2**20
@@ -21,6 +21,9 @@ wake another thread."""
 
 PIECE_BYTES = 2 * 2**20
 """Longer copies are cut, so that the worker and whoever waits can share them."""
+
+SHARED_BYTES = 128 * 1024
+"""Copies under this are not shared between threads."""
 
 Copied = Callable[[int, int, int, float], None]
 """(bytes read, bytes written, copies, seconds)."""
@@ -35,35 +38,58 @@ class Copier:
         self._worker = threading.Thread(target=self._work, name="copier", daemon=True)
         self._worker.start()
 
-    def plan(self, batch: Batch, index: int, target: np.ndarray, source: np.ndarray, is_read: bool) -> None:
-        """Add a copy to a batch, in pieces when it is long."""
-        nbytes = target.nbytes
-        if nbytes <= PIECE_BYTES:
-            batch.copies.append((target, source, is_read, index))
-            return
-        for start in range(0, nbytes, PIECE_BYTES):
-            end = start + PIECE_BYTES
-            batch.copies.append((target[start:end], source[start:end], is_read, index))
+    def copy_now(self, copies: Sequence[Copy]) -> None:
+        """Do these copies, which are short."""
+        start = time.perf_counter()
+        read = written = 0
+        for target, source, is_read, _ in copies:
+            np.copyto(target, source)
+            if is_read:
+                read += target.nbytes
+            else:
+                written += target.nbytes
+        self._copied(read, written, len(copies), time.perf_counter() - start)
+
+    def plan(self, batch: Batch, copies: Sequence[Copy]) -> None:
+        """Give these copies to a batch, long ones in pieces."""
+        for target, source, is_read, index in copies:
+            nbytes = target.nbytes
+            if nbytes <= PIECE_BYTES:
+                batch.copies.append((target, source, is_read, index))
+                continue
+            for start in range(0, nbytes, PIECE_BYTES):
+                end = start + PIECE_BYTES
+                batch.copies.append((target[start:end], source[start:end], is_read, index))
 
     def queue(self, batch: Batch) -> None:
         """Have the worker do the copies of a batch."""
         self._queue.put(batch)
 
     def copy_all(self, batch: Batch) -> None:
-        """Do copies of a batch until none is left; several threads may do so at once."""
+        """Do copies of a batch until none is left; called by whoever waits for it, beside the worker."""
+        self._copy_all(batch, helping=True)
+
+    def _copy_all(self, batch: Batch, helping: bool) -> None:
+        """Two threads that copy little at a time mostly wait for each other's turn at the interpreter: of
+        short copies, the worker leaves the rest to whoever waits."""
         count = read = written = 0
+        copies = batch.copies
         start = time.perf_counter()
+        batch.helped = batch.helped or helping
         while True:
             try:
-                target, source, is_read, _ = batch.copies.popleft()
+                target, source, is_read, _ = copies.popleft()
             except IndexError:
                 break
             np.copyto(target, source)  # releases the GIL
+            nbytes = target.nbytes
             count += 1
             if is_read:
-                read += target.nbytes
+                read += nbytes
             else:
-                written += target.nbytes
+                written += nbytes
+            if not helping and batch.helped and nbytes < SHARED_BYTES:
+                break
         if count:
             self._copied(read, written, count, time.perf_counter() - start)
             batch.end_parts(count)
@@ -87,4 +113,4 @@ class Copier:
 
     def _work(self) -> None:
         while (batch := self._queue.get()) is not None:
-            self.copy_all(batch)
+            self._copy_all(batch, helping=False)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transport.batch import Batch, Transfer, byte_view
+from transport.batch import Batch, Copy, Transfer, byte_view
 from transport.copier import INLINE_BYTES, Copier
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
-from transport.jobs import jobs_of
+from transport.jobs import Job, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link
 from transport.remote import MESSAGE_PATHS, Load, PathCounters, Remote
@@ -60,6 +60,7 @@ class TransferEngine:
             raise BadTransfer("path 'shared' cannot reach the ranks of other nodes")
         self._world = world
         self._segments = Segments(world, segment_bytes)
+        self._size, self._sizes = world.size, self._segments.sizes
         self._lock = threading.Lock()
         self._shared = PathCounters()
         self._closed = False
@@ -166,32 +167,24 @@ class TransferEngine:
         remote: dict[tuple[int, str, int], list[tuple[int, np.ndarray]]] = {}
         lost: dict[int, TransferError] = {}
         gone, total = self._remote.lost, 0
+        copies: list[Copy] = []
         for index, transfer in enumerate(transfers):
+            rank, offset, nbytes = transfer.rank, transfer.offset, transfer.nbytes
             view = self._checked(transfer)
-            rank = transfer.rank
-            there = self._memory_of(rank, transfer.segment)
-            if rank in gone:
+            memory = self._near.get(rank) if transfer.segment == 0 else self._other_memory(transfer)
+            if gone and rank in gone:
                 lost[index] = PeerLost(rank, gone[rank])
-            elif there is not None:
-                there = there[transfer.offset : transfer.offset + transfer.nbytes]
+            elif memory is not None:
+                there = memory[offset : offset + nbytes]
                 is_read = transfer.op == "read"
-                self._copier.plan(batch, index, *((view, there) if is_read else (there, view)), is_read)
-                total += transfer.nbytes
+                copies.append((view, there, True, index) if is_read else (there, view, False, index))
+                total += nbytes
             else:
                 remote.setdefault((rank, transfer.op, transfer.segment), []).append((index, view))
-        jobs = jobs_of(batch, remote) if remote else []
-        batch.add_parts(len(batch.copies) + len(jobs) + (1 if lost else 0))
-        if lost:
-            batch.end_parts(1, lost)
-        with self._lock:  # so that nothing is queued behind the end of the threads
-            if self._closed:
-                raise EngineClosed("the engine is closed")
-            for job in jobs:
-                self._remote.start(job)
-            if total > INLINE_BYTES:
-                self._copier.queue(batch)
-                return batch
-        self._copier.copy_all(batch)
+        if not remote and not lost and total <= INLINE_BYTES:
+            self._copier.copy_now(copies)
+            return batch
+        self._start(batch, copies, jobs_of(batch, remote), lost)
         return batch
 
     def mark_lost(self, rank: int, reason: str) -> None:
@@ -228,30 +221,47 @@ class TransferEngine:
             shared.transfers += count
             shared.seconds += seconds
 
-    def _memory_of(self, rank: int, segment: int) -> np.ndarray | None:
-        """The segment, where it is memory of this process; None where it is reached by messages."""
-        if segment == 0:
-            return self._near.get(rank)
-        return self._lent.view(segment) if rank == self._world.rank else None
+    def _start(
+        self, batch: Batch, copies: list[Copy], jobs: list[Job], lost: dict[int, TransferError]
+    ) -> None:
+        """Hand the parts of a planned batch to those who do them."""
+        self._copier.plan(batch, copies)
+        batch.add_parts(len(batch.copies) + len(jobs) + (1 if lost else 0))
+        if lost:
+            batch.end_parts(1, lost)
+        with self._lock:  # so that nothing is queued behind the end of the threads
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            for job in jobs:
+                self._remote.start(job)
+            if copies:
+                self._copier.queue(batch)
+
+    def _other_memory(self, transfer: Transfer) -> np.ndarray | None:
+        """A registered segment, where it is one of this rank; None where it is reached by messages."""
+        return self._lent.view(transfer.segment) if transfer.rank == self._world.rank else None
 
     def _checked(self, transfer: Transfer) -> np.ndarray:
         """The local bytes of a transfer that can work. Raises BadTransfer."""
         rank, segment, offset, nbytes = transfer.rank, transfer.segment, transfer.offset, transfer.nbytes
-        if transfer.op not in ("read", "write"):
-            raise BadTransfer(f"op {transfer.op!r}: use read or write", rank)
-        self._check_rank(rank)
+        op, local = transfer.op, transfer.local
+        if op != "read" and op != "write":
+            raise BadTransfer(f"op {op!r}: use read or write", rank)
+        if not 0 <= rank < self._size:
+            self._check_rank(rank)
         if segment == 0:
-            self._check_range(rank, self._segments.sizes[rank], offset, nbytes)
+            if not 0 <= offset <= offset + nbytes <= self._sizes[rank]:
+                self._check_range(rank, self._sizes[rank], offset, nbytes)
         elif rank == self._world.rank:
             self._check_range(rank, self._own(segment).nbytes, offset, nbytes)
         elif segment < 0 or offset < 0 or nbytes < 0:  # the rest is known to the other rank alone
             raise BadTransfer(f"segment {segment}, range {offset}+{nbytes}: negative", rank)
-        if not isinstance(transfer.local, tuple):
-            return byte_view(transfer.local, nbytes, writable=transfer.op == "read")
-        number, start = transfer.local
+        if not isinstance(local, tuple):
+            return byte_view(local, nbytes, op == "read")
+        number, start = local
         view = self._own(number)
         self._check_range(self._world.rank, view.nbytes, start, nbytes)
-        return byte_view(view[start : start + nbytes], nbytes, writable=transfer.op == "read")
+        return byte_view(view[start : start + nbytes], nbytes, op == "read")
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._world.size:
