@@ -222,6 +222,8 @@ class Remote:
     def _ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
         """A path tells of the end of a job's try. safe: nothing of it can land any more."""
         path = job.ways.pop(0)
+        if job.cancelled and error is not None:
+            error = TransferCancelled("the batch was cancelled", job.rank)
         final = not job.ways or job.cancelled or not safe or self._is_final(path, job.rank, error)
         seconds = time.monotonic() - job.started_s
         with self._lock:

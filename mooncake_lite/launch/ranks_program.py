@@ -53,9 +53,17 @@ def run_ranks(
             _stop(process)
             raise
         if process.returncode != 0 or not result.exists():
-            words = [line for line in output.decode(errors="replace").splitlines() if line.strip(" -")]
-            raise ClusterError(f"{ranks} ranks of {module}: {words[-1] if words else process.returncode}")
+            why = _reason(output.decode(errors="replace")) or f"exit code {process.returncode}"
+            raise ClusterError(f"{ranks} ranks of {module} failed: {why}")
         return result.read_bytes()
+
+
+def _reason(output: str) -> str:
+    """One line: the error of a rank that raised one, else the first thing that mpirun says."""
+    lines = [line.strip() for line in output.splitlines() if line.strip(" -")]
+    if any(line.startswith("Traceback") for line in lines):
+        return lines[-1]
+    return " ".join(lines[:3])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

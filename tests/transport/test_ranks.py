@@ -48,11 +48,23 @@ def test_the_fast_profile_moves_bytes_too(tmp_path: Path) -> None:
     assert output.count(" ok") == 6
 
 
-@pytest.mark.parametrize("how", ["told", "untold"])
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_killed_rank_fails_its_own_transfers_alone(nodes: int, how: str, tmp_path: Path) -> None:
-    output = run_on(nodes, 4, "dies.py", how, folder=tmp_path)
+@pytest.mark.parametrize(
+    ("nodes", "how", "path"),
+    [
+        (1, "told", ""),
+        (1, "untold", ""),
+        (1, "untold", "sockets"),
+        (2, "told", ""),
+        (2, "untold", "two_sided"),
+    ],
+)
+def test_a_killed_rank_fails_its_own_transfers_alone(nodes: int, how: str, path: str, tmp_path: Path) -> None:
+    output = run_on(nodes, 4, "dies.py", how, path, folder=tmp_path)
     assert output.count("survived") == 3
+
+
+def test_paths_are_measured_and_a_second_try_takes_another(tmp_path: Path) -> None:
+    assert run_on(2, 4, "ways.py", folder=tmp_path).count("ok") == 4
 
 
 def test_a_target_refuses_bad_ranges_and_strangers(tmp_path: Path) -> None:
