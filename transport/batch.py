@@ -133,7 +133,8 @@ class Batch:
 
         self.add_done_callback(tell)
         try:
-            await asyncio.wait_for(ended.wait(), timeout_s)
+            if not self.poll():
+                await asyncio.wait_for(ended.wait(), timeout_s)
         except TimeoutError:
             raise self._late(timeout_s) from None
         self._raise_failure()

@@ -18,6 +18,9 @@ from transport.errors import TransferError
 MAX_RANGES = 4096
 """Ranges of one job; more become several jobs."""
 
+MAX_BYTES = 64 * 2**20
+"""Of one job; more become several, also of one range: whoever receives prepares for all of a job at once."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -66,16 +69,35 @@ class Path(Protocol):
 
 
 def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]) -> list[Job]:
-    """The jobs of a batch, of at most MAX_RANGES ranges each.
+    """The jobs of a batch, of at most MAX_RANGES ranges and MAX_BYTES each.
 
     remote      (rank, op, segment) -> (index in the batch, local bytes) of each transfer
     """
-    jobs = []
+    jobs: list[Job] = []
     for (rank, op, segment), entries in remote.items():
-        for first in range(0, len(entries), MAX_RANGES):
-            some = entries[first : first + MAX_RANGES]
-            indices = [index for index, _ in some]
-            views = [view for _, view in some]
-            offsets = [batch.transfers[index].offset for index in indices]
-            jobs.append(Job(op, rank, segment, batch, indices, views, offsets))
+        parts = [
+            part for index, view in entries for part in _parts(index, batch.transfers[index].offset, view)
+        ]
+        some: list[tuple[int, int, np.ndarray]] = []
+        room = MAX_BYTES
+        for part in parts:
+            if some and (len(some) == MAX_RANGES or part[2].nbytes > room):
+                jobs.append(_job(op, rank, segment, batch, some))
+                some, room = [], MAX_BYTES
+            some.append(part)
+            room -= part[2].nbytes
+        jobs.append(_job(op, rank, segment, batch, some))
     return jobs
+
+
+def _parts(index: int, offset: int, view: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
+    """(index, offset, bytes) of a range, cut where it is longer than a job may be."""
+    if view.nbytes <= MAX_BYTES:
+        return [(index, offset, view)]
+    starts = range(0, view.nbytes, MAX_BYTES)
+    return [(index, offset + start, view[start : start + MAX_BYTES]) for start in starts]
+
+
+def _job(op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]) -> Job:
+    indices, offsets, views = (list(column) for column in zip(*parts, strict=True))
+    return Job(op, rank, segment, batch, indices, views, offsets)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Which path serves a transfer: a model of each path to each node, measured when the engine starts.
 
-Used by `engine`. One rank of each node reads a few megabytes from one rank of another, over every path;
-what it found holds for all ranks of the two nodes. Explained in docs/explain/transport.md.
+Used by `remote`. For each pair of nodes, one rank reads a few megabytes from one rank of the other, over
+every path; what it found holds for all ranks of the two nodes, in both directions.
+Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ BUDGET_S = 0.2
 """A rank begins no further measurement after this long. Nodes that it did not get to are taken to be like the
 median of those that were measured."""
 
-SMALL_BYTES, SMALL_RUNS = 4096, 5
-LARGE_BYTES, LARGE_RUNS = 8 * 2**20, 2
+SMALL_BYTES, SMALL_RUNS = 4096, 9
+LARGE_BYTES, LARGE_RUNS = 8 * 2**20, 4
 SLOW_S = 0.02
 """A large read that takes this long is not repeated."""
 
@@ -94,7 +95,7 @@ def measure_link(read: Read, path: str, rank: int, streams: tuple[int, ...] = (1
     except TransferError:
         return None
     assert best is not None
-    return Link(path, latency_s, LARGE_BYTES / max(1e-9, best[0] - latency_s), best[1])
+    return Link(path, latency_s, LARGE_BYTES / best[0], best[1])
 
 
 def measure(world: World, read: Read, paths: Mapping[str, tuple[int, ...]]) -> Links:
@@ -108,18 +109,24 @@ def measure(world: World, read: Read, paths: Mapping[str, tuple[int, ...]]) -> L
     found: dict[int, list[Link]] = {}
     if world.rank == leaders[here]:
         started = time.monotonic()
-        for step in range(1, nodes):
+        for other in ring(here, nodes):
             if time.monotonic() - started > BUDGET_S:
                 break
-            other = (here + step) % nodes
             links = [measure_link(read, path, leaders[other], streams) for path, streams in paths.items()]
             found[other] = [link for link in links if link is not None]
     answers = world.allgather_bytes(msgspec.msgpack.encode(found))
     of_node = [msgspec.msgpack.decode(answers[rank], type=dict[int, list[Link]]) for rank in leaders]
     known = [link for links in of_node for some in links.values() for link in some]
     usual = [typical for path in paths if (typical := _typical(path, known)) is not None]
-    mine = of_node[here]
-    return Links({node: mine.get(node, usual) for node in range(nodes) if node != here})
+    others = [node for node in range(nodes) if node != here]
+    return Links({node: of_node[here].get(node) or of_node[node].get(here) or usual for node in others})
+
+
+def ring(node: int, nodes: int) -> list[int]:
+    """The nodes that this one measures, its neighbour first: each pair is measured once, by one of them."""
+    steps = range(1, (nodes - 1) // 2 + 1)
+    opposite = [node + nodes // 2] if nodes % 2 == 0 and node < nodes // 2 else []
+    return [*((node + step) % nodes for step in steps), *opposite]
 
 
 def _typical(path: str, known: list[Link]) -> Link | None:
