@@ -1,7 +1,8 @@
 """v2 of the linear layers: tiles of sums that stay in registers, over weights that are read as they lie.
 
 Called by linear_layers.py, which has the interface, the ladder and the index mapping. One compiled kernel a
-format, called by address; small weights run on the calling thread, large ones on all.
+format, called by address; small weights run on the calling thread, large ones on all. Which weights v3
+(linear_tiles_fixed.py) takes is decided here too, because x decides as well.
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
@@ -22,6 +23,7 @@ from kernels_numba.linear_blocks import (
     Q4_0,
     Q4_1,
     Q8_0,
+    TILE_ROWS,
     read_float32,
     read_int8,
     read_one_float32,
@@ -30,6 +32,7 @@ from kernels_numba.linear_blocks import (
     read_q4_1,
     read_q8_0,
 )
+from kernels_numba.linear_blocks_fixed import LAYOUTS, fixed_bytes, to_fixed
 from kernels_numba.linear_vectors import (
     LANES,
     STEP,
@@ -47,7 +50,6 @@ from kernels_numba.numerics import copy_bytes
 from kernels_numba.runtime import cfunc, njit, prange, register_jitable
 from kernels_numba.vectors import zeros
 
-TILE_ROWS = 4
 TILE_COLUMNS = 4 if LANES == 16 else 2
 """16 sums in registers where there are 32, 8 where there may be 16."""
 TILE_SUMS = TILE_ROWS * TILE_COLUMNS
@@ -60,7 +62,8 @@ SECOND_CACHE = 2
 
 HALVES_ADDRESS = HALVES.ctypes.data
 
-_KERNEL, _ADDRESS, _ROW_BYTES, _ROWS, _SCALES = range(5)
+_KERNEL, _ADDRESS, _ROW_BYTES, _ROWS, _SCALES, _FIXED_KERNEL, _LAYOUT = range(7)
+TABLE_COLUMNS = 7
 
 
 @register_jitable(forceinline=True)
@@ -274,14 +277,22 @@ def widen_parallel(kernel, address, row_bytes, scales, halves, width, out, rows,
 
 
 @njit(cache=True, nogil=True)
-def _part(table, halves, x, n, width, out, first, last):
-    """Rows first..last-1 of all weights of a call, counted through; x holds whole tiles of columns."""
+def _part(table, halves, x, n, width, out, first, last, fixed):
+    """Rows first..last-1 of all weights of a call, counted through; x holds whole tiles of columns.
+
+    fixed   (columns, LAYOUTS) addresses of x in fixed point; no columns where v2 is to multiply
+    """
     for i in range(table.shape[0]):
         rows = table[i, _ROWS]
         begin, end = max(0, first), min(rows, last)
         if begin < end:
-            weight = (table[i, _ADDRESS], table[i, _ROW_BYTES], table[i, _SCALES], halves)
-            call_address(table[i, _KERNEL], weight + (x, n, width, out, rows, begin, end))
+            weight = (table[i, _ADDRESS], table[i, _ROW_BYTES], table[i, _SCALES])
+            if fixed.shape[0] and table[i, _FIXED_KERNEL]:
+                for c in range(n):
+                    column = (fixed[c, table[i, _LAYOUT]], width, out + 4 * rows * c, begin, end)
+                    call_address(table[i, _FIXED_KERNEL], weight + column)
+            else:
+                call_address(table[i, _KERNEL], weight + (halves, x, n, width, out, rows, begin, end))
         first, last = first - rows, last - rows
         out += 4 * n * rows
 
@@ -297,23 +308,51 @@ def _whole_tiles(x, n, width):
 
 
 @njit(cache=True, nogil=True)
-def linear_v2(table, halves, x, n, width, out):
-    """All rows, one thread. table (weights, 5) int64; x and out are addresses."""
+def _fixed_columns(table, x, n, width):
+    """x in fixed point: (addresses as _part takes them, what they point into). An empty table takes none."""
+    n = n if table.shape[0] else 0
+    size = fixed_bytes(width)
+    store = np.empty(n * LAYOUTS * size + LINE_BYTES, np.uint8)
+    start = np.int64(store.ctypes.data)
+    start += -start % LINE_BYTES
+    addresses = np.zeros((n, LAYOUTS), np.int64)
+    for i in range(table.shape[0]):
+        layout = table[i, _LAYOUT]
+        if table[i, _FIXED_KERNEL] and addresses[0, layout] == 0:
+            for c in range(n):
+                addresses[c, layout] = start + (c * LAYOUTS + layout) * size
+                if not to_fixed(x + 4 * width * c, width, addresses[c, layout], layout):
+                    return addresses[:0], store
+    return addresses, store
+
+
+@njit(cache=True, nogil=True)
+def linear_v2(table, halves, x, n, width, out, fixed):
+    """All rows, one thread.
+
+    table   (weights, TABLE_COLUMNS) int64
+    x, out  addresses
+    fixed   whether v3 multiplies, where a weight and x allow it
+    """
     padded = _whole_tiles(x, n, width)
     start = np.int64(padded.ctypes.data) if padded.shape[0] else x
-    _part(table, halves, start, n, width, out, 0, table[:, _ROWS].sum())
+    columns, store = _fixed_columns(table[: table.shape[0] if fixed else 0], x, n, width)
+    _part(table, halves, start, n, width, out, 0, table[:, _ROWS].sum(), columns)
     keep(padded)
+    keep(store)
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def linear_v2_parallel(table, halves, x, n, width, out, workers):
+def linear_v2_parallel(table, halves, x, n, width, out, fixed, workers):
     """Each worker a share of the rows, whole tiles of them."""
     padded = _whole_tiles(x, n, width)
     start = np.int64(padded.ctypes.data) if padded.shape[0] else x
+    columns, store = _fixed_columns(table[: table.shape[0] if fixed else 0], x, n, width)
     total = 0
     for i in range(table.shape[0]):
         total += table[i, _ROWS]
     share = (total + workers * TILE_ROWS - 1) // (workers * TILE_ROWS) * TILE_ROWS
     for worker in prange(workers):
-        _part(table, halves, start, n, width, out, worker * share, min(total, (worker + 1) * share))
+        _part(table, halves, start, n, width, out, worker * share, min(total, (worker + 1) * share), columns)
     keep(padded)
+    keep(store)
