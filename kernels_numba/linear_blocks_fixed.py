@@ -13,7 +13,7 @@ end behind the row; what the step before has is 0 there):
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
-# mypy: disable-error-code="no-untyped-def, call-arg"
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated"
 # ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def linear(x: Any, weight: Any, out: Any = None) -> Any:
     NumPy arrays and torch CPU tensors. The values of a quantised weight are those of its dequantised form,
     to the bit (int8: the scale is applied to a row's sum); only the order of the sums differs, and for one or
     two rows of x its 24th bit (the bound: linear_tiles_fixed.py). NaN and infinity mean what they mean in
-    float32. A caller with the same weight again and again keeps a `Linears`. Raises ShapeError, DtypeError, LayoutError, KindError,
-    RangeError (errors.py).
+    float32. A caller with the same weight again and again keeps a `Linears`. Raises ShapeError, DtypeError,
+    LayoutError, KindError, RangeError (errors.py).
     """
     group = Linears([weight])
     if out is None:

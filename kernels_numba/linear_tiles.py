@@ -67,19 +67,19 @@ TABLE_COLUMNS = 7
 
 
 @register_jitable(forceinline=True)
-def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead, sums):
+def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead, ahead_step, sums):
     """sums[c * TILE_ROWS + r] = row r, from its address, times column c of x, over whole steps.
 
     nothing   zeros: one vector for each sum
-    ahead     address of what is wanted soon, as long as the tile; 0 where it is near already
+    ahead     address of what is wanted soon, ahead_step bytes of it with each step; 0: it is near already
     """
     a0, a1, a2, a3 = addresses
     totals = nothing
     for step in range(steps):
         at = step * step_bytes
         if ahead:
-            for line in range(0, TILE_ROWS * step_bytes, LINE_BYTES):
-                prefetch(ahead + TILE_ROWS * at + line, SECOND_CACHE)
+            for line in range(0, ahead_step, LINE_BYTES):
+                prefetch(ahead + step * ahead_step + line, SECOND_CACHE)
         weights = read(a0 + at, halves) + read(a1 + at, halves)
         weights = weights + read(a2 + at, halves) + read(a3 + at, halves)
         totals = multiply_add(totals, weights, x + step * 4 * STEP, x_step)
@@ -128,6 +128,9 @@ def _rows(
     steps = width // STEP
     tail, end = width - steps * STEP, 4 * steps * STEP
     x_step, out_step = 4 * width, 4 * rows
+    # Of several columns each asks for its share of the next tile: all at once they would wait for memory.
+    passes = (n + TILE_COLUMNS - 1) // TILE_COLUMNS
+    ahead_step = (TILE_ROWS * 4 * STEP // passes + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     sums = np.empty(TILE_SUMS, np.float32)
     wide = np.empty((TILE_ROWS, 1 if n == 1 or step_bytes == 4 * STEP else width), np.float32)
     place, near = np.int64(sums.ctypes.data), np.int64(wide.ctypes.data)
@@ -140,14 +143,16 @@ def _rows(
         count = min(TILE_ROWS, last - row)
         target = out + 4 * row
         single = n == 1 and step_bytes == 4 * STEP  # long rows: the processor sees four streams
-        ahead = 0 if single else a0 + AHEAD_BYTES
         if n == 1:
-            _tile(read, zeros(TILE_ROWS, LANES), tile, halves, step_bytes, steps, x, 0, ahead, place)
+            ahead, nothing = 0 if single else a0 + AHEAD_BYTES, zeros(TILE_ROWS, LANES)
+            ahead_step = TILE_ROWS * step_bytes
+            _tile(read, nothing, tile, halves, step_bytes, steps, x, 0, ahead, ahead_step, place)
             at = steps * step_bytes
             ends = (a0 + at, a1 + at, a2 + at, a3 + at)
             scale = scales + 4 * row if scales else 0
             _finish(read_one, ends, tail, scale, x + end, 0, place, target, 0, count, 1)
             continue
+        ahead = a0 + TILE_ROWS * row_bytes
         if step_bytes != 4 * STEP:
             for r in range(count):
                 scale = load_float(scales + 4 * (row + r)) if scales else np.float32(1.0)
@@ -157,13 +162,16 @@ def _rows(
         ends = (tile[0] + end, tile[1] + end, tile[2] + end, tile[3] + end)
         for column in range(0, n, TILE_COLUMNS):
             values = x + column * x_step
+            nothing = zeros(TILE_SUMS, LANES)
             _tile(
-                read_float32, zeros(TILE_SUMS, LANES), tile, 0, 4 * STEP, steps, values, x_step, ahead, place
+                *(read_float32, nothing, tile, 0, 4 * STEP, steps),
+                *(values, x_step, ahead, ahead_step, place),
             )
             held = min(TILE_COLUMNS, n - column)
             goal = target + column * out_step
             _finish(read_one_float32, ends, tail, 0, values + end, x_step, place, goal, out_step, count, held)
-            ahead = 0
+            if ahead:
+                ahead += steps * ahead_step
     keep(sums)
     keep(wide)
 
