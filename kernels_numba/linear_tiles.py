@@ -42,6 +42,7 @@ from kernels_numba.linear_vectors import (
     multiply_add,
     multiply_each,
     prefetch,
+    prefetch_second,
     store_float,
     store_floats,
     store_sums,
@@ -58,7 +59,6 @@ AHEAD_BYTES = 9216
 lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0
 run at half the speed or less."""
 LINE_BYTES = 64
-SECOND_CACHE = 2
 
 HALVES_ADDRESS = HALVES.ctypes.data
 
@@ -79,7 +79,7 @@ def _tile(read, nothing, addresses, halves, step_bytes, steps, x, x_step, ahead,
         at = step * step_bytes
         if ahead:
             for line in range(0, ahead_step, LINE_BYTES):
-                prefetch(ahead + step * ahead_step + line, SECOND_CACHE)
+                prefetch(ahead + step * ahead_step + line)
         weights = read(a0 + at, halves) + read(a1 + at, halves)
         weights = weights + read(a2 + at, halves) + read(a3 + at, halves)
         totals = multiply_add(totals, weights, x + step * 4 * STEP, x_step)
@@ -109,7 +109,7 @@ def _widen_row(read, read_one, address, halves, step_bytes, width, scale, near):
     steps = width // STEP
     for step in range(steps):
         at = address + step * step_bytes
-        prefetch(at + AHEAD_BYTES, SECOND_CACHE)
+        prefetch_second(at + AHEAD_BYTES)
         store_floats(near + step * 4 * STEP, multiply_each(read(at, halves), scale))
     for k in range(width - steps * STEP):
         value = read_one(address + steps * step_bytes, k) * scale

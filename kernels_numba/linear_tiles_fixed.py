@@ -64,9 +64,7 @@ from kernels_numba.vectors_codes import (
 
 LINE_BYTES = 64
 AHEAD_BYTES = 5000
-"""How far ahead weights are asked for: two tiles of rows of 576. To the first cache: int8 then runs at the
-speed of reading, 49152 x 576 on two cores in 0.53 ms (second cache: 0.57 ms; v2: 0.66 ms)."""
-FIRST_CACHE = 3
+"""How far ahead weights are asked for: two tiles of rows of 576."""
 
 LAYOUT = {INT8: PLAIN_BYTES, Q8_0: BYTES, Q4_0: NIBBLES, Q4_1: NIBBLES}
 
@@ -186,7 +184,7 @@ def _rows(
         for step in range(steps):
             for line in range(0, TILE_ROWS * PAIR_BLOCKS * block_bytes, LINE_BYTES):
                 ahead = AHEAD_BYTES + step * TILE_ROWS * PAIR_BLOCKS * block_bytes
-                prefetch(a0 + ahead + line, FIRST_CACHE)
+                prefetch(a0 + ahead + line)
             at = head + min(step * PAIR_BLOCKS * block_bytes, row_bytes - PAIR_BLOCKS * block_bytes)
             f = 4 * (min(step * PAIR_BLOCKS, blocks - PAIR_BLOCKS) if head else step * PAIR_BLOCKS)
             pair = limbs + step * STEP_BYTES
