@@ -122,16 +122,25 @@ def load_byte(typing_context, address):
     return types.float32(types.int64), generate
 
 
-@intrinsic(prefer_literal=True)
-def prefetch(typing_context, address, nearness):
-    """Ask for the cache line of an address, any address, to come to the first cache (3) or the second (2)."""
+def _prefetching(nearness):
+    @intrinsic
+    def prefetch(typing_context, address):
+        """Ask for the cache line of an address, any address; nothing waits for it."""
 
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], BYTE.as_pointer())
-        vectors.prefetch_pointer(builder, pointer, nearness.literal_value)
-        return context.get_dummy_value()
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], BYTE.as_pointer())
+            vectors.prefetch_pointer(builder, pointer, nearness)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, nearness), generate
+        return types.void(types.int64), generate
+
+    return prefetch
+
+
+prefetch = _prefetching(3)
+"""To the first cache: with the second, 16 rows of x take 1.1 times as long, and int8 in fixed point as well."""
+prefetch_second = _prefetching(2)
+"""To the second cache, for a kernel that fills the first with what it makes of the weights."""
 
 
 @intrinsic
