@@ -138,7 +138,7 @@ def _prefetching(nearness):
 
 
 prefetch = _prefetching(3)
-"""To the first cache: with the second, 16 rows of x take 1.1 times as long, and int8 in fixed point as well."""
+"""To the first cache: with the second, 16 rows of x take 1.1 times as long, int8 in fixed point too."""
 prefetch_second = _prefetching(2)
 """To the second cache, for a kernel that fills the first with what it makes of the weights."""
 
