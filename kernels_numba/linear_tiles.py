@@ -35,6 +35,7 @@ from kernels_numba.linear_blocks import (
 from kernels_numba.linear_blocks_fixed import LAYOUTS, fixed_bytes, to_fixed
 from kernels_numba.linear_vectors import (
     LANES,
+    LINE_BYTES,
     STEP,
     call_address,
     keep,
@@ -58,7 +59,6 @@ AHEAD_BYTES = 9216
 """How far ahead weights are asked for: 4 tiles of int8 rows of 576. The four streams of a tile of short rows
 lie in one page of memory, where the processor's own prefetcher sees no stream; without this, int8 and Q8_0
 run at half the speed or less."""
-LINE_BYTES = 64
 
 HALVES_ADDRESS = HALVES.ctypes.data
 

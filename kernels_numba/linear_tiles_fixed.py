@@ -36,7 +36,7 @@ from kernels_numba.linear_blocks_fixed import (
     STEP_BYTES,
     places,
 )
-from kernels_numba.linear_vectors import keep, load_float, prefetch, store_float, store_sums
+from kernels_numba.linear_vectors import FIRST, keep, load_float, prefetching, store_float, store_sums
 from kernels_numba.numerics import copy_bytes
 from kernels_numba.runtime import cfunc, register_jitable
 from kernels_numba.vectors import fused, plus, spread, times
@@ -62,7 +62,6 @@ from kernels_numba.vectors_codes import (
     where,
 )
 
-LINE_BYTES = 64
 AHEAD_BYTES = 5000
 """How far ahead weights are asked for: two tiles of rows of 576."""
 
@@ -70,6 +69,9 @@ LAYOUT = {INT8: PLAIN_BYTES, Q8_0: BYTES, Q4_0: NIBBLES, Q4_1: NIBBLES}
 
 _int8, _q8_0, _q4_0, _q4_1 = pair_of_bytes(32), pair_of_bytes(34), pair_of_nibbles(18), pair_of_nibbles(20)
 _scales_q8_0, _scales_q4_0, _scales_q4_1 = scales(34, 1), scales(18, 1), scales(20, 2)
+_ask_int8, _ask_q8_0, _ask_q4_0, _ask_q4_1 = (
+    prefetching(FIRST, TILE_ROWS * PAIR_BLOCKS * block_bytes) for block_bytes in (32, 34, 18, 20)
+)
 _over_bytes, _over_nibbles = spread_over(BYTE_BLOCKS), spread_over(NIBBLE_BLOCKS)
 
 
@@ -135,6 +137,7 @@ def _rows(
     read_scales,
     over,
     add,
+    ask,
     lift,
     block_bytes,
     head,
@@ -182,9 +185,7 @@ def _rows(
         t0, t1 = _offset(f0 + behind, there, blocks, lift), _offset(f1 + behind, there, blocks, lift)
         t2, t3 = _offset(f2 + behind, there, blocks, lift), _offset(f3 + behind, there, blocks, lift)
         for step in range(steps):
-            for line in range(0, TILE_ROWS * PAIR_BLOCKS * block_bytes, LINE_BYTES):
-                ahead = AHEAD_BYTES + step * TILE_ROWS * PAIR_BLOCKS * block_bytes
-                prefetch(a0 + ahead + line)
+            ask(a0 + AHEAD_BYTES + step * TILE_ROWS * PAIR_BLOCKS * block_bytes)
             at = head + min(step * PAIR_BLOCKS * block_bytes, row_bytes - PAIR_BLOCKS * block_bytes)
             f = 4 * (min(step * PAIR_BLOCKS, blocks - PAIR_BLOCKS) if head else step * PAIR_BLOCKS)
             pair = limbs + step * STEP_BYTES
@@ -202,28 +203,28 @@ def _rows(
 
 def _rows_int8(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_int8, _scales_q8_0, _over_bytes, _add_bytes, 0.0, 32, 0),
+        *(_int8, _scales_q8_0, _over_bytes, _add_bytes, _ask_int8, 0.0, 32, 0),
         *(address, row_bytes, row_scales, x, width, out, first, last),
     )
 
 
 def _rows_q8_0(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q8_0, _scales_q8_0, _over_bytes, _add_bytes, 0.0, 34, 2),
+        *(_q8_0, _scales_q8_0, _over_bytes, _add_bytes, _ask_q8_0, 0.0, 34, 2),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 
 
 def _rows_q4_0(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q4_0, _scales_q4_0, _over_nibbles, _add_nibbles, -8.0, 18, 2),
+        *(_q4_0, _scales_q4_0, _over_nibbles, _add_nibbles, _ask_q4_0, -8.0, 18, 2),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 
 
 def _rows_q4_1(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q4_1, _scales_q4_1, _over_nibbles, _add_nibbles, 1.0, 20, 4),
+        *(_q4_1, _scales_q4_1, _over_nibbles, _add_nibbles, _ask_q4_1, 1.0, 20, 4),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 

@@ -122,14 +122,19 @@ def load_byte(typing_context, address):
     return types.float32(types.int64), generate
 
 
-def _prefetching(nearness):
+LINE_BYTES = 64
+
+
+def prefetching(nearness, nbytes=LINE_BYTES):
+    """A word that asks for the cache lines of bytes from any address on; nothing waits for them."""
+
     @intrinsic
     def prefetch(typing_context, address):
-        """Ask for the cache line of an address, any address; nothing waits for it."""
-
         def generate(context, builder, signature, arguments):
-            pointer = builder.inttoptr(arguments[0], BYTE.as_pointer())
-            vectors.prefetch_pointer(builder, pointer, nearness)
+            for line in range(0, nbytes, LINE_BYTES):
+                place = builder.add(arguments[0], LONG(line))
+                pointer = builder.inttoptr(place, BYTE.as_pointer())
+                vectors.prefetch_pointer(builder, pointer, nearness)
             return context.get_dummy_value()
 
         return types.void(types.int64), generate
@@ -137,9 +142,10 @@ def _prefetching(nearness):
     return prefetch
 
 
-prefetch = _prefetching(3)
-"""To the first cache: with the second, 16 rows of x take 1.1 times as long, int8 in fixed point too."""
-prefetch_second = _prefetching(2)
+FIRST, SECOND = 3, 2
+prefetch = prefetching(FIRST)
+"""To the first cache: with the second, 16 rows of x take 1.1 times as long, and int8 in fixed point too."""
+prefetch_second = prefetching(SECOND)
 """To the second cache, for a kernel that fills the first with what it makes of the weights."""
 
 
