@@ -21,7 +21,7 @@ from store.distributed.codes import (
 )
 from store.distributed.entries import Entry, Lender, Replica
 from store.distributed.messages import Grant, Wish
-from store.distributed.shared_table import MAX_SEGMENTS, name_hash
+from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS, name_hash
 from store.errors import PoolFull, StoreError
 
 PUT_LIMIT_NS = 30 * 10**9
@@ -43,6 +43,8 @@ class Catalogue(Books):
         """A client lends memory; returns its number, never used again. Raises StoreError."""
         if any(lender.name == name for lender in self._lenders.values()):
             raise StoreError(f"a segment {name} is lent already")
+        if not 0 < nbytes <= MAX_SEGMENT_BYTES:
+            raise StoreError(f"a segment of {nbytes} B; at most {MAX_SEGMENT_BYTES} B can be lent")
         number = self._next_segment
         if number >= MAX_SEGMENTS:
             raise StoreError(f"this master has seen {MAX_SEGMENTS} segments; start a new one")

@@ -11,6 +11,7 @@ Explained in docs/explain/leases.md.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -146,11 +147,13 @@ class Client:
             return False
 
     def _keep(self) -> None:
-        """Tell the master that we live, and which puts have ended."""
+        """Tell the master that we live, and which puts have ended; unmap what is lent no longer."""
+        turn = itertools.count()
         while not self._stop.wait(BEAT_S):
             try:
                 self._link.ask(say.Beat, self._writer.take_ended())
                 self._writer.rest()
+                self._segments.look_after(next(turn))
             except CodeError:
                 continue
 

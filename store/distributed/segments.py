@@ -178,10 +178,12 @@ class Segments:
         self._open: dict[int, AnySegment] = {}
         self.views: dict[int, memoryview] = {}
         self.names: dict[int, str] = {}
+        self._own = 0
 
     def add_own(self, number: int, name: str, memory: Mapped) -> None:
         """The client's own segment needs no question. It is closed by its Lending."""
         self.names[number] = name
+        self._own = number
         if self._machine:
             self._open[number] = LocalSegment(memory)
             self.views[number] = memory.view
@@ -232,14 +234,16 @@ class Segments:
             if segment is not None:
                 segment.close()
 
+    def look_after(self, turn: int) -> None:
+        """Close one segment, another each turn, if it is gone: while it is mapped its memory is not free."""
+        numbers = [number for number in self._open if number != self._own]
+        if numbers and self._ask(number := numbers[turn % len(numbers)]) is None:
+            self.forget(number)
+
     def close(self) -> None:
         """Close all."""
         for number in list(self._open):
             self.forget(number)
-
-    def numbers(self) -> list[int]:
-        """Those that are open."""
-        return list(self._open)
 
 
 def _mapped(told: say.Segment) -> Mapped:

@@ -43,6 +43,7 @@ OFFSET_BITS = 44
 """A segment has at most 16 TiB; 2**20 segments may come and go in the life of a master."""
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 MAX_SEGMENTS = 1 << (64 - OFFSET_BITS)
+MAX_SEGMENT_BYTES = 1 << OFFSET_BITS
 MAX_NBYTES = (1 << 48) - 1
 
 LISTED = 3

@@ -93,6 +93,18 @@ def test_a_killed_lender_takes_what_only_it_held_and_leaves_no_trace() -> None:
     assert shared_files() <= before
 
 
+def test_the_memory_of_a_lender_that_left_is_free_again() -> None:
+    with master_thread() as master:
+        first, second = new_store(address(master)), new_store(address(master), 0)
+        assert second.put("a", bytes(MIB)) == 0
+        views = second._client._segments.views  # type: ignore[union-attr]
+        assert len(views) == 1
+        first.close()
+        assert second.get("a") == b""
+        assert until(lambda: not views)
+        second.close()
+
+
 def test_a_put_of_a_killed_writer_is_revoked() -> None:
     with master_thread() as master, program(CLIENT, address(master), "0") as other:
         store = new_store(address(master))
