@@ -93,6 +93,7 @@ class Books:
                 except PoolFull:
                     continue
                 placed.append(Replica(made.object_id, lender.number, made.offset))
+                lender.used_until = max(lender.used_until, made.offset + nbytes)
                 if len(placed) == wish.replicas:
                     break
             if not placed and not (evict and self.evict(nbytes, now_ns)):

@@ -33,7 +33,7 @@ from store.distributed.codes import (
 from store.distributed.config import Setup
 from store.distributed.link import Link
 from store.distributed.memory import machine_id
-from store.distributed.segments import AnySegment, Lending, Segments
+from store.distributed.segments import AnySegment, Lending, Segments, Warmer
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, Busy, Found, Retired, TableReader
 from store.distributed.writer import Writer
 from store.errors import StoreError
@@ -76,7 +76,8 @@ class Client:
         self._stop = threading.Event()
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
-        self._writer = Writer(self._link, self._segments, self)
+        self._warmer = Warmer()
+        self._writer = Writer(self._link, self._segments, self, self._warmer)
         try:
             self._join(setup, curve, machine, use_tcp)
         except BaseException:
@@ -103,6 +104,7 @@ class Client:
                     table.close()
                 else:
                     self.table = table
+                    self._link.shorten()
         segment = None
         if setup.global_segment_size:
             host = address_towards(setup.master_server_addr.rpartition(":")[0].strip("[]")) or "127.0.0.1"
@@ -123,6 +125,7 @@ class Client:
         self.hostname: str = joined.hostname
         if self._lending is not None:
             self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
+            self._warmer.prepare(self._lending.memory, 0)
 
     def close(self) -> None:
         """Leave; the segment and what only it held are gone. May be called twice."""
@@ -132,7 +135,7 @@ class Client:
         with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
             self._link.ask(say.Leave, limit_s=1.0)
         self._link.close()
-        self._writer.close()
+        self._warmer.close()
         self._segments.close()
         if self._lending is not None:
             self._lending.close()
@@ -142,7 +145,7 @@ class Client:
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
         try:
-            return bool(self._link.ask(say.Beat, self._writer.take_ended()).codes == [OK])
+            return bool(self._link.ask(say.Beat, self._writer.take_ended()).codes[0] == OK)
         except CodeError:
             return False
 
@@ -151,7 +154,9 @@ class Client:
         turn = itertools.count()
         while not self._stop.wait(BEAT_S):
             try:
-                self._link.ask(say.Beat, self._writer.take_ended())
+                _, used_until = self._link.ask(say.Beat, self._writer.take_ended()).codes
+                if self._lending is not None:
+                    self._warmer.prepare(self._lending.memory, used_until)
                 self._writer.rest()
                 self._segments.look_after(next(turn))
             except CodeError:

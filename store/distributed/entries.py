@@ -58,13 +58,14 @@ class Entry:
 
 @dataclass(slots=True)
 class Lender:
-    """A segment that is lent."""
+    """A segment that is lent. used_until: the end of the last byte that was ever given out."""
 
     number: int
     name: str
     client: str
     machine: str
     nbytes: int
+    used_until: int = 0
 
 
 @dataclass(slots=True)

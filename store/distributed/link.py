@@ -1,7 +1,8 @@
 """A client's line to its master: one question, one answer, each within a limit; threads take turns.
 
-Used by `client`. The master's death is noticed at once where the kernel tells of it, else by silence.
-Knows no objects. Explained in docs/explain/leases.md.
+Used by `client`. ZeroMQ to a master elsewhere, and for the first words; a Unix socket to one of this machine
+and this user, which answers in half the time. The master's end is noticed at once where the kernel tells of
+it, else by silence. Knows no objects. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from store.distributed.codes import NO_MASTER, CodeError
 from transport.channel import Spoke
 from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
+from transport.lines import Line
 from transport.wire import Decoder
 
 CALL_S = 5.0
@@ -44,11 +46,13 @@ class Link:
         self._call = 0
         self._lost = False
         self._pidfd = -1
+        self._line: Line | None = None
+        self._decoder = Decoder(say.Reply, say.MAX_BYTES)
         try:
             self._spoke = Spoke(
                 f"tcp://{address}",
                 f"client-{secrets.token_hex(16)}",
-                Decoder(say.Reply, say.MAX_BYTES),
+                self._decoder,
                 curve,
                 plain_loopback=True,
                 max_send_bytes=say.MAX_BYTES,
@@ -69,6 +73,11 @@ class Link:
             self._pidfd = os.pidfd_open(pid)
             self._spoke.watch_fd(self._pidfd)
 
+    def shorten(self) -> None:
+        """Ask over the master's Unix socket from now on, where there is one; before Join."""
+        with self._lock, contextlib.suppress(ChannelError):
+            self._line = Line(self.welcome.line, self._decoder, say.MAX_BYTES)
+
     def ask(
         self,
         kind: Callable[..., msgspec.Struct],
@@ -85,21 +94,38 @@ class Link:
                 raise CodeError(NO_MASTER, "the master is gone")
             self._call += 1
             call = self._call
+            ask = self._ask_channel if self._line is None else self._ask_line
             try:
-                sent = self._spoke.send(kind(call, *values))
+                reply = ask(kind(call, *values), call, limit_s, meanwhile)
             except WireError as error:
                 raise CodeError(NO_MASTER, str(error)) from None
-            if not sent:
-                raise CodeError(NO_MASTER, "the master takes no more messages")
-            if meanwhile is not None:
-                meanwhile()
-            reply = self._answer(call, limit_s)
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
         return reply
 
-    def _answer(self, call: int, limit_s: float) -> Any:
+    def _ask_line(self, message: Any, call: int, limit_s: float, meanwhile: Callable[[], None] | None) -> Any:
+        assert self._line is not None
+        try:
+            self._line.send(message, limit_s)
+            if meanwhile is not None:
+                meanwhile()
+            reply = self._line.receive(limit_s)
+        except ChannelError as error:  # after it, whose answer comes next is not known
+            self._lost = True
+            raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
+        if reply.call != call:
+            self._lost = True
+            raise CodeError(NO_MASTER, "the master answers something else")
+        return reply
+
+    def _ask_channel(
+        self, message: Any, call: int, limit_s: float, meanwhile: Callable[[], None] | None
+    ) -> Any:
         """The answer to this call; those to calls that were given up are passed over."""
+        if not self._spoke.send(message):
+            raise CodeError(NO_MASTER, "the master takes no more messages")
+        if meanwhile is not None:
+            meanwhile()
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0:
             for message in self._spoke.receive(left_s):
@@ -122,6 +148,8 @@ class Link:
         with self._lock:
             self._lost = True
             self._spoke.close()
+            if self._line is not None:
+                self._line.close()
             if self._pidfd >= 0:
                 os.close(self._pidfd)
                 self._pidfd = -1

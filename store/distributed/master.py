@@ -24,6 +24,7 @@ from store.distributed.tasks import Tasks
 from store.errors import StoreError
 from transport.channel import Hub
 from transport.curve import CurveKeys
+from transport.lines import LineServer
 from transport.pids import ProcessWatch
 from transport.wire import Decoder
 
@@ -66,14 +67,17 @@ class Master:
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
         self._strangers = 0
+        decoder = Decoder(say.Request, say.MAX_BYTES)
         self._hub = Hub(
             [endpoint],
-            Decoder(say.Request, say.MAX_BYTES),
+            decoder,
             curve,
             plain_loopback=curve is None,
             max_send_bytes=say.MAX_BYTES,
         )
         self.endpoint = self._hub.endpoints[0]
+        self._lines = LineServer(decoder, say.MAX_BYTES)
+        self._hub.watch_fd(self._lines.fd)
         self._running = True
         self._next_port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
         self._answers: dict[type, Callable[[Client, Any, int], Any]] = {
@@ -100,7 +104,7 @@ class Master:
         """Read, answer, keep order."""
         next_tick = 0.0
         while self._running:
-            for peer, message in self._hub.receive(TICK_S):
+            for peer, message in self._hub.receive(TICK_S) + self._lines.receive():
                 self._handle(peer, message, time.monotonic_ns())
             now = time.monotonic()
             self._notice_ends()
@@ -116,6 +120,7 @@ class Master:
 
     def _close(self) -> None:
         self._watch.close()
+        self._lines.close()
         self._hub.close()
         self.catalogue.table.close()
 
@@ -131,23 +136,31 @@ class Master:
     def _handle(self, peer: str, message: Any, now_ns: int) -> None:
         if isinstance(message, say.Hello):
             welcome = say.Welcome(
-                message.call, say.PROTOCOL, self._table(), self.catalogue.table.lease_ttl_ns
+                message.call,
+                say.PROTOCOL,
+                self._table(),
+                self.catalogue.table.lease_ttl_ns,
+                self._lines.name,
             )
-            self._hub.send(peer, welcome)
+            self._send(peer, welcome)
             return
         if isinstance(message, say.Join):
-            self._hub.send(peer, self._join(peer, message, now_ns))
+            self._send(peer, self._join(peer, message, now_ns))
             return
         client = self._clients.get(peer)
         if client is None:
             self._strangers += 1
-            self._hub.send(peer, say.Codes(message.call, [NO_MASTER]))
+            self._send(peer, say.Codes(message.call, [NO_MASTER]))
             return
         client.heard_ns = now_ns
         reply = self._answers[type(message)](client, message, now_ns)
-        self._hub.send(peer, reply)
+        self._send(peer, reply)
         if isinstance(message, say.PutStart):
             self.catalogue.keep_below_high_water(now_ns)
+
+    def _send(self, peer: str, reply: Any) -> None:
+        if not self._lines.send(peer, reply):
+            self._hub.send(peer, reply)
 
     def _table(self) -> say.Table:
         table = self.catalogue.table
@@ -202,7 +215,10 @@ class Master:
         self._segments.pop(client.segment, None)
 
     def _notice_ends(self) -> None:
-        """Processes of this machine that have ended."""
+        """Processes of this machine, or their connections, that have ended."""
+        for peer in self._lines.ended():
+            if peer in self._clients:
+                self._leave(self._clients[peer], say.Leave(0), time.monotonic_ns())
         for peer, _, fd in self._watch.ended():
             if fd is not None:
                 self._hub.unwatch_fd(fd)
@@ -219,7 +235,8 @@ class Master:
 
     def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
         self.catalogue.note_ended(beat.ended)
-        return say.Codes(beat.call, [OK])
+        lender = self.catalogue.segments().get(client.segment)
+        return say.Codes(beat.call, [OK, lender.used_until if lender is not None else 0])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
         books = self.catalogue

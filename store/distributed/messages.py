@@ -58,7 +58,10 @@ class Leave(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """I live. ended: puts of mine that readers see already (at most MAX_KEYS)."""
+    """I live. ended: puts of mine that readers see already (at most MAX_KEYS).
+
+    The answer is OK, and how far my segment has been used.
+    """
 
     ended: Counts
 
@@ -213,11 +216,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Welcome(Message, frozen=True):
-    """The master's first words. Join follows."""
+    """The master's first words. Join follows. line: name of a Unix socket where it can be asked faster."""
 
     protocol: int
     table: Table
     lease_ttl_ns: Count
+    line: Short
 
 
 class Joined(Message, frozen=True):

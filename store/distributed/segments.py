@@ -6,7 +6,9 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +35,8 @@ BULK_BYTES = 256 * 1024
 MAX_WARMING = 64
 """Ranges that wait to be warmed; more are left cold."""
 
+LOWEST_PRIORITY = 19
+
 
 class LocalSegment:
     """Memory in this process's address space."""
@@ -57,7 +61,7 @@ class LocalSegment:
             end = offset + len(part)
             if len(part) < BULK_BYTES:
                 self.view[offset:end] = part
-            elif not self.memory.is_warm(offset, len(part)):
+            elif not self._is_warm_now(offset, len(part)):
                 self.memory.write_cold(offset, part)
             elif isinstance(part.obj, bytes) and len(part) == len(part.obj):
                 with self.view[offset:end]:  # keeps the memory mapped meanwhile
@@ -65,6 +69,13 @@ class LocalSegment:
             else:
                 self.view[offset:end] = part
             offset = end
+
+    def _is_warm_now(self, offset: int, nbytes: int) -> bool:
+        """Whether a plain copy is the fastest: pages that have memory are entered into the page table."""
+        memory = self.memory
+        if not memory.is_warm(offset, nbytes) and memory.is_present(offset, nbytes):
+            memory.warm(offset, nbytes)
+        return memory.is_warm(offset, nbytes)
 
     def close(self) -> None:
         """Unmap."""
@@ -105,31 +116,33 @@ class RemoteSegment:
 
 
 class Warmer:
-    """A thread that warms pages of mapped segments: for puts to come, and after puts to cold ones."""
+    """A thread that prepares pages when a core has nothing better to do: of the own segment for puts to come,
+    of any after a put that found them cold."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[Callable[[int, int], None], int, int] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store warmer", daemon=True)
         self._thread.start()
 
-    def prepare(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
-        """Room that a put will be written to: find memory for it."""
-        if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
-            self._add(segment.memory.find_memory, offset, nbytes)
+    def prepare(self, memory: Lent, used_until: int) -> None:
+        """Have memory ready behind what is in use."""
+        self._add(lambda: memory.prepare(used_until))
 
     def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
         """Bytes have been written there: the next copy, in or out, shall find the pages mapped."""
         if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
-            self._add(segment.memory.warm, offset, nbytes)
+            memory = segment.memory
+            self._add(lambda: memory.warm(offset, nbytes))
 
-    def _add(self, work: Callable[[int, int], None], offset: int, nbytes: int) -> None:
+    def _add(self, work: Callable[[], None]) -> None:
         if self._work.qsize() < MAX_WARMING:
-            self._work.put((work, offset, nbytes))
+            self._work.put(work)
 
     def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            work, offset, nbytes = item
-            work(offset, nbytes)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        while (work := self._work.get()) is not None:
+            work()
 
     def close(self) -> None:
         """End the thread before the segments are unmapped."""

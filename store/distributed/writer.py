@@ -40,20 +40,16 @@ class Writer:
     _ended     puts that readers see and the master has not been told of
     """
 
-    def __init__(self, link: Link, segments: Segments, tables: Tables):
+    def __init__(self, link: Link, segments: Segments, tables: Tables, warmer: Warmer):
         self._link = link
         self._segments = segments
         self._tables = tables
-        self._warmer = Warmer()
+        self._warmer = warmer
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._spares: list[say.Grant] = []
         self._kind: tuple[int, say.Wish] | None = None
         self._is_idle = True
-
-    def close(self) -> None:
-        """End the thread that prepares pages."""
-        self._warmer.close()
 
     def take_ended(self) -> list[int]:
         """Puts to tell the master of."""
@@ -193,8 +189,3 @@ class Writer:
                 self._spares += spares
         if not fits:
             self._revoke([spare.put for spare in spares])
-            return
-        for spare in spares:
-            for location in spare.locations:
-                segment = self._segments.get(location >> OFFSET_BITS)
-                self._warmer.prepare(segment, location & OFFSET_MASK, nbytes)

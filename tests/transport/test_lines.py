@@ -1,0 +1,165 @@
+"""transport.lines: questions and answers over a Unix socket, and what a bad peer cannot do."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from transport.errors import ChannelError, WireError
+from transport.lines import Line, LineServer
+from transport.wire import Decoder, encode
+
+pytestmark = pytest.mark.quick
+LIMIT_S = 5.0
+MAX_BYTES = 4 * 2**20
+
+
+class Note(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    number: int
+    text: str = ""
+
+
+NOTES = Decoder(Note, MAX_BYTES)
+
+
+@pytest.fixture
+def server() -> Iterator[LineServer]:
+    server = LineServer(NOTES, MAX_BYTES)
+    yield server
+    server.close()
+
+
+def arrived(server: LineServer, count: int = 1) -> list[tuple[str, Note]]:
+    found: list[tuple[str, Note]] = []
+    while len(found) < count:
+        assert select.select([server.fd], [], [], LIMIT_S)[0], "nothing comes"
+        found += server.receive()
+    return found
+
+
+def line_to(server: LineServer) -> Line:
+    return Line(server.name, NOTES, MAX_BYTES)
+
+
+def test_a_question_is_answered(server: LineServer) -> None:
+    line = line_to(server)
+    for number in range(3):
+        line.send(Note(number), LIMIT_S)
+        ((peer, note),) = arrived(server)
+        assert note == Note(number)
+        assert server.send(peer, Note(number + 10))
+        assert line.receive(LIMIT_S) == Note(number + 10)
+    line.close()
+
+
+def test_peers_are_told_apart_by_names_that_no_channel_has(server: LineServer) -> None:
+    lines = [line_to(server) for _ in range(3)]
+    for number, line in enumerate(lines):
+        line.send(Note(number), LIMIT_S)
+    found = dict(arrived(server, 3))
+    assert len(found) == 3
+    assert not any(peer.isprintable() for peer in found)
+    for peer, note in found.items():
+        server.send(peer, note)
+    assert [line.receive(LIMIT_S).number for line in lines] == [0, 1, 2]
+    assert not server.send("\0nobody", Note(1))
+    for line in lines:
+        line.close()
+
+
+def test_large_messages_pass_in_pieces(server: LineServer) -> None:
+    line, text = line_to(server), "x" * 3 * 2**20
+    got: list[Note] = []
+
+    def ask() -> None:
+        line.send(Note(1, text), LIMIT_S)
+        got.append(line.receive(LIMIT_S))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    ((peer, note),) = arrived(server)
+    assert note.text == text
+    server.send(peer, Note(2, text))
+    while asker.is_alive():
+        if select.select([server.fd], [], [], 0.05)[0]:
+            assert server.receive() == []
+    assert got == [Note(2, text)]
+    line.send(Note(3), LIMIT_S)
+    assert arrived(server) == [(peer, Note(3))]
+    line.close()
+
+
+def test_an_end_is_noticed_on_both_sides(server: LineServer) -> None:
+    line = line_to(server)
+    line.send(Note(1), LIMIT_S)
+    ((peer, _),) = arrived(server)
+    line.close()
+    while not (ended := server.ended()):
+        assert select.select([server.fd], [], [], LIMIT_S)[0]
+        server.receive()
+    assert ended == [peer]
+    assert not server.send(peer, Note(1))
+    other = line_to(server)
+    server.close()
+    with pytest.raises(ChannelError):
+        other.receive(LIMIT_S)
+    other.close()
+
+
+def test_no_answer_is_an_error_after_its_time(server: LineServer) -> None:
+    line = line_to(server)
+    with pytest.raises(ChannelError, match="no answer"):
+        line.receive(0.05)
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("!I", MAX_BYTES + 1),
+        struct.pack("!I", 5) + b"\x01\xff\xff\xff\xff",
+        (frame := struct.pack("!I", len(encode(Note(1)))) + encode(Note(1))) + frame,
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["too large", "malformed", "two at once", "foreign"],
+)
+def test_garbage_ends_its_own_connection_and_is_counted(server: LineServer, data: bytes) -> None:
+    good = line_to(server)
+    with socket.socket(socket.AF_UNIX) as bad:
+        bad.connect(f"\0{server.name}")
+        bad.sendall(data)
+        while not server.dropped:
+            assert select.select([server.fd], [], [], LIMIT_S)[0]
+            assert server.receive() == []
+        assert bad.recv(1) == b""
+    assert server.dropped == 1
+    good.send(Note(7), LIMIT_S)
+    assert arrived(server)[0][1] == Note(7)
+    good.close()
+
+
+def test_another_user_is_refused(server: LineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    line = line_to(server)
+    while not server.strangers:
+        assert select.select([server.fd], [], [], LIMIT_S)[0]
+        server.receive()
+    with pytest.raises(ChannelError):
+        line.receive(LIMIT_S)
+    line.close()
+
+
+def test_what_cannot_be_sent_raises_at_its_sender(server: LineServer) -> None:
+    line = line_to(server)
+    with pytest.raises(WireError):
+        line.send(Note(1, "x" * (MAX_BYTES + 1)), LIMIT_S)
+    line.close()
+    with pytest.raises(ChannelError, match="nobody listens"):
+        Line("no such name", NOTES, MAX_BYTES)
