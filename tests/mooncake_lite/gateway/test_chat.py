@@ -22,7 +22,12 @@ from mooncake_lite.errors import UserError
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, free_port
 
-CODE = "import sys; from mooncake_lite.cli import main; sys.exit(main(['chat', *sys.argv[1:]]))"
+CODE = """
+import signal, sys
+from mooncake_lite.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
+sys.exit(main(["chat", *sys.argv[1:]]))
+"""
 
 
 @dataclass
