@@ -180,10 +180,12 @@ def test_tcp_without_keys_is_refused() -> None:
 
 
 def test_tcp_without_keys_is_for_loopback_and_for_who_asks_for_it() -> None:
-    with Hub(["tcp://127.0.0.1:*"], NOTES, plain_loopback=True) as hub:
-        with Spoke(hub.endpoints[0], "near", NOTES, plain_loopback=True) as spoke:
-            spoke.send(Note(3))
-            assert collect(hub, 1) == [("near", Note(3))]
+    with (
+        Hub(["tcp://127.0.0.1:*"], NOTES, plain_loopback=True) as hub,
+        Spoke(hub.endpoints[0], "near", NOTES, plain_loopback=True) as spoke,
+    ):
+        spoke.send(Note(3))
+        assert collect(hub, 1) == [("near", Note(3))]
     for endpoint in ("tcp://0.0.0.0:*", "tcp://*:*", "tcp://192.0.2.1:1", "tcp://localhost:1"):
         with pytest.raises(ChannelError, match="only used with CURVE"):
             Hub([endpoint], NOTES, plain_loopback=True)
