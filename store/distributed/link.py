@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import msgspec
 
 from store.distributed import messages as say
 from store.distributed.codes import NO_MASTER, CodeError
+from transport.address import tcp_endpoint
 from transport.channel import Spoke
 from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
@@ -50,7 +52,7 @@ class Link:
         self._decoder = Decoder(say.Reply, say.MAX_BYTES)
         try:
             self._spoke = Spoke(
-                f"tcp://{address}",
+                _endpoint(address),
                 f"client-{secrets.token_hex(16)}",
                 self._decoder,
                 curve,
@@ -153,3 +155,14 @@ class Link:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
                 self._pidfd = -1
+
+
+def _endpoint(address: str) -> str:
+    """Of a master at HOST:PORT, whose host may be a name. Raises CodeError (NO_MASTER)."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError, OverflowError) as error:
+        raise CodeError(NO_MASTER, f"the master's address {address!r} is not HOST:PORT: {error}") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # "localhost" may come as ::1 first
+    return tcp_endpoint(str(found[0][4][0]), port)
