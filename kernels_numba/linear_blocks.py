@@ -40,6 +40,8 @@ from kernels_numba.linear_vectors import (
 from kernels_numba.runtime import register_jitable
 
 FLOAT32, INT8, Q8_0, Q4_0, Q4_1 = range(5)
+TILE_ROWS = 4
+"""Rows of a weight that are multiplied together, so that what is loaded of x serves all of them."""
 STEP_BYTES = {FLOAT32: 4 * STEP, INT8: STEP, Q8_0: 34, Q4_0: 18, Q4_1: 20}
 """Bytes of 32 values of a row."""
 GGUF_FORMATS = {"Q8_0": Q8_0, "Q4_0": Q4_0, "Q4_1": Q4_1}

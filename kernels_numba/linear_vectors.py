@@ -122,16 +122,31 @@ def load_byte(typing_context, address):
     return types.float32(types.int64), generate
 
 
-@intrinsic(prefer_literal=True)
-def prefetch(typing_context, address, nearness):
-    """Ask for the cache line of an address, any address, to come to the first cache (3) or the second (2)."""
+LINE_BYTES = 64
 
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], BYTE.as_pointer())
-        vectors.prefetch_pointer(builder, pointer, nearness.literal_value)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, nearness), generate
+def prefetching(nearness, nbytes=LINE_BYTES):
+    """A word that asks for the cache lines of bytes from any address on; nothing waits for them."""
+
+    @intrinsic
+    def prefetch(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            for line in range(0, nbytes, LINE_BYTES):
+                place = builder.add(arguments[0], LONG(line))
+                pointer = builder.inttoptr(place, BYTE.as_pointer())
+                vectors.prefetch_pointer(builder, pointer, nearness)
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return prefetch
+
+
+FIRST, SECOND = 3, 2
+prefetch = prefetching(FIRST)
+"""To the first cache: with the second, 16 rows of x take 1.1 times as long, and int8 in fixed point too."""
+prefetch_second = prefetching(SECOND)
+"""To the second cache, for a kernel that fills the first with what it makes of the weights."""
 
 
 @intrinsic

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import click
 
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.errors import UserError
+from mooncake_lite.errors import ConfigError, UserError
 
 State = Literal["ok", "note", "missing"]
 GIB = 2**30
@@ -285,8 +285,16 @@ def _conclusion(report: Report) -> str:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(as_json: bool) -> int:
+@click.option("--links", is_flag=True, help="Measure instead what every pair of ranks gets from each other.")
+@click.option("--ranks", type=int, help="With --links: how many; 2 unless --hosts says otherwise.")
+@click.option("--hosts", default="", help="With --links: HOST:SLOTS,... as for serve.")
+@click.option("--mpi-arg", multiple=True, help="With --links: passed on to mpirun, as for serve.")
+def doctor(as_json: bool, links: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> int:
     """Tell what this machine has (MPI, UCX, CUDA, memory, ...) and what follows from it."""
+    if links:
+        return _links(as_json, ranks, hosts, mpi_arg)
+    if ranks is not None or hosts or mpi_arg:
+        raise ConfigError("--ranks, --hosts and --mpi-arg belong to --links; add it")
     report = examine()
     if as_json:
         data = {
@@ -298,3 +306,15 @@ def doctor(as_json: bool) -> int:
     else:
         _print(report)
     return 1 if report.essential_missing else 0
+
+
+def _links(as_json: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> int:
+    """1 when a pair could not be measured, else 0."""
+    from mooncake_lite import links
+
+    found = links.measure(ranks, hosts, mpi_arg)
+    if as_json:
+        click.echo(json.dumps(links.as_dict(found), indent=2))
+    else:
+        links.show(found)
+    return int(any(pair.error for pair in found.pairs))

@@ -1,4 +1,4 @@
-"""Bytes between ranks (MPI), messages between processes (ZeroMQ), and who is alive.
+"""Bytes between ranks (memory, MPI, TCP), messages between processes (ZeroMQ), and who is alive.
 
 Used by `store` and by the roles of `mooncake_lite`; knows nothing of KV, models or requests.
 Importing this package loads neither MPI nor ZeroMQ: take what you need from its modules

@@ -6,6 +6,9 @@ sockets. Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -24,9 +27,9 @@ class Transfer:
 
     op          "read": remote to local; "write": local to remote
     local       C-contiguous buffer (writable for a read) of at least nbytes, whose first nbytes are
-                meant; or (segment, offset) of the own segment. Not to be touched until the batch is done
+                meant; or (segment, offset) of an own segment. Not to be touched until the batch is done
     rank        the other side; the own rank is allowed
-    segment     0: each rank has one
+    segment     0: the one that each rank has; others are numbers that register() gave to that rank
     offset      in bytes, in the segment of `rank`
     """
 
@@ -38,6 +41,9 @@ class Transfer:
     nbytes: int
 
 
+_UINT8 = np.dtype(np.uint8)
+
+
 def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     """The first nbytes of a buffer as (nbytes,) uint8, without a copy.
 
@@ -45,8 +51,11 @@ def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     """
     try:
         if isinstance(local, np.ndarray):
-            flat = local if local.ndim == 1 and local.dtype == np.uint8 else None
-            if not local.flags.c_contiguous:
+            flags = local.flags
+            flat = local if local.ndim == 1 and local.dtype is _UINT8 else None
+            if flat is not None and local.nbytes == nbytes and flags.c_contiguous and flags.writeable:
+                return flat  # the usual case
+            if not flags.c_contiguous:
                 raise BadTransfer(f"the local array of shape {local.shape} is not C-contiguous")
             view = flat if flat is not None else local.reshape(-1).view(np.uint8)
         else:
@@ -60,26 +69,40 @@ def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     return view[:nbytes]
 
 
-Copy = tuple[np.ndarray, np.ndarray, bool]
-"""(destination, source, whether it is a read), uint8 of one length."""
+Copy = tuple[np.ndarray, np.ndarray, bool, int]
+"""(destination, source, whether it is a read, index of the transfer), uint8 of one length."""
+
+_log = logging.getLogger(__name__)
 
 
 class Batch:
     """Transfers that were submitted together. Done when each has ended, well or not.
 
     failures    index in the batch -> why; complete once the batch is done
+    copies      of the engine, that nobody has begun; helped: who waits does them
     """
 
-    __slots__ = ("_event", "_help", "_lock", "_parts", "copies", "failures", "transfers")
+    __slots__ = (
+        "_callbacks", "_event", "_help", "_lock", "_parts", "_stop", "copies", "failures", "helped",
+        "transfers",
+    )  # fmt: skip
 
-    def __init__(self, transfers: Sequence[Transfer], help_copying: Callable[[Batch], None]):
+    def __init__(
+        self,
+        transfers: Sequence[Transfer],
+        help_copying: Callable[[Batch], None],
+        stop: Callable[[Batch], None],
+    ):
         self.transfers = transfers
         self.failures: dict[int, TransferError] = {}
         self.copies: deque[Copy] = deque()
+        self.helped = False
         self._help = help_copying
+        self._stop = stop
         self._parts = 0
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[Batch], object]] = []
 
     def poll(self) -> bool:
         """Whether every transfer has ended. Raises nothing; wait(0) tells of failures."""
@@ -96,9 +119,45 @@ class Batch:
             if self.copies:
                 self._help(self)
             if not self._ended(max(0.0, deadline - time.monotonic())):
-                raise TransferTimeout(f"{self._parts} parts of the batch are not done after {timeout_s:g} s")
-        if self.failures:
-            raise self.failures[min(self.failures)]
+                raise self._late(timeout_s)
+        self._raise_failure()
+
+    async def done(self, timeout_s: float) -> None:
+        """As wait(), for asyncio: other tasks run meanwhile. Cancelling the task leaves the batch alone."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell(_: Batch) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(ended.set)
+
+        self.add_done_callback(tell)
+        try:
+            if not self.poll():
+                await asyncio.wait_for(ended.wait(), timeout_s)
+        except TimeoutError:
+            raise self._late(timeout_s) from None
+        self._raise_failure()
+
+    def add_done_callback(self, callback: Callable[[Batch], object]) -> None:
+        """Call callback(batch) once when every transfer has ended; now, when they have.
+
+        It runs on the thread that ended the last one and holds up its transfers: it must be short. What it
+        raises is logged.
+        """
+        with self._lock:
+            if self._parts > 0:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def cancel(self) -> None:
+        """Begin nothing more of this batch; what has not ended fails with TransferCancelled.
+
+        Returns at once. The batch ends as soon as nothing touches its buffers, which poll() and wait() tell.
+        """
+        if self._parts > 0:
+            self._stop(self)
 
     def _ended(self, timeout_s: float) -> bool:
         with self._lock:
@@ -108,6 +167,19 @@ class Batch:
                 self._event = threading.Event()
             event = self._event
         return event.wait(timeout_s)
+
+    def _late(self, timeout_s: float) -> TransferTimeout:
+        return TransferTimeout(f"{self._parts} parts of the batch are not done after {timeout_s:g} s")
+
+    def _raise_failure(self) -> None:
+        if self.failures:
+            raise self.failures[min(self.failures)]
+
+    def _call(self, callback: Callable[[Batch], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            _log.exception("a callback of a batch of %d transfers failed", len(self.transfers))
 
     def add_parts(self, count: int) -> None:
         """The engine will report `count` more ends; called before any thread works on the batch."""
@@ -119,5 +191,10 @@ class Batch:
             if failures:
                 self.failures.update(failures)
             self._parts -= count
-            if self._parts <= 0 and self._event is not None:
+            if self._parts > 0:
+                return
+            callbacks, self._callbacks = self._callbacks, []
+            if self._event is not None:
                 self._event.set()
+        for callback in callbacks:
+            self._call(callback)

@@ -10,29 +10,31 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from transport.address import reachable_address, tcp_endpoint
-from transport.batch import Batch
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.errors import (
     EngineClosed,
     PeerLost,
+    TransferCancelled,
     TransferError,
     TransferRefused,
     TransferTimeout,
 )
+from transport.jobs import MAX_RANGES, Ended, Job
+from transport.lent import LentBuffers, Loan
 from transport.requests import (
     ANY_MESSAGE,
-    MAX_RANGES,
     MESSAGE_BYTES,
     Accept,
     Cancel,
+    Cancelled,
     Done,
     ReadRequest,
     Refuse,
@@ -51,44 +53,20 @@ SPIN_S = 0.002
 TESTS = 4
 """Advances of each exchange between two looks at the socket, which cost ten times as much."""
 
-TRIES = 2
-"""A transfer that stalls is tried once more, under a new number, before it is reported."""
-
-
 LINGER_S = 0.5
 """How long close() goes on with what others have asked for and is under way."""
 
 
 @dataclass(slots=True)
-class Job:
-    """Transfers of one batch with one rank in one direction: one part of the batch.
-
-    views, offsets   of each transfer: its local bytes, and where they belong in the other's segment
-    indices          of the transfers in the batch
-    """
-
-    op: str
-    rank: int
-    batch: Batch
-    indices: list[int]
-    views: list[np.ndarray]
-    offsets: list[int]
-    tries: int = 0
-    started_s: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Of all its ranges."""
-        return sum(view.nbytes for view in self.views)
-
-
-@dataclass(slots=True)
 class Exchange:
-    """One request under way, on either side. job is None on the side that serves.
+    """One request under way, on either side. job is None on the side that serves, loan on the one that asks.
 
     stream      None while a write waits for Accept
     confirmed   the other side has said Done
     touched_s   when something last moved
+    error       it has failed, and is kept until nothing of it can land any more
+    kept        what MPI still holds of a failed one
+    unconfirmed it has failed, and the other side has yet to say that it has let go
     """
 
     op: str
@@ -97,7 +75,11 @@ class Exchange:
     touched_s: float
     stream: Stream | None
     job: Job | None = None
+    loan: Loan | None = None
     confirmed: bool = False
+    error: TransferError | None = None
+    kept: list[Any] = field(default_factory=list)
+    unconfirmed: bool = False
 
     @property
     def receiving(self) -> bool:
@@ -105,7 +87,6 @@ class Exchange:
         return (self.op == "read") == (self.job is not None)
 
 
-Ended = Callable[[Job, TransferError | None], None]
 Key = tuple[bool, int, int]
 """(whether the number is ours, the other rank, number)."""
 
@@ -113,18 +94,26 @@ Key = tuple[bool, int, int]
 class Courier:
     """The cross-node side of one rank's engine. Collective: every rank makes one at the same time.
 
-    segment     the own one, which others ask for
+    lent        what others may ask for
+    others      the ranks that it serves and asks
     stall_s     an exchange in which nothing moves for this long has failed
-    ended       called on this thread with each job and its error, or None
+    ended       called on this thread with each job and how it ended
     """
 
-    def __init__(self, world: World, segment: np.ndarray, stall_s: float, address: str, ended: Ended):
-        self._world, self._segment, self._stall_s, self._ended = world, segment, stall_s, ended
+    def __init__(
+        self,
+        world: World,
+        lent: LentBuffers,
+        others: Collection[int],
+        stall_s: float,
+        address: str,
+        ended: Ended,
+    ):
+        self._world, self._lent, self._stall_s, self._ended = world, lent, stall_s, ended
         self._comm = world.comm.Dup()
         self._comm.Set_errhandler(world.mpi.ERRORS_RETURN)
         world.free_at_finish(self._comm.Free)
         self._tags = int(self._comm.Get_attr(world.mpi.TAG_UB)) // 2
-        self.served_bytes = {"read": 0, "written": 0}
         self._exchanges: dict[Key, Exchange] = {}
         self._lost: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -133,22 +122,19 @@ class Courier:
         self._closing = False
         self._moved_s = 0.0
         self._closed_s = 0.0
-        self._connect(address)
+        self._connect(others, address)
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
 
-    def _connect(self, address: str) -> None:
+    def _connect(self, others: Collection[int], address: str) -> None:
         """Bind, and exchange endpoints and keys over MPI."""
         world = self._world
-        here = world.node_of[world.rank]
-        others = {rank for rank, node in enumerate(world.node_of) if node != here}
         first = CurveKeys.generate().to_bytes() if world.rank == 0 else None
         curve = CurveKeys.generate(client=CurveKeys.from_bytes(world.bcast_bytes(first)))
         names = {str(rank) for rank in others}
         decoder = Decoder(ANY_MESSAGE, MESSAGE_BYTES)
-        bind = tcp_endpoint(
-            reachable_address([world.hostnames[rank] for rank in sorted(others)], address), "*"
-        )
+        away = [world.hostnames[rank] for rank in others if world.node_of[rank] != world.node_of[world.rank]]
+        bind = tcp_endpoint(reachable_address(away, address) if away else "127.0.0.1", "*")
         self._hub = Hub([bind], decoder, curve, may_join=names.__contains__)
         mine = msgspec.msgpack.encode([self._hub.endpoints[0], curve.server_public])
         cards = [msgspec.msgpack.decode(card, type=tuple[str, str]) for card in world.allgather_bytes(mine)]
@@ -168,6 +154,10 @@ class Courier:
     def start(self, job: Job) -> None:
         """Begin a job of at most MAX_RANGES ranges; its end is told through `ended`."""
         self._tell(lambda: self._ask(job, time.monotonic()))
+
+    def cancel(self, job: Job) -> None:
+        """Give up a job of this courier; does nothing when it has ended."""
+        self._tell(lambda: self._give_up(job))
 
     def mark_lost(self, rank: int, reason: str) -> None:
         """Fail what is under way with this rank, and what is asked for later."""
@@ -213,7 +203,7 @@ class Courier:
         """Closing: the last bytes that others have asked for are still sent, for a little while."""
         self._closed_s = self._closed_s or now
         serving = any(exchange.job is None for exchange in self._exchanges.values())
-        return serving and now - self._closed_s < LINGER_S
+        return bool(serving or self._commands) and now - self._closed_s < LINGER_S
 
     def _patience(self, now: float) -> float:
         if not self._exchanges:
@@ -232,11 +222,14 @@ class Courier:
                 if key in self._exchanges:
                     self._advance(key, exchange, now)
         for key, exchange in list(self._exchanges.items()):
-            if now - exchange.touched_s > self._stall_s and key in self._exchanges:
-                self._fail(key, TransferTimeout(self._stalled(exchange), exchange.rank), retry=True)
+            if now - exchange.touched_s > self._stall_s and exchange.error is None:
+                self._fail(key, TransferTimeout(self._stalled(exchange), exchange.rank))
 
     def _advance(self, key: Key, exchange: Exchange, now: float) -> None:
         stream = exchange.stream
+        if exchange.error is not None:
+            self._let_go(key, exchange, now)
+            return
         if stream is None:
             return
         try:
@@ -252,15 +245,15 @@ class Courier:
             if exchange.receiving:
                 self._send(exchange.rank, Done(exchange.number, mine=exchange.job is not None))
             if exchange.job is not None:
-                self._ended(exchange.job, None)
+                self._ended(exchange.job, None, True)
+            elif exchange.loan is not None:
+                self._lent.give_back(exchange.loan, True)
 
     def _on_mpi_error(self, key: Key, rank: int, error: Any) -> None:
         if error.Get_error_class() == getattr(self._world.mpi, "ERR_PROC_FAILED", None):
             self._lose(rank, "MPI reports that its process failed")
         else:
-            self._fail(
-                key, TransferError(f"MPI with rank {rank}: {error.Get_error_string()}", rank), retry=True
-            )
+            self._fail(key, TransferError(f"MPI with rank {rank}: {error.Get_error_string()}", rank))
 
     def _stalled(self, exchange: Exchange) -> str:
         return f"{exchange.op} with rank {exchange.rank}: nothing moved for {self._stall_s:g} s"
@@ -269,12 +262,13 @@ class Courier:
 
     def _ask(self, job: Job, now: float) -> None:
         if job.rank in self._lost:
-            self._ended(job, PeerLost(job.rank, self._lost[job.rank]))
+            self._ended(job, PeerLost(job.rank, self._lost[job.rank]), False)
+            return
+        if job.cancelled:
+            self._ended(job, TransferCancelled("the batch was cancelled", job.rank), True)
             return
         self._number += 1
         number = self._number
-        job.tries += 1
-        job.started_s = job.started_s or now
         exchange = Exchange(job.op, job.rank, number, now, None, job)
         key = (True, job.rank, number)
         self._exchanges[key] = exchange
@@ -283,34 +277,68 @@ class Courier:
         if job.op == "read":
             exchange.stream = self._stream(exchange, job.views)
             self._advance(key, exchange, now)  # the receives are there before the bytes
-            self._send(job.rank, ReadRequest(number, job.offsets, lengths))
+            self._send(job.rank, ReadRequest(number, job.segment, job.offsets, lengths))
         else:
-            self._send(job.rank, WriteRequest(number, job.offsets, lengths))
+            self._send(job.rank, WriteRequest(number, job.segment, job.offsets, lengths))
 
     def _stream(self, exchange: Exchange, views: list[np.ndarray]) -> Stream:
         """Numbers are chosen by both sides: the lowest bit of a tag keeps reads and writes apart."""
         tag = 2 * (exchange.number % (self._tags - 1)) + (exchange.op == "write")
         return Stream(self._comm, exchange.rank, tag, views, sending=not exchange.receiving)
 
-    def _fail(self, key: Key, error: TransferError, retry: bool) -> None:
-        """An exchange has failed: let go of it, and try its job again or report it."""
-        exchange = self._exchanges.pop(key)
-        if exchange.stream is not None:
-            self._kept += exchange.stream.abandon()
-        job = exchange.job
-        if job is None:
+    def _fail(self, key: Key, error: TransferError, told: bool = False) -> None:
+        """An exchange has failed; told: the other side knows, and touches nothing any more."""
+        exchange = self._exchanges[key]
+        if exchange.error is not None:
             return
-        if exchange.rank not in self._lost:
+        exchange.error, exchange.touched_s = error, time.monotonic()
+        if exchange.stream is not None:
+            exchange.kept = exchange.stream.abandon()
+        if exchange.job is not None and not told and exchange.rank not in self._lost:
             self._send(exchange.rank, Cancel(exchange.number))
-        if retry and job.tries < TRIES:
-            self._ask(job, time.monotonic())
-        else:
-            self._ended(job, error)
+            exchange.unconfirmed = exchange.op == "write"
+        self._let_go(key, exchange, exchange.touched_s)
+
+    def _let_go(self, key: Key, exchange: Exchange, now: float) -> None:
+        """End a failed exchange once none of its bytes can land any more, on either side: until then its
+        buffers are in use, and a second try could be overtaken by the first."""
+        exchange.kept = [entry for entry in exchange.kept if not self._is_over(entry[0])]
+        safe = not exchange.unconfirmed and not (exchange.receiving and exchange.kept)
+        if not safe and exchange.rank not in self._lost and now - exchange.touched_s < self._stall_s:
+            return
+        del self._exchanges[key]
+        self._kept += exchange.kept
+        if exchange.job is not None:
+            assert exchange.error is not None
+            self._ended(exchange.job, exchange.error, safe)
+        elif exchange.loan is not None:
+            self._lent.give_back(exchange.loan, False)
+            if exchange.rank not in self._lost:
+                self._send(exchange.rank, Cancelled(exchange.number))
+
+    def _is_over(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._world.mpi.Exception:
+            return True
+
+    def _give_up(self, job: Job) -> None:
+        for key, exchange in list(self._exchanges.items()):
+            if exchange.job is job:
+                self._fail(key, TransferCancelled("the batch was cancelled", job.rank))
+
+    def _cut(self, key: Key) -> None:
+        """The segment of an exchange that is served is withdrawn."""
+        if key in self._exchanges:
+            self._send(key[1], Refuse(key[2], "the segment was withdrawn"))
+            self._fail(key, TransferError("the segment was withdrawn", key[1]))
 
     def _lose(self, rank: int, reason: str) -> None:
         self._lost.setdefault(rank, reason)
         for key in [key for key in self._exchanges if key[1] == rank]:
-            self._fail(key, PeerLost(rank, self._lost[rank]), retry=False)
+            self._fail(key, PeerLost(rank, self._lost[rank]), told=True)
+            if key in self._exchanges:  # it had failed before, and waited for this rank
+                self._let_go(key, self._exchanges[key], time.monotonic())
 
     # ------------------------------------------------------------------ the side that serves
 
@@ -323,55 +351,55 @@ class Courier:
         ours = not message.mine if isinstance(message, Done) else not isinstance(message, Cancel)
         key = (ours, peer, message.number)
         exchange = self._exchanges.get(key)
-        if exchange is None:
-            return  # it was given up
+        if exchange is None:  # it was given up, or has ended
+            if isinstance(message, Cancel):
+                self._send(peer, Cancelled(message.number))
+            return
         exchange.touched_s = now
         if isinstance(message, Accept) and exchange.job is not None and exchange.stream is None:
             exchange.stream = self._stream(exchange, exchange.job.views)
         elif isinstance(message, Done):
             exchange.confirmed = True
         elif isinstance(message, Refuse):
-            self._fail(key, TransferRefused(f"rank {peer} refused: {message.reason}", peer), retry=False)
+            reason = f"rank {peer} refused: {message.reason}"
+            self._fail(key, TransferRefused(reason, peer), told=exchange.stream is None)
+        elif isinstance(message, Cancelled):
+            exchange.unconfirmed = False
         elif isinstance(message, Cancel):
-            self._fail(key, TransferError("cancelled", peer), retry=False)
+            self._fail(key, TransferError("cancelled", peer))
 
     def _serve(self, peer: int, request: Request, now: float) -> None:
-        reason = self._objection(request)
-        if reason:
-            self._send(peer, Refuse(request.number, reason))
-            return
         op = "read" if isinstance(request, ReadRequest) else "write"
-        exchange = Exchange(op, peer, request.number, now, None)
-        ranges = zip(request.offsets, request.lengths, strict=True)
-        exchange.stream = self._stream(exchange, [self._segment[at : at + size] for at, size in ranges])
         key = (False, peer, request.number)
+
+        def cut() -> None:
+            self._tell(lambda: self._cut(key))
+
+        try:
+            loan = self._lent.borrow(
+                request.segment, request.offsets, request.lengths, op == "read", MAX_RANGES, cut
+            )
+        except TransferRefused as refusal:
+            self._send(peer, Refuse(request.number, str(refusal)))
+            return
+        exchange = Exchange(op, peer, request.number, now, None, loan=loan)
+        exchange.stream = self._stream(exchange, loan.views)
         self._exchanges[key] = exchange
-        self.served_bytes["read" if op == "read" else "written"] += sum(request.lengths)
         if op == "write":
             self._send(peer, Accept(request.number))
         self._advance(key, exchange, now)
-
-    def _objection(self, request: Request) -> str:
-        """Why this request is refused; "" when it is not."""
-        if len(request.offsets) != len(request.lengths) or len(request.offsets) > MAX_RANGES:
-            return f"{len(request.offsets)} offsets, {len(request.lengths)} lengths, at most {MAX_RANGES}"
-        size = self._segment.nbytes
-        for offset, length in zip(request.offsets, request.lengths, strict=True):
-            if offset < 0 or length < 0 or offset + length > size:
-                return f"range {offset}+{length} is outside the {size} bytes of rank {self._world.rank}"
-        return ""
 
     def _send(self, rank: int, message: msgspec.Struct) -> None:
         """A message that cannot be queued is as good as lost: the time limit finds it."""
         self._spokes[rank].send(message)
 
     def _shut(self) -> None:
-        for key in list(self._exchanges):
-            self._fail(key, EngineClosed("the engine was closed", key[1]), retry=False)
         while self._commands:
             self._commands.popleft()()
         for key in list(self._exchanges):
-            self._fail(key, EngineClosed("the engine was closed", key[1]), retry=False)
+            self._fail(key, EngineClosed("the engine was closed", key[1]))
+            if (exchange := self._exchanges.get(key)) is not None:
+                self._let_go(key, exchange, exchange.touched_s + self._stall_s)
         for spoke in self._spokes.values():
             spoke.close()
         self._hub.close()

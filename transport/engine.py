@@ -1,115 +1,159 @@
 """TransferEngine: moves ranges of bytes between local buffers and the segments of other ranks.
 
-Used by `store` and by the roles. On one node a window is memory and a transfer a copy; between nodes
-`courier` moves the bytes with two-sided MPI. Knows nothing of what the bytes mean.
-Explained in docs/explain/transport.md.
+Used by `store` and by the roles. On one node a window is memory and a transfer a copy; between nodes the
+bytes take the path that was measured to be the fastest (`links`), and another when that fails.
+Knows nothing of what the bytes mean. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
 
-import queue
+import itertools
+import os
 import threading
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transport.batch import Batch, Transfer, byte_view
+from transport.batch import Batch, Copy, Transfer, byte_view
+from transport.copier import INLINE_BYTES, Copier
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
+from transport.jobs import Job, jobs_of
+from transport.lent import LentBuffers
+from transport.links import Link
+from transport.remote import MESSAGE_PATHS, Load, PathCounters, Remote
 from transport.segments import Segments
 
 if TYPE_CHECKING:
-    from transport.courier import Courier, Job
     from transport.world import World
 
-__all__ = ["Batch", "Transfer", "TransferEngine"]
+__all__ = ["Batch", "Link", "Load", "Transfer", "TransferEngine"]
 
-INLINE_BYTES = 1 * 2**20
-"""Copies of a batch up to this are done inside submit(): 40 us of memory copy, as long as it takes to
-wake another thread."""
+PATHS = ("shared", *MESSAGE_PATHS)
+"""Memory of the same node; the others are messages."""
 
-PIECE_BYTES = 2 * 2**20
-"""Longer copies are cut, so that the worker and whoever waits can share them."""
-
-
-Remote = dict[tuple[int, str], list[tuple[int, np.ndarray]]]
-"""(rank, op) -> (index in the batch, local bytes) of each transfer with another node."""
-
-
-@dataclass(slots=True)
-class PathCounters:
-    """What went over one path.
-
-    transfers   ranges moved; on the shared path a long one counts once per PIECE_BYTES
-    seconds     copying (shared), or from request to end (two_sided)
-    """
-
-    bytes_read: int = 0
-    bytes_written: int = 0
-    transfers: int = 0
-    failed: int = 0
-    seconds: float = 0.0
+FORCED = "MOONCAKE_LITE_TRANSFER_PATH"
+"""Environment variable: the one path to all other ranks, whatever is fastest."""
 
 
 class TransferEngine:
-    """The transfers of one rank, and its segment.
+    """The transfers of one rank, and its segments.
 
     world           all ranks; each makes its engine at the same time (collective)
-    segment_bytes   of the own segment, which may be 0; it begins zeroed
+    segment_bytes   of segment 0, which may be 0; it begins zeroed
     stall_s         between nodes: a transfer in which nothing moves for this long is tried once more,
-                    then reported as TransferTimeout
+                    over another path where there is one, then reported as TransferTimeout
     address         of this host, as other nodes reach it; found out when empty
+    path            one of PATHS for all other ranks; else the environment's FORCED; else what is fastest
 
-    submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit.
+    submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit,
+    BadTransfer for an unknown path.
     """
 
-    def __init__(self, world: World, segment_bytes: int, *, stall_s: float = 5.0, address: str = ""):
+    def __init__(
+        self, world: World, segment_bytes: int, *, stall_s: float = 5.0, address: str = "", path: str = ""
+    ):
+        path = path or os.environ.get(FORCED, "")
+        if path and path not in PATHS:
+            raise BadTransfer(f"path {path!r} is unknown; use one of {', '.join(PATHS)}")
+        if path == "shared" and not world.one_node:
+            raise BadTransfer("path 'shared' cannot reach the ranks of other nodes")
         self._world = world
         self._segments = Segments(world, segment_bytes)
+        self._size, self._sizes = world.size, self._segments.sizes
         self._lock = threading.Lock()
-        self._counters = {"shared": PathCounters(), "two_sided": PathCounters()}
-        self._lost: dict[int, str] = {}
+        self._shared = PathCounters()
         self._closed = False
-        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._worker = threading.Thread(target=self._work, name="copier", daemon=True)
-        self._worker.start()
-        self._courier: Courier | None = None
-        if not world.one_node:
-            from transport.courier import Courier
+        self._numbers = itertools.count(1)
+        self._copier = Copier(self._copied)
+        self._lent = LentBuffers()
+        self._lent.expose(0, self._segments.local)
+        # Memory that this process reaches by itself: of all ranks of the node, unless a path is forced.
+        self._near = self._segments.views if path in ("", "shared") else {world.rank: self._segments.local}
+        self._remote = Remote(world, self._lent, self._near, path, stall_s, address)
 
-            self._courier = Courier(world, self._segments.local, stall_s, address, self._end_job)
+    # ------------------------------------------------------------------ what is where
 
     @property
     def local(self) -> np.ndarray:
-        """(segment_bytes,) uint8: the own segment."""
+        """(segment_bytes,) uint8: the own segment 0."""
         return self._segments.local
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each rank's segment."""
+        """Bytes of each rank's segment 0."""
         return self._segments.sizes
+
+    def register(self, buffer: Any, *, writable: bool = True) -> int:
+        """Make a buffer of this process a segment of its own, and return its number, to be told to others.
+
+        For memory that lives long: others reach it by messages, never as shared memory. It is kept alive, and
+        Python refuses to resize it, until unregister(). Raises BadTransfer when it cannot be used, or is
+        registered already.
+        """
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+        number = next(self._numbers)
+        self._lent.expose(number, buffer, writable=writable, once=True)
+        return number
+
+    def unregister(self, segment: int, timeout_s: float = 5.0) -> None:
+        """Take a buffer back. Waits until no transfer of others touches it; longer ones are cut off.
+
+        Raises BadTransfer when there is no such segment, or it is segment 0.
+        """
+        if segment == 0:
+            raise BadTransfer("segment 0 stays as long as the engine")
+        self._lent.withdraw(segment, timeout_s)
+
+    def ways_to(self, rank: int, nbytes: int = 2**20) -> list[str]:
+        """The paths that a transfer of so many bytes with segment 0 of this rank may take: the preferred one,
+        then the one of a second try."""
+        return ["shared"] if rank in self._near else self._remote.ways(rank, nbytes)
+
+    def path_to(self, rank: int, nbytes: int = 2**20) -> str:
+        """The first of ways_to()."""
+        return self.ways_to(rank, nbytes)[0]
+
+    def links_to(self, rank: int) -> list[Link]:
+        """What was measured of the paths to this rank's node at the start, the fastest for 1 MiB first."""
+        return self._remote.links_to(rank, 2**20)
+
+    # ------------------------------------------------------------------ what goes on
 
     @property
     def counters(self) -> dict[str, dict[str, float]]:
-        """PathCounters by path, "shared" and "two_sided", as plain values."""
+        """PathCounters by path, as plain values; paths that are not there are left out."""
         with self._lock:
-            return {path: asdict(counters) for path, counters in self._counters.items()}
+            shared = self._shared.as_dict()
+        return {"shared": shared, **self._remote.counters}
 
     @property
     def control_counters(self) -> dict[str, int]:
-        """channel.Counters of the requests between nodes; empty on one node."""
-        return self._courier.control() if self._courier is not None else {}
+        """channel.Counters of the requests of two-sided transfers; empty where there are none."""
+        return self._remote.control()
+
+    @property
+    def socket_counters(self) -> dict[str, int]:
+        """sockets_server.ServerCounters: connections, strangers, what was refused and dropped."""
+        return self._remote.sockets.server.counters
 
     @property
     def served_bytes(self) -> dict[str, int]:
-        """Bytes of the own segment that ranks of other nodes have asked for: "read" and "written"."""
-        return dict(self._courier.served_bytes) if self._courier is not None else {"read": 0, "written": 0}
+        """Bytes of own segments that others have been given over messages: "read" and "written"."""
+        return self._lent.served
 
-    def path_to(self, rank: int) -> str:
-        """ "shared" for a rank of this node, else "two_sided"."""
-        return "shared" if rank in self._segments.views else "two_sided"
+    @property
+    def serving_bytes(self) -> int:
+        """Bytes that others have asked this rank for, over messages, and that are not there yet."""
+        return self._lent.queued_bytes
+
+    def load(self, rank: int) -> Load:
+        """How busy the way to a rank is. Costs a few microseconds; raises BadTransfer for an unknown rank."""
+        self._check_rank(rank)
+        return self._remote.load(rank, self.path_to(rank))
+
+    # ------------------------------------------------------------------ transfers
 
     def submit(self, transfers: Sequence[Transfer]) -> Batch:
         """Start these transfers and return at once (after copying, when they are few and local).
@@ -119,20 +163,28 @@ class TransferEngine:
         """
         if self._closed:
             raise EngineClosed("the engine is closed")
-        batch = Batch(transfers, self._copy_all)
-        remote: Remote = {}
+        batch = Batch(transfers, self._copier.copy_all, self._cancel)
+        remote: dict[tuple[int, str, int], list[tuple[int, np.ndarray]]] = {}
         lost: dict[int, TransferError] = {}
-        total = 0
+        gone, total = self._remote.lost, 0
+        copies: list[Copy] = []
         for index, transfer in enumerate(transfers):
+            rank, offset, nbytes = transfer.rank, transfer.offset, transfer.nbytes
             view = self._checked(transfer)
-            if transfer.rank in self._lost:
-                lost[index] = PeerLost(transfer.rank, self._lost[transfer.rank])
-            elif transfer.rank in self._segments.views:
-                self._plan_copy(batch, transfer, view)
-                total += transfer.nbytes
+            memory = self._near.get(rank) if transfer.segment == 0 else self._other_memory(transfer)
+            if gone and rank in gone:
+                lost[index] = PeerLost(rank, gone[rank])
+            elif memory is not None:
+                there = memory[offset : offset + nbytes]
+                is_read = transfer.op == "read"
+                copies.append((view, there, True, index) if is_read else (there, view, False, index))
+                total += nbytes
             else:
-                remote.setdefault((transfer.rank, transfer.op), []).append((index, view))
-        self._start(batch, remote, lost, total)
+                remote.setdefault((rank, transfer.op, transfer.segment), []).append((index, view))
+        if not remote and not lost and total <= INLINE_BYTES:
+            self._copier.copy_now(copies)
+            return batch
+        self._start(batch, copies, jobs_of(batch, remote), lost)
         return batch
 
     def mark_lost(self, rank: int, reason: str) -> None:
@@ -140,9 +192,7 @@ class TransferEngine:
 
         Any thread may call this, also twice.
         """
-        self._lost.setdefault(rank, reason)
-        if self._courier is not None:
-            self._courier.mark_lost(rank, reason)
+        self._remote.mark_lost(rank, reason)
 
     def close(self) -> None:
         """End the threads: copies on this node are finished, what is under way between nodes fails with
@@ -151,56 +201,31 @@ class TransferEngine:
             closed, self._closed = self._closed, True
         if closed:
             return
-        self._queue.put(None)
-        self._worker.join(timeout=5)
-        if self._courier is not None:
-            self._courier.close()
+        self._copier.close()
+        self._remote.close()
 
-    def _checked(self, transfer: Transfer) -> np.ndarray:
-        """The local bytes of a transfer that can work. Raises BadTransfer."""
-        rank, offset, nbytes = transfer.rank, transfer.offset, transfer.nbytes
-        if transfer.op not in ("read", "write"):
-            raise BadTransfer(f"op {transfer.op!r}: use read or write", rank)
-        if not 0 <= rank < self._world.size:
-            raise BadTransfer(f"rank {rank}: there are ranks 0 to {self._world.size - 1}", rank)
-        if transfer.segment != 0:
-            raise BadTransfer(f"segment {transfer.segment} of rank {rank}: each has only segment 0", rank)
-        self._check_range(rank, offset, nbytes)
-        if isinstance(transfer.local, tuple):
-            segment, start = transfer.local
-            if segment != 0:
-                raise BadTransfer(f"local segment {segment}: each rank has segment 0 alone", rank)
-            self._check_range(self._world.rank, start, nbytes)
-            return self._segments.local[start : start + nbytes]
-        return byte_view(transfer.local, nbytes, writable=transfer.op == "read")
+    def check(self) -> None:
+        """Raise AssertionError when what is counted contradicts what is under way."""
+        self._lent.check()
+        self._remote.check()
 
-    def _check_range(self, rank: int, offset: int, nbytes: int) -> None:
-        size = self._segments.sizes[rank]
-        if offset < 0 or nbytes < 0 or offset + nbytes > size:
-            raise BadTransfer(f"range {offset}+{nbytes} is outside the {size} bytes of rank {rank}", rank)
+    def _cancel(self, batch: Batch) -> None:
+        self._copier.cancel(batch)
+        self._remote.cancel(batch)
 
-    def _plan_copy(self, batch: Batch, transfer: Transfer, view: np.ndarray) -> None:
-        """Add the copies of a transfer on this node to the batch, long ones cut into pieces."""
-        offset, nbytes = transfer.offset, transfer.nbytes
-        there = self._segments.views[transfer.rank][offset : offset + nbytes]
-        is_read = transfer.op == "read"
-        target, source = (view, there) if is_read else (there, view)
-        if nbytes <= PIECE_BYTES:
-            batch.copies.append((target, source, is_read))
-            return
-        for start in range(0, nbytes, PIECE_BYTES):
-            end = start + PIECE_BYTES
-            batch.copies.append((target[start:end], source[start:end], is_read))
+    def _copied(self, read: int, written: int, count: int, seconds: float) -> None:
+        with self._lock:
+            shared = self._shared
+            shared.bytes_read += read
+            shared.bytes_written += written
+            shared.transfers += count
+            shared.seconds += seconds
 
     def _start(
-        self,
-        batch: Batch,
-        remote: Remote,
-        lost: dict[int, TransferError],
-        shared_bytes: int,
+        self, batch: Batch, copies: list[Copy], jobs: list[Job], lost: dict[int, TransferError]
     ) -> None:
         """Hand the parts of a planned batch to those who do them."""
-        jobs = _jobs(batch, remote)
+        self._copier.plan(batch, copies)
         batch.add_parts(len(batch.copies) + len(jobs) + (1 if lost else 0))
         if lost:
             batch.end_parts(1, lost)
@@ -208,73 +233,46 @@ class TransferEngine:
             if self._closed:
                 raise EngineClosed("the engine is closed")
             for job in jobs:
-                assert self._courier is not None
-                self._courier.start(job)
-            if shared_bytes > INLINE_BYTES:
-                self._queue.put(batch)
-                return
-        self._copy_all(batch)
+                self._remote.start(job)
+            if copies:
+                self._copier.queue(batch)
 
-    def _end_job(self, job: Job, error: TransferError | None) -> None:
-        """Called by the courier with each job that has ended."""
-        with self._lock:
-            counters = self._counters["two_sided"]
-            counters.seconds += time.monotonic() - job.started_s if job.started_s else 0.0
-            if error is not None:
-                counters.failed += len(job.indices)
-            else:
-                counters.transfers += len(job.indices)
-                if job.op == "read":
-                    counters.bytes_read += job.nbytes
-                else:
-                    counters.bytes_written += job.nbytes
-        if isinstance(error, PeerLost):
-            self._lost.setdefault(job.rank, error.reason)
-        job.batch.end_parts(1, None if error is None else dict.fromkeys(job.indices, error))
+    def _other_memory(self, transfer: Transfer) -> np.ndarray | None:
+        """A registered segment, where it is one of this rank; None where it is reached by messages."""
+        return self._lent.view(transfer.segment) if transfer.rank == self._world.rank else None
 
-    def _work(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            self._copy_all(batch)
+    def _checked(self, transfer: Transfer) -> np.ndarray:
+        """The local bytes of a transfer that can work. Raises BadTransfer."""
+        rank, segment, offset, nbytes = transfer.rank, transfer.segment, transfer.offset, transfer.nbytes
+        op, local = transfer.op, transfer.local
+        if op != "read" and op != "write":
+            raise BadTransfer(f"op {op!r}: use read or write", rank)
+        if not 0 <= rank < self._size:
+            self._check_rank(rank)
+        if segment == 0:
+            if not 0 <= offset <= offset + nbytes <= self._sizes[rank]:
+                self._check_range(rank, self._sizes[rank], offset, nbytes)
+        elif rank == self._world.rank:
+            self._check_range(rank, self._own(segment).nbytes, offset, nbytes)
+        elif segment < 0 or offset < 0 or nbytes < 0:  # the rest is known to the other rank alone
+            raise BadTransfer(f"segment {segment}, range {offset}+{nbytes}: negative", rank)
+        if not isinstance(local, tuple):
+            return byte_view(local, nbytes, op == "read")
+        number, start = local
+        view = self._own(number)
+        self._check_range(self._world.rank, view.nbytes, start, nbytes)
+        return byte_view(view[start : start + nbytes], nbytes, op == "read")
 
-    def _copy_all(self, batch: Batch) -> None:
-        """Do copies of a batch until none is left; several threads may do so at once."""
-        count = read = written = 0
-        start = time.perf_counter()
-        while True:
-            try:
-                target, source, is_read = batch.copies.popleft()
-            except IndexError:
-                break
-            np.copyto(target, source)  # releases the GIL
-            count += 1
-            if is_read:
-                read += target.nbytes
-            else:
-                written += target.nbytes
-        if count == 0:
-            return
-        with self._lock:
-            shared = self._counters["shared"]
-            shared.bytes_read += read
-            shared.bytes_written += written
-            shared.transfers += count
-            shared.seconds += time.perf_counter() - start
-        batch.end_parts(count)
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._world.size:
+            raise BadTransfer(f"rank {rank}: there are ranks 0 to {self._world.size - 1}", rank)
 
+    def _own(self, segment: int) -> np.ndarray:
+        view = self._lent.view(segment)
+        if view is None:
+            raise BadTransfer(f"segment {segment} of rank {self._world.rank} is not there", self._world.rank)
+        return view
 
-def _jobs(batch: Batch, remote: Remote) -> list[Job]:
-    """What the courier shall do for this batch: a job per rank and direction, of bounded length."""
-    if not remote:
-        return []
-    from transport.courier import Job
-    from transport.requests import MAX_RANGES
-
-    jobs = []
-    for (rank, op), entries in remote.items():
-        for first in range(0, len(entries), MAX_RANGES):
-            some = entries[first : first + MAX_RANGES]
-            indices = [index for index, _ in some]
-            views = [view for _, view in some]
-            offsets = [batch.transfers[index].offset for index in indices]
-            jobs.append(Job(op, rank, batch, indices, views, offsets))
-    return jobs
+    def _check_range(self, rank: int, size: int, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > size:
+            raise BadTransfer(f"range {offset}+{nbytes} is outside the {size} bytes of rank {rank}", rank)

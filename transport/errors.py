@@ -10,6 +10,7 @@ TransportError
     TransferRefused      the other side said no
     PeerLost             the other rank or process is dead
     TransferTimeout      no progress for the time allowed, or wait() ran out of its own
+    TransferCancelled    the caller has cancelled its batch
     EngineClosed         the engine was closed first
 """
 
@@ -53,17 +54,25 @@ class TransferRefused(TransferError):
 
 
 class PeerLost(TransferError):
-    """The other side is dead, for this reason: a rank, or a process known by its address."""
+    """The other side is dead, for this reason: a rank, or a process known by its address.
+
+    nobody_listens  its host answers, and no process has its port: it is not the network that is broken
+    """
 
     def __init__(self, peer: int | str, reason: str):
         is_rank = isinstance(peer, int)
         super().__init__(f"rank {peer} is lost: {reason}" if is_rank else f"{peer} is lost: {reason}")
         self.rank = int(peer) if is_rank else -1
         self.reason = reason
+        self.nobody_listens = False
 
 
 class TransferTimeout(TransferError, TimeoutError):
     """A limit in time ran out."""
+
+
+class TransferCancelled(TransferError):
+    """The batch was cancelled before this transfer had ended."""
 
 
 class EngineClosed(TransferError):

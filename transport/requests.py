@@ -7,7 +7,8 @@ Explained in docs/explain/transport.md.
             A -> B  ReadRequest                 A -> B  WriteRequest
             B => A  bytes (MPI)                 B: post receives;  B -> A  Accept
             A -> B  Done                        A => B  bytes (MPI);  B -> A  Done
-    B answers Refuse to what it will not do; A sends Cancel when it gives up.
+    B answers Refuse to what it will not do; A sends Cancel when it gives up, and B Cancelled when nothing of
+    it can land any more.
     Done is awaited also by the sender of a read: MPI may still hold bytes that it has taken over,
     and they only leave while someone calls it.
 """
@@ -16,25 +17,24 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_RANGES = 4096
-"""Ranges of one request; more become several requests."""
-
 MESSAGE_BYTES = 128 * 1024
-"""Largest message: MAX_RANGES offsets and lengths of 9 bytes each, and room."""
+"""Largest message: jobs.MAX_RANGES offsets and lengths of 9 bytes each, and room."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Send me these ranges of your segment, with the tag that belongs to `number`."""
+    """Send me these ranges of a segment of yours, with the tag that belongs to `number`."""
 
     number: int
+    segment: int
     offsets: list[int]
     lengths: list[int]
 
 
 class WriteRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I want to write these ranges of your segment."""
+    """I want to write these ranges of a segment of yours."""
 
     number: int
+    segment: int
     offsets: list[int]
     lengths: list[int]
 
@@ -65,5 +65,11 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
+class Cancelled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing of the request that you have given up will be read or written here any more."""
+
+    number: int
+
+
 Request = ReadRequest | WriteRequest
-ANY_MESSAGE = ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel
+ANY_MESSAGE = ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel | Cancelled

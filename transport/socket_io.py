@@ -171,6 +171,7 @@ def welcome(connection: Connection, secret: bytes, deadline: float) -> bool:
     connection.receive([answer], deadline)
     theirs, proof = bytes(answer[:NONCE_BYTES]), bytes(answer[NONCE_BYTES:])
     if not hmac.compare_digest(proof, _proof(secret, b"client", theirs, mine)):
+        connection.send([bytes(PROOF_BYTES)], deadline)  # no proof: the client learns why it ends
         return False
     connection.send([_proof(secret, b"server", theirs, mine)], deadline)
     return True
@@ -179,7 +180,7 @@ def welcome(connection: Connection, secret: bytes, deadline: float) -> bool:
 def greet(connection: Connection, secret: bytes, deadline: float) -> bool:
     """The client's side of the handshake; whether the server knows the secret.
 
-    Raises PeerLost when it ends the connection: it does so when the secrets differ.
+    Raises PeerLost when it ends the connection.
     """
     theirs = bytearray(NONCE_BYTES)
     connection.receive([theirs], deadline)

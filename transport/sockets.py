@@ -66,7 +66,11 @@ class BytesClient:
         self._opening = 0
         self._changed = threading.Condition()
         self._closed = False
-        with self._connection(time.monotonic() + timeout_s):
+        self.connect()
+
+    def connect(self) -> None:
+        """See that the server is there: opens a connection unless one is idle. Raises as the constructor."""
+        with self._connection(time.monotonic() + self._timeout_s):
             pass
 
     @property
@@ -197,20 +201,17 @@ class BytesClient:
             left_s = max(0.001, deadline - time.monotonic())
             connection = Connection(socket.create_connection(self.address, left_s), self.name)
         except (OSError, OverflowError) as error:
-            raise PeerLost(self.name, f"cannot connect: {error}") from None
+            lost = PeerLost(self.name, f"cannot connect: {error}")
+            lost.nobody_listens = isinstance(error, ConnectionRefusedError)
+            raise lost from None
         try:
             known = greet(connection, self._secret, deadline)
-        except PeerLost as error:
-            connection.close()
-            raise TransferRefused(
-                f"{self.name} ended the handshake; is its secret another? ({error})"
-            ) from None
-        except TransferTimeout:
+        except TransferError:
             connection.close()
             raise
         if not known:
             connection.close()
-            raise TransferRefused(f"{self.name} does not know the secret")
+            raise TransferRefused(f"{self.name} does not have the same secret")
         return connection
 
 

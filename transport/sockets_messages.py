@@ -5,7 +5,7 @@ Explained in docs/explain/transport.md.
 
     connect   server -> client  nonce             both 32 bytes
               client -> server  nonce, proof      HMAC-SHA256(secret, "client" both nonces)
-              server -> client  proof             HMAC-SHA256(secret, "server" both nonces)
+              server -> client  proof             HMAC-SHA256(secret, "server" both nonces); 0 if it had none
     read      client -> server  Read              server -> client  Coming, bytes   | Refused
     write     client -> server  Write, bytes      server -> client  Done            | Refused
     write of more than EAGER_BYTES

@@ -10,14 +10,20 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from transport.batch import byte_view
-from transport.errors import BadTransfer, ChannelError, PeerLost, TransferError, TransferTimeout, WireError
+from transport.errors import (
+    ChannelError,
+    PeerLost,
+    TransferError,
+    TransferRefused,
+    TransferTimeout,
+    WireError,
+)
+from transport.lent import LentBuffers
 from transport.socket_io import Connection, check_secret, welcome
 from transport.sockets_messages import (
     EAGER_BYTES,
@@ -30,7 +36,6 @@ from transport.sockets_messages import (
     Read,
     Refused,
     Request,
-    Write,
 )
 from transport.wire import Decoder
 
@@ -42,6 +47,12 @@ STALL_S = 30.0
 
 IDLE_S = 3600.0
 """A connection without a request is closed then; the client opens another when it needs one."""
+
+SLOWEST_BYTES_PER_S = 10e6
+"""A transfer has STALL_S, and the time its bytes take at this rate."""
+
+LINGER_S = 0.5
+"""How long close() waits for the transfers of others."""
 
 MAX_CONNECTIONS = 256
 """Of one server; more are closed at once and counted as refused."""
@@ -70,25 +81,21 @@ class ServerCounters:
     dropped: int = 0
 
 
-@dataclass(slots=True)
-class _Exposed:
-    view: np.ndarray
-    writable: bool
-    users: list[Connection] = field(default_factory=list)
-
-
 class BytesServer:
     """Lends buffers of this process to whoever knows `secret`; a thread per connection.
 
     host, port  to listen at; port 0 takes a free one, .address has the real one
+    lent        the buffers, when others lend them too; its own otherwise
 
     Raises ChannelError when it cannot listen there.
     """
 
-    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0):
+    def __init__(
+        self, secret: bytes, host: str = "127.0.0.1", port: int = 0, *, lent: LentBuffers | None = None
+    ):
         check_secret(secret)
         self._secret = secret
-        self._segments: dict[int, _Exposed] = {}
+        self._lent = lent if lent is not None else LentBuffers()
         self._connections: set[Connection] = set()
         self._changed = threading.Condition()
         self._counters = ServerCounters()
@@ -109,6 +116,7 @@ class BytesServer:
     def counters(self) -> dict[str, int]:
         """ServerCounters as plain values."""
         with self._changed:
+            self._counters.queued_bytes = self._lent.queued_bytes
             return asdict(self._counters)
 
     def expose(self, segment: int, buffer: Any, *, writable: bool = True) -> None:
@@ -116,37 +124,28 @@ class BytesServer:
 
         Raises BadTransfer when the number is taken or the buffer cannot be used.
         """
-        try:
-            nbytes = memoryview(buffer).nbytes
-        except TypeError:
-            raise BadTransfer(f"segment {segment}: {type(buffer).__name__} is no buffer") from None
-        view = byte_view(buffer, nbytes, writable)
-        with self._changed:
-            if segment in self._segments:
-                raise BadTransfer(f"segment {segment} is exposed already")
-            self._segments[segment] = _Exposed(view, writable)
+        self._lent.expose(segment, buffer, writable=writable)
 
     def withdraw(self, segment: int, timeout_s: float = 5.0) -> None:
         """Lend it no longer, and wait until no transfer touches it; one that goes on longer is cut off.
 
         Raises BadTransfer for an unknown number.
         """
-        with self._changed:
-            exposed = self._segments.pop(segment, None)
-            if exposed is None:
-                raise BadTransfer(f"segment {segment} is not exposed; these are: {sorted(self._segments)}")
-            if not self._changed.wait_for(lambda: not exposed.users, timeout_s):
-                for connection in exposed.users:
-                    connection.shut()
-                if not self._changed.wait_for(lambda: not exposed.users, timeout_s):
-                    raise TransferTimeout(f"segment {segment} is still in use by {len(exposed.users)}")
+        self._lent.withdraw(segment, timeout_s)
 
     def close(self) -> None:
-        """End every connection and the threads. May be called twice."""
+        """Let what is under way end, within LINGER_S; then end every connection and the threads.
+
+        May be called twice.
+        """
         with self._changed:
             if self._closed:
                 return
             self._closed = True
+        deadline = time.monotonic() + LINGER_S
+        while self._lent.queued_bytes and time.monotonic() < deadline:
+            time.sleep(0.002)
+        with self._changed:
             connections = list(self._connections)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -159,10 +158,10 @@ class BytesServer:
 
     def check(self) -> None:
         """Raise AssertionError when what is counted contradicts what is there."""
+        self._lent.check()
         with self._changed:
-            users = [user for exposed in self._segments.values() for user in exposed.users]
-            assert set(users) <= self._connections
-            assert users or self._counters.queued_bytes >= 0
+            assert len(self._connections) <= MAX_CONNECTIONS
+            assert self._counters.connections >= 0
 
     # ------------------------------------------------------------------ threads
 
@@ -214,68 +213,38 @@ class BytesServer:
         return known
 
     def _answer(self, connection: Connection, request: Request) -> None:
-        is_read = isinstance(request, Read)
         total = sum(length for length in request.lengths if length > 0)
-        with self._using(connection, request) as granted:
-            deadline = time.monotonic() + STALL_S + total / 1e7  # 10 MB/s: slower is a stall
-            if isinstance(granted, str):
-                self._count(refused=1)
-                if not is_read and total <= EAGER_BYTES:
-                    _drain(connection, total, deadline)
-                connection.send_message(Refused(granted[:REASON_CHARS]), deadline)
-            elif is_read:
-                connection.send_message(Coming(), deadline, granted)
-                self._count(requests=1, bytes_read=total)
+        deadline = time.monotonic() + STALL_S + total / SLOWEST_BYTES_PER_S
+        is_read = isinstance(request, Read)
+        try:
+            loan = self._lent.borrow(
+                request.segment, request.offsets, request.lengths, is_read, MAX_RANGES, connection.shut
+            )
+        except TransferRefused as refusal:
+            self._count(refused=1)
+            if not is_read and total <= EAGER_BYTES:
+                _drain(connection, total, deadline)
+            connection.send_message(Refused(str(refusal)[:REASON_CHARS]), deadline)
+            return
+        moved = False
+        try:
+            if is_read:
+                connection.send_message(Coming(), deadline, loan.views)
             else:
                 if total > EAGER_BYTES:
                     connection.send_message(Go(), deadline)
-                connection.receive(granted, deadline)
-                self._count(requests=1, bytes_written=total)
-                connection.send_message(Done(), deadline)
-
-    @contextlib.contextmanager
-    def _using(self, connection: Connection, request: Request) -> Iterator[list[np.ndarray] | str]:
-        """The ranges of a request, not to be withdrawn meanwhile; or why it is refused."""
-        with self._changed:
-            exposed = self._segments.get(request.segment)
-            reason = _objection(request, exposed)
-            if reason or exposed is None:
-                exposed = None
-            else:
-                exposed.users.append(connection)
-                self._counters.queued_bytes += sum(request.lengths)
-        if exposed is None:
-            yield reason
-            return
-        try:
-            ranges = zip(request.offsets, request.lengths, strict=True)
-            yield [exposed.view[offset : offset + length] for offset, length in ranges]
+                connection.receive(loan.views, deadline)
+            moved = True
         finally:
-            with self._changed:
-                exposed.users.remove(connection)
-                self._counters.queued_bytes -= sum(request.lengths)
-                self._changed.notify_all()
+            self._lent.give_back(loan, moved)
+        self._count(requests=1, **{"bytes_read" if is_read else "bytes_written": total})
+        if not is_read:
+            connection.send_message(Done(), deadline)
 
     def _count(self, **more: int) -> None:
         with self._changed:
             for name, value in more.items():
                 setattr(self._counters, name, getattr(self._counters, name) + value)
-
-
-def _objection(request: Request, exposed: _Exposed | None) -> str:
-    """Why this request is refused; "" when it is not."""
-    if exposed is None:
-        return f"segment {request.segment} is not exposed"
-    if isinstance(request, Write) and not exposed.writable:
-        return f"segment {request.segment} is read-only"
-    count = len(request.offsets)
-    if count != len(request.lengths) or count > MAX_RANGES:
-        return f"{count} offsets, {len(request.lengths)} lengths, at most {MAX_RANGES}"
-    size = exposed.view.nbytes
-    for offset, length in zip(request.offsets, request.lengths, strict=True):
-        if offset < 0 or length < 0 or offset + length > size:
-            return f"range {offset}+{length} is outside the {size} bytes of segment {request.segment}"
-    return ""
 
 
 def _drain(connection: Connection, nbytes: int, deadline: float) -> None:

@@ -145,6 +145,6 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_fo
                     member.kill()
             process.wait(5)
     assert left == []
-    texts, two_sided_bytes = json.loads(answer.stdout)
+    texts, bytes_between = json.loads(answer.stdout)
     assert texts == expected
-    assert two_sided_bytes > 46_080 * sum(map(len, prompts))
+    assert bytes_between > 46_080 * sum(map(len, prompts))

@@ -90,8 +90,8 @@ def test_a_width_below_one_step_is_summed_too() -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_two_threads_write_what_one_writes(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = made(kind, 101, 64)
-    x = np.random.default_rng(2).standard_normal((n, 64), dtype=np.float32)
+    weight = made(kind, 101, 544)
+    x = np.random.default_rng(2).standard_normal((n, 544), dtype=np.float32)
     group = Linears([weight, weight])
     monkeypatch.setattr("kernels_numba.linear_layers.region_us", lambda workers: 1e9)
     alone = group(x)
@@ -120,7 +120,7 @@ def test_a_nan_stays_in_its_row_of_x() -> None:
 
 
 def test_threads_may_call_at_once() -> None:
-    group, x = Linears([made("Q8_0", 4096, 64)]), np.ones((1, 64), np.float32)
+    group, x = Linears([made("Q8_0", 4096, 512)]), np.ones((1, 512), np.float32)
     expected, wrong = group(x)[0].copy(), []
 
     def work() -> None:

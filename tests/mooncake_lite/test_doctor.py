@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite import doctor
+from mooncake_lite import doctor, links
 from mooncake_lite.doctor import Finding, Report
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.launch.links_program import Found, Pair
 from mooncake_lite.launch.probes import try_program
+from tests.two_nodes import two_nodes
 
 GOOD: dict[str, dict[str, Any]] = {
     "torch": {"version": "2.13.0", "built_for": None, "device": None},
@@ -41,6 +46,53 @@ def test_this_machine_can_serve_and_the_doctor_leaves_no_shared_memory() -> None
     }
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if not _in_use(name)]
+
+
+@pytest.mark.cluster
+def test_links_between_and_within_two_nodes_are_measured_pair_by_pair(tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as nodes:
+        command = [*nodes.on(0), sys.executable, "-m", "mooncake_lite", "doctor", "--links", "--json"]
+        done = subprocess.run(
+            [*command, *nodes.serve_args(2, 1)], capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["hosts"] == [nodes.hosts[0], nodes.hosts[0], nodes.hosts[1]]
+    assert found["nodes"] == [0, 0, 1]
+    pairs = {(pair["reader"], pair["source"]): pair for pair in found["pairs"]}
+    assert len(pairs) == 6
+    assert all(pair["gb_per_s"] > 0.01 and 0 < pair["latency_us"] < 1e5 for pair in pairs.values())
+    near = pairs[0, 1]
+    assert (near["path"], near["secondary"], near["links"]) == ("shared", "", [])
+    away = pairs[2, 0]
+    assert sorted((away["path"], away["secondary"])) == ["sockets", "two_sided"]
+    assert sorted(link["path"] for link in away["links"]) == ["sockets", "two_sided"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--links --ranks 1", "--ranks 1: a link needs two ends; use 2 to 64"),
+        ("--links --hosts a:x", "is not HOST or HOST:SLOTS"),
+        ("--links --hosts a:2 --ranks 3", "--hosts a:2 has 2 slots"),
+        ('--links --mpi-arg "\'"', "No closing quotation"),
+        ("--ranks 2", "belong to --links"),
+    ],
+)
+def test_a_wish_for_links_that_cannot_be_is_refused_before_anything_starts(flags: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        doctor.doctor.main(shlex.split(flags), standalone_mode=False)
+
+
+@pytest.mark.quick
+def test_the_matrix_names_figures_and_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    good = Pair(0, 1, "sockets", "two_sided", 81.0, 2.345, [])
+    bad = Pair(1, 0, "sockets", "two_sided", 0.0, 0.0, [], "rank 0 is lost")
+    links.show(Found(["a", "b", "c"], [0, 1, 2], [good, bad]))
+    shown = capsys.readouterr().out
+    for part in ("2.35 GB/s", "81 us", "sockets (two_sided)", "sockets: failed", "not measured", "rank 2"):
+        assert part in shown
 
 
 def _in_use(name: str) -> bool:

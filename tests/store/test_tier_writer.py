@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Never
@@ -319,8 +320,8 @@ def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatc
     compacted = threading.Event()
     compact = tier.compact
 
-    def watched(nbytes: int) -> int:
-        copied = compact(nbytes)
+    def watched(nbytes: int, *, merge_small: bool = False) -> int:
+        copied = compact(nbytes, merge_small=merge_small)
         if tier.stats()["files_compacted"]:
             compacted.set()
         return copied
@@ -332,3 +333,17 @@ def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatc
     assert sorted(tier.blocks()[0]) == [5, 6, 7]
     tier.check()
     tier.close()
+
+
+def test_a_writer_that_is_told_to_compact_merges_small_files_at_once(tier, writer, reports) -> None:
+    for key in range(3):
+        submit(writer, key)
+        reports.wait_for(lambda keys, count=key + 1: len(keys["written"]) == count)
+        assert writer.seal_now(LIMIT_S)
+    assert tier.stats()["files_sealed"] == 3
+    writer.compact()
+    deadline = time.monotonic() + LIMIT_S
+    while not tier.stats()["files_compacted"] and time.monotonic() < deadline:
+        writer.seal_now(LIMIT_S)  # a turn of its loop
+    assert tier.stats()["files_compacted"] == 3
+    assert sorted(tier.blocks()[0]) == [0, 1, 2]

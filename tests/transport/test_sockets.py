@@ -73,6 +73,7 @@ def test_one_range_of_any_length_travels_both_ways(
     assert buffer[-1] == 0
     client.write(7, [(5, nbytes)], [255 - buffer], 10)
     assert np.array_equal(memory[5 : 5 + nbytes], 255 - buffer[:nbytes])
+    assert soon(lambda: server.counters["requests"] == 2)
     assert (server.counters["bytes_read"], server.counters["bytes_written"]) == (nbytes, nbytes)
 
 
@@ -110,7 +111,7 @@ def test_many_threads_share_a_few_connections(
     for thread in threads:
         thread.join(30)
     assert wrong == []
-    assert server.counters["requests"] == 160
+    assert soon(lambda: server.counters["requests"] == 160)
     assert server.counters["connections"] <= 2
     assert server.counters["queued_bytes"] == 0
 
@@ -182,7 +183,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_is_counted(server: BytesS
         received = raw.recv(4096)
         while more := _rest(raw):
             received += more
-    assert len(received) == 32, "a stranger was told more than a nonce"
+    assert received[32:] in (b"", bytes(32)), "a stranger was told more than a nonce"
     assert soon(lambda: server.counters["strangers"] == 2)
 
 
@@ -205,7 +206,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=pretend, args=(listener,))
         thread.start()
-        with pytest.raises(TransferRefused, match="does not know the secret"):
+        with pytest.raises(TransferRefused, match="does not have the same secret"):
             BytesClient(*listener.getsockname(), SECRET, timeout_s=5)
         thread.join(5)
 
@@ -267,8 +268,10 @@ def test_a_server_that_dies_fails_the_transfer_at_once() -> None:
         with pytest.raises(PeerLost, match="is lost"):
             client.read(0, [(0, buffer.nbytes)], [buffer], 30)
         assert time.monotonic() - start < 5
-        with pytest.raises(PeerLost, match="cannot connect"):
+        process.wait(10)
+        with pytest.raises(PeerLost, match="cannot connect") as caught:
             client.read(0, [(0, 1)], [buffer], 5)
+        assert caught.value.nobody_listens
         client.check()
         client.close()
     finally:
@@ -309,7 +312,7 @@ def test_withdraw_waits_for_its_transfers_and_cuts_off_who_does_not_end(
     start = time.monotonic()
     server.withdraw(8, 0.2)
     assert 0.2 <= time.monotonic() - start < 3
-    assert server.counters["queued_bytes"] == 0
+    assert soon(lambda: server.counters["queued_bytes"] == 0)
     connection.close()
     server.withdraw(7)
     with pytest.raises(BadTransfer, match=r"segment 7 is not exposed; these are: \[\]"):

@@ -36,5 +36,7 @@ with httpx.Client(timeout=60, trust_env=False) as client:
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
     time.sleep(1.0)  # ranks report their counters a few times a second
     lines = client.get(f"{url}/metrics").text.splitlines()
-moved = sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r".*mpi_bytes_.*two_sided", line))
+moved = sum(
+    float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r".*mpi_bytes_.*(two_sided|sockets)", line)
+)
 print(json.dumps([texts, moved]))

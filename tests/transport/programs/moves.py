@@ -85,9 +85,14 @@ def refuses_what_is_outside(world: World, engine: TransferEngine) -> None:
 
 def main() -> None:
     world = World.start(*sys.argv[2:], limit_s=20)
-    rng = np.random.default_rng([int(sys.argv[1]), world.rank])
+    for path in ("", "two_sided", "sockets"):
+        move_over(world, path, np.random.default_rng([int(sys.argv[1]), world.rank]))
+    assert world.finish(5), "MPI did not end"
+
+
+def move_over(world: World, path: str, rng: np.random.Generator) -> None:
     # Sizes differ: nothing may assume a common one. All are larger than the largest range's slices.
-    engine = TransferEngine(world, (6 + 2 * world.rank) * MIB + 4 * world.rank)
+    engine = TransferEngine(world, (6 + 2 * world.rank) * MIB + 4 * world.rank, path=path)
     engine.local[:] = pattern(world.rank, 0, engine.local.nbytes)
     world.barrier()
     read_everywhere(world, engine, rng)
@@ -97,15 +102,15 @@ def main() -> None:
     between_segments(world, engine)
     refuses_what_is_outside(world, engine)
     world.barrier()
-    moved = engine.counters
+    moved = " ".join(f"{name}={values['bytes_read']}" for name, values in engine.counters.items())
     control = engine.control_counters.get("bytes_out", 0)
+    nodes = len(set(world.node_of))
     print(
-        f"rank {world.rank} of {len(set(world.node_of))} nodes: shared {moved['shared']['bytes_read']}, "
-        f"two-sided {moved['two_sided']['bytes_read']}, control {control}, ok",
-        flush=True,
+        f"rank {world.rank} of {nodes} nodes, path {path or 'any'}: {moved} control={control} ok", flush=True
     )
+    engine.check()
+    world.barrier()
     engine.close()
-    assert world.finish(5), "MPI did not end"
 
 
 if __name__ == "__main__":

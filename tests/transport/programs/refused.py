@@ -17,9 +17,9 @@ from transport.world import World
 
 def main() -> None:
     world = World.start(limit_s=20)
-    engine = TransferEngine(world, 2**20, stall_s=2.0)
+    engine = TransferEngine(world, 2**20, stall_s=2.0, path="two_sided")
     engine.local[:] = world.rank
-    courier = engine._courier
+    courier = engine._remote._courier
     assert courier is not None
     card = f"{courier._hub.endpoints[0]} {courier._hub._curve.server_public}".encode()
     endpoint, key = world.allgather_bytes(card)[1].decode().split()
@@ -37,7 +37,7 @@ def main() -> None:
         with Spoke(
             endpoint, "0", Decoder(Done, MESSAGE_BYTES), CurveKeys.generate().for_server(key)
         ) as stranger:
-            stranger.send(ReadRequest(1, [0], [64]))
+            stranger.send(ReadRequest(1, 0, [0], [64]))
             assert stranger.receive(0.5) == []
         engine.submit([Transfer("read", buffer, 1, 0, 0, 64)]).wait(5)
         assert (buffer == 1).all()

@@ -1,0 +1,202 @@
+"""Two nodes of two ranks: which path serves, what a second try, a cancel and a registered buffer do.
+
+Rank 0 asks, the ranks of the other node answer; some of them are made deaf on one path on purpose.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.transport.programs.harness import run
+from transport.engine import Batch, Transfer, TransferEngine
+from transport.errors import BadTransfer, TransferCancelled, TransferRefused, TransferTimeout
+from transport.world import World
+
+MIB = 2**20
+STALL_S = 0.5
+
+
+def read(rank: int, nbytes: int, segment: int = 0, offset: int = 0) -> tuple[np.ndarray, Transfer]:
+    buffer = np.zeros(nbytes, np.uint8)
+    return buffer, Transfer("read", buffer, rank, segment, offset, nbytes)
+
+
+def was_measured(world: World, engine: TransferEngine, seconds: float) -> None:
+    assert seconds < 1.0, f"opening the engine took {seconds:.2f} s"
+    for rank in range(world.size):
+        near = world.node_of[rank] == world.node_of[world.rank]
+        assert sorted(engine.ways_to(rank)) == (["shared"] if near else ["sockets", "two_sided"])
+        load = engine.load(rank)
+        assert (load.path == "shared") == near
+        assert load.queued_bytes == 0
+        assert near or (load.bytes_per_s > 1e7 and 0 < load.latency_s < 0.1)
+        assert near or load.seconds(MIB) < load.seconds(100 * MIB) < 60
+    with pytest.raises(BadTransfer, match="rank 9"):
+        engine.load(9)
+
+
+@contextmanager
+def deaf(engine: TransferEngine, path: str) -> Iterator[threading.Event]:
+    """Nothing that is asked of this rank over this path is answered meanwhile."""
+    over = threading.Event()
+    if path == "sockets":
+        server = engine._remote.sockets.server
+        server._answer = lambda connection, request: over.wait(20)
+    else:
+        courier = engine._remote._courier
+        assert courier is not None
+        courier._serve = lambda peer, request, now: None
+    yield over
+    over.set()
+    if path == "sockets":
+        del server._answer
+    else:
+        del courier._serve
+
+
+def second_try(world: World, engine: TransferEngine, first: str, second: str) -> None:
+    """Rank 3 is deaf on the first path; rank 0 gets its bytes over the second, and rank 2's undisturbed."""
+    world.barrier()
+    if world.rank == 3:
+        with deaf(engine, first):
+            world.barrier()
+            world.barrier()
+    else:
+        world.barrier()
+        if world.rank == 0:
+            engine._remote.ways = lambda rank, nbytes: [first, second]
+            before = engine.counters
+            start = time.monotonic()
+            buffer, transfer = read(3, MIB)
+            slow = engine.submit([transfer, Transfer("write", buffer[:9], 3, 0, 2 * MIB + 100, 9)])
+            assert engine.load(3).queued_bytes == MIB + 9
+            while engine.load(3).queued_bytes:
+                other, transfer = read(2, 100_000)
+                engine.submit([transfer]).wait(STALL_S)
+                assert (other == 2).all()
+            slow.wait(5)
+            assert STALL_S * 0.9 < time.monotonic() - start < STALL_S + 3
+            assert (buffer == 3).all()
+            after = engine.counters
+            assert after[second]["retried"] == before[second]["retried"] + 2
+            assert after[first]["failed"] == before[first]["failed"] + 2
+            engine.check()
+            del engine._remote.ways
+        world.barrier()
+
+
+def cancelled(world: World, engine: TransferEngine) -> None:
+    """Nothing answers on either path: a cancelled batch ends long before a second try, a wait does not."""
+    world.barrier()
+    if world.rank == 3:
+        with deaf(engine, "sockets"), deaf(engine, "two_sided"):
+            world.barrier()
+            world.barrier()
+    else:
+        world.barrier()
+        if world.rank == 0:
+            for path in ("sockets", "two_sided"):
+                engine._remote.ways = lambda rank, nbytes, path=path: [path]
+                _, transfer = read(3, MIB)
+                batch = engine.submit([transfer])
+                ended: list[Batch] = []
+                batch.add_done_callback(ended.append)
+                with pytest.raises(TransferTimeout, match="parts of the batch are not done"):
+                    batch.wait(0.05)
+                batch.cancel()
+                with pytest.raises(TransferCancelled):
+                    batch.wait(STALL_S + 3)
+                assert ended == [batch]
+                assert engine.load(3).queued_bytes == 0
+            del engine._remote.ways
+        world.barrier()
+
+
+def registered(world: World, engine: TransferEngine) -> None:
+    """A buffer of each rank is a segment; all others read it, those of the same node too."""
+    mine = bytearray([world.rank + 50]) * (3 * MIB)
+    number = engine.register(mine, writable=world.rank != 1)
+    with pytest.raises(BadTransfer, match=f"is part of segment {number} already"):
+        engine.register(memoryview(mine)[5:9])
+    with pytest.raises(BufferError):
+        mine.append(0)
+    numbers = [int(text) for text in world.allgather_bytes(str(number).encode())]
+    pairs = [read(rank, 2 * MIB, numbers[rank], MIB) for rank in range(world.size)]
+    engine.submit([transfer for _, transfer in pairs]).wait(10)
+    assert [int(buffer[7]) for buffer, _ in pairs] == [50, 51, 52, 53]
+    assert all((buffer == buffer[0]).all() for buffer, _ in pairs)
+    assert len(set(world.allgather_bytes(b"read"))) == 1
+    if world.rank == 0:
+        for rank, segment, offset, why in (
+            (1, numbers[1], 0, "read-only"),
+            (3, 99, 0, "segment 99 is not exposed"),
+            (2, numbers[2], 3 * MIB - 3, "outside the 3145728 bytes"),
+        ):
+            with pytest.raises(TransferRefused, match=why):
+                engine.submit([Transfer("write", b"four", rank, segment, offset, 4)]).wait(5)
+    world.barrier()
+    engine.unregister(number)
+    mine.append(0)
+    with pytest.raises(BadTransfer, match=f"segment {number} is not exposed"):
+        engine.unregister(number)
+    with pytest.raises(BadTransfer, match="segment 0 stays"):
+        engine.unregister(0)
+    world.barrier()
+
+
+async def awaited(engine: TransferEngine) -> None:
+    pairs = [read(rank, 300_000) for rank in (1, 2, 3)]
+    await asyncio.gather(*(engine.submit([transfer]).done(10) for _, transfer in pairs))
+    assert [int(buffer[-1]) for buffer, _ in pairs] == [1, 2, 3]
+    bad = engine.submit([Transfer("read", bytearray(4), 2, 77, 0, 4)])
+    with pytest.raises(TransferRefused, match="segment 77"):
+        await bad.done(10)
+
+
+def thousands(engine: TransferEngine) -> None:
+    ended: list[Batch] = []
+    pairs = [read(rank % 4, 700, 0, 13 * rank) for rank in range(4000)]
+    batches = [engine.submit([transfer]) for _, transfer in pairs]
+    for batch in batches:
+        batch.add_done_callback(ended.append)
+    for batch in batches:
+        batch.wait(20)
+    assert len(ended) == 4000
+    assert all((buffer == rank % 4).all() for rank, (buffer, _) in enumerate(pairs))
+    engine.check()
+
+
+def main() -> None:
+    world = World.start(limit_s=20)
+    start = time.monotonic()
+    engine = TransferEngine(world, 4 * MIB, stall_s=STALL_S)
+    seconds = time.monotonic() - start
+    engine.local[: 2 * MIB] = world.rank
+    world.barrier()
+    was_measured(world, engine, seconds)
+    world.barrier()
+    if world.rank == 0:
+        thousands(engine)
+        asyncio.run(awaited(engine))
+    registered(world, engine)
+    second_try(world, engine, "sockets", "two_sided")
+    second_try(world, engine, "two_sided", "sockets")
+    cancelled(world, engine)
+    cpu = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - cpu < 0.1, "waiting takes a core"
+    world.barrier()
+    engine.check()
+    assert world.rank == 0 or (engine.served_bytes["read"] > 0 and engine.serving_bytes == 0)
+    engine.close()
+    assert world.finish(5), "MPI did not end"
+    print(f"rank {world.rank} ok", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

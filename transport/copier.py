@@ -1,0 +1,116 @@
+"""Copies on one node: short ones inside submit(), long ones by a worker thread and whoever waits for them.
+
+Used by `engine` alone. Knows memory, not ranks. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from transport.batch import Batch, Copy
+from transport.errors import TransferCancelled
+
+INLINE_BYTES = 1 * 2**20
+"""Copies of a batch up to this are done inside submit(): 40 us of memory copy, as long as it takes to
+wake another thread."""
+
+PIECE_BYTES = 2 * 2**20
+"""Longer copies are cut, so that the worker and whoever waits can share them."""
+
+SHARED_BYTES = 128 * 1024
+"""Copies under this are not shared between threads."""
+
+Copied = Callable[[int, int, int, float], None]
+"""(bytes read, bytes written, copies, seconds)."""
+
+
+class Copier:
+    """Does the copies of batches. copied is told of them, on the thread that did them."""
+
+    def __init__(self, copied: Copied):
+        self._copied = copied
+        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="copier", daemon=True)
+        self._worker.start()
+
+    def copy_now(self, copies: Sequence[Copy]) -> None:
+        """Do these copies, which are short."""
+        start = time.perf_counter()
+        read = written = 0
+        for target, source, is_read, _ in copies:
+            np.copyto(target, source)
+            if is_read:
+                read += target.nbytes
+            else:
+                written += target.nbytes
+        self._copied(read, written, len(copies), time.perf_counter() - start)
+
+    def plan(self, batch: Batch, copies: Sequence[Copy]) -> None:
+        """Give these copies to a batch, long ones in pieces."""
+        for target, source, is_read, index in copies:
+            nbytes = target.nbytes
+            if nbytes <= PIECE_BYTES:
+                batch.copies.append((target, source, is_read, index))
+                continue
+            for start in range(0, nbytes, PIECE_BYTES):
+                end = start + PIECE_BYTES
+                batch.copies.append((target[start:end], source[start:end], is_read, index))
+
+    def queue(self, batch: Batch) -> None:
+        """Have the worker do the copies of a batch."""
+        self._queue.put(batch)
+
+    def copy_all(self, batch: Batch) -> None:
+        """Do copies of a batch until none is left; called by whoever waits for it, beside the worker."""
+        self._copy_all(batch, helping=True)
+
+    def _copy_all(self, batch: Batch, helping: bool) -> None:
+        """Two threads that copy little at a time mostly wait for each other's turn at the interpreter: of
+        short copies, the worker leaves the rest to whoever waits."""
+        count = read = written = 0
+        copies = batch.copies
+        start = time.perf_counter()
+        batch.helped = batch.helped or helping
+        while True:
+            try:
+                target, source, is_read, _ = copies.popleft()
+            except IndexError:
+                break
+            np.copyto(target, source)  # releases the GIL
+            nbytes = target.nbytes
+            count += 1
+            if is_read:
+                read += nbytes
+            else:
+                written += nbytes
+            if not helping and batch.helped and nbytes < SHARED_BYTES:
+                break
+        if count:
+            self._copied(read, written, count, time.perf_counter() - start)
+            batch.end_parts(count)
+
+    def cancel(self, batch: Batch) -> None:
+        """Take away the copies that nobody has begun."""
+        taken = []
+        while batch.copies:
+            try:
+                taken.append(batch.copies.popleft())
+            except IndexError:
+                break
+        if taken:
+            why = TransferCancelled("the batch was cancelled")
+            batch.end_parts(len(taken), {index: why for *_, index in taken})
+
+    def close(self) -> None:
+        """End the worker, after the copies that it has been given."""
+        self._queue.put(None)
+        self._worker.join(timeout=5)
+
+    def _work(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            self._copy_all(batch, helping=False)

@@ -1,0 +1,103 @@
+"""A Job: the transfers of one batch with one rank in one direction; and what a path between nodes must do.
+
+Made by `engine`, done by `courier` (two-sided MPI) and `socket_path` (TCP). Knows neither.
+Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from transport.batch import Batch
+from transport.errors import TransferError
+
+MAX_RANGES = 4096
+"""Ranges of one job; more become several jobs."""
+
+MAX_BYTES = 64 * 2**20
+"""Of one job; more become several, also of one range: whoever receives prepares for all of a job at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One part of a batch.
+
+    views, offsets   of each transfer: its local bytes, and where they belong in the other's segment
+    indices          of the transfers in the batch
+    ways             names of paths: that of this try, then those still to be tried
+    cancelled        nothing more of it is to be begun
+    """
+
+    op: str
+    rank: int
+    segment: int
+    batch: Batch
+    indices: list[int]
+    views: list[np.ndarray]
+    offsets: list[int]
+    ways: list[str] = field(default_factory=list)
+    started_s: float = 0.0
+    cancelled: bool = False
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(view.nbytes for view in self.views)
+
+
+Ended = Callable[[Job, TransferError | None, bool], None]
+"""(job, why it failed or None, whether it may be tried again: nothing of this try can land any more)."""
+
+
+class Path(Protocol):
+    """Moves jobs to and from ranks. start() and cancel() may be called from any thread and never wait."""
+
+    def start(self, job: Job) -> None:
+        """Begin a job; its end is told through the Ended that the path was made with."""
+
+    def cancel(self, job: Job) -> None:
+        """End a job of this path early; its end is still told."""
+
+    def mark_lost(self, rank: int, reason: str) -> None:
+        """Fail what is under way with this rank, and what is asked for later, with PeerLost."""
+
+    def close(self) -> None:
+        """Fail what is under way with EngineClosed, and end the threads."""
+
+
+def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]) -> list[Job]:
+    """The jobs of a batch, of at most MAX_RANGES ranges and MAX_BYTES each.
+
+    remote      (rank, op, segment) -> (index in the batch, local bytes) of each transfer
+    """
+    jobs: list[Job] = []
+    for (rank, op, segment), entries in remote.items():
+        parts = [
+            part for index, view in entries for part in _parts(index, batch.transfers[index].offset, view)
+        ]
+        some: list[tuple[int, int, np.ndarray]] = []
+        room = MAX_BYTES
+        for part in parts:
+            if some and (len(some) == MAX_RANGES or part[2].nbytes > room):
+                jobs.append(_job(op, rank, segment, batch, some))
+                some, room = [], MAX_BYTES
+            some.append(part)
+            room -= part[2].nbytes
+        jobs.append(_job(op, rank, segment, batch, some))
+    return jobs
+
+
+def _parts(index: int, offset: int, view: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
+    """(index, offset, bytes) of a range, cut where it is longer than a job may be."""
+    if view.nbytes <= MAX_BYTES:
+        return [(index, offset, view)]
+    starts = range(0, view.nbytes, MAX_BYTES)
+    return [(index, offset + start, view[start : start + MAX_BYTES]) for start in starts]
+
+
+def _job(op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]) -> Job:
+    indices, offsets, views = (list(column) for column in zip(*parts, strict=True))
+    return Job(op, rank, segment, batch, indices, views, offsets)  # type: ignore[arg-type]

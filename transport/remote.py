@@ -1,0 +1,267 @@
+"""Transfers that are no memory copies: which path each job takes, its second try, and what is under way.
+
+Made by `engine`. Knows jobs and paths, not how a path moves bytes. Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Container
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transport import links
+from transport.batch import Batch
+from transport.errors import PeerLost, TransferCancelled, TransferError, TransferRefused
+from transport.jobs import Job, Path
+from transport.lent import LentBuffers
+from transport.socket_path import STREAMS, SocketPath
+
+if TYPE_CHECKING:
+    from transport.courier import Courier
+    from transport.world import World
+
+MESSAGE_PATHS = ("two_sided", "sockets")
+"""Two-sided MPI; TCP sockets of our own."""
+
+TRIES = 2
+
+RECENT = 0.2
+"""Weight of the last large job in the running mean of a rank's bandwidth."""
+
+LARGE_BYTES = 2**20
+"""Jobs from this size on tell about bandwidth; the time of smaller ones is latency."""
+
+
+@dataclass(slots=True)
+class PathCounters:
+    """What went over one path.
+
+    transfers   ranges moved; on the shared path a long one counts once per PIECE_BYTES
+    failed      ranges whose try failed here
+    retried     ranges that came here for their second try
+    seconds     copying (shared), or from request to end (the others)
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    transfers: int = 0
+    failed: int = 0
+    retried: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the way to one rank is, as far as this rank knows.
+
+    path            that a large transfer would take
+    queued_bytes    asked of it by this rank over messages, and not there yet
+    bytes_per_s     of recent transfers, else as measured at the start; 0 when nothing is known
+    latency_s       of a small transfer, as measured at the start; 0 on the same node
+    """
+
+    path: str
+    queued_bytes: int
+    bytes_per_s: float
+    latency_s: float
+
+    def seconds(self, nbytes: int) -> float:
+        """Estimate for nbytes more, behind what is queued; infinite when no bandwidth is known."""
+        if not self.bytes_per_s:
+            return float("inf")
+        return self.latency_s + (self.queued_bytes + nbytes) / self.bytes_per_s
+
+
+class Remote:
+    """The jobs of one rank. Collective: every rank makes one at the same time.
+
+    near        ranks whose segment 0 is memory here: no path is measured to them
+    forced      one of MESSAGE_PATHS that is to serve all, or ""
+    lost        rank -> reason, of those that were marked or found dead
+    """
+
+    def __init__(
+        self,
+        world: World,
+        lent: LentBuffers,
+        near: Container[int],
+        forced: str,
+        stall_s: float,
+        address: str,
+    ):
+        self._world, self._forced = world, forced
+        self.lost: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._jobs: set[Job] = set()
+        self._queued: Counter[int] = Counter()
+        self._recent: dict[int, float] = {}
+        self._courier: Courier | None = None
+        # On one node too: registered buffers can be reached over nothing else.
+        self.sockets = SocketPath(world, lent, stall_s, address, self._ended)
+        self._paths: dict[str, Path] = {"sockets": self.sockets}
+        others = [rank for rank in range(world.size) if rank not in near]
+        if others and forced != "sockets":
+            from transport.courier import Courier
+
+            self._courier = Courier(world, lent, others, stall_s, address, self._ended)
+            self._paths["two_sided"] = self._courier
+        self._counters = {name: PathCounters() for name in sorted(self._paths)}
+        self._links = links.Links({})
+        if not forced and not world.one_node:
+            self._measure(lent, others)
+
+    def _measure(self, lent: LentBuffers, others: list[int]) -> None:
+        lent.expose(links.PROBE, np.zeros(links.LARGE_BYTES, np.uint8), writable=False)
+        self._world.barrier()
+        self._links = links.measure(self._world, self._probe, {"sockets": STREAMS, "two_sided": (1,)})
+        lent.withdraw(links.PROBE)
+        for rank in others:
+            for link in self.links_to(rank, 0):
+                if link.path == "sockets":
+                    self.sockets.streams[rank] = link.streams
+        with self._lock:  # what was measured is no transfer of anybody
+            self._counters = {name: PathCounters() for name in sorted(self._paths)}
+            self._recent.clear()
+
+    def _probe(self, path: str, rank: int, buffer: np.ndarray, streams: int, limit_s: float) -> None:
+        """links.Read: one read over one path, without a second try."""
+        batch = Batch([], lambda batch: None, self.cancel)
+        batch.add_parts(1)
+        job = Job("read", rank, links.PROBE, batch, [0], [buffer], [0], [path])
+        self.sockets.streams[rank] = streams
+        self._begin(job)
+        try:
+            batch.wait(limit_s)
+        except TransferError:
+            batch.cancel()
+            raise
+
+    # ------------------------------------------------------------------ what is known
+
+    def ways(self, rank: int, nbytes: int) -> list[str]:
+        """The paths for so many bytes, the preferred one first."""
+        if self._forced:
+            return [self._forced]
+        found = [link.path for link in self.links_to(rank, nbytes)]
+        return found or [name for name in MESSAGE_PATHS if name in self._paths]
+
+    def links_to(self, rank: int, nbytes: int) -> list[links.Link]:
+        """What was measured of the paths to the rank's node, the fastest for so many bytes first."""
+        return self._links.ranked(self._world.node_of[rank], nbytes)
+
+    def load(self, rank: int, path: str) -> Load:
+        """How busy the way to a rank is over its path."""
+        link = next((link for link in self.links_to(rank, LARGE_BYTES) if link.path == path), None)
+        measured = link.bytes_per_s if link else 0.0
+        recent = self._recent.get(rank, measured)
+        return Load(path, self._queued[rank], recent, link.latency_s if link else 0.0)
+
+    @property
+    def counters(self) -> dict[str, dict[str, float]]:
+        """PathCounters by path, as plain values."""
+        with self._lock:
+            return {name: counters.as_dict() for name, counters in self._counters.items()}
+
+    def control(self) -> dict[str, int]:
+        """channel.Counters of the two-sided path, summed over its sockets."""
+        return self._courier.control() if self._courier is not None else {}
+
+    def check(self) -> None:
+        """Raise AssertionError when what is counted contradicts what is under way."""
+        with self._lock:
+            queued: Counter[int] = Counter()
+            for job in self._jobs:
+                queued[job.rank] += job.nbytes
+            assert +queued == +self._queued, (queued, self._queued)
+
+    # ------------------------------------------------------------------ jobs
+
+    def start(self, job: Job) -> None:
+        """Begin a job over the path that is best for its size; its batch hears of its end."""
+        near = self._world.node_of[job.rank] == self._world.node_of[self._world.rank]
+        ways = ["sockets"] if near and not self._forced else self.ways(job.rank, job.nbytes)
+        job.ways = [*ways, *ways][:TRIES]
+        self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        with self._lock:
+            self._jobs.add(job)
+            self._queued[job.rank] += job.nbytes
+        job.started_s = time.monotonic()
+        self._paths[job.ways[0]].start(job)
+
+    def cancel(self, batch: Batch) -> None:
+        """Give up the jobs of a batch; each ends as soon as nothing touches its buffers."""
+        with self._lock:
+            jobs = [job for job in self._jobs if job.batch is batch]
+        for job in jobs:
+            job.cancelled = True
+            for way in job.ways[:1]:  # none when it ends at this moment
+                self._paths[way].cancel(job)
+
+    def mark_lost(self, rank: int, reason: str) -> None:
+        """Fail what is under way with this rank, and what comes later, with PeerLost."""
+        self.lost.setdefault(rank, reason)
+        for path in self._paths.values():
+            path.mark_lost(rank, reason)
+
+    def close(self) -> None:
+        """Fail what is under way with EngineClosed, and end the threads."""
+        for path in self._paths.values():
+            path.close()
+
+    def _ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
+        """A path tells of the end of a job's try. safe: nothing of it can land any more."""
+        path = job.ways.pop(0)
+        if job.cancelled and error is not None:
+            error = TransferCancelled("the batch was cancelled", job.rank)
+        final = not job.ways or job.cancelled or not safe or self._is_final(path, job.rank, error)
+        seconds = time.monotonic() - job.started_s
+        with self._lock:
+            self._count(path, job, error, seconds)
+            if error is None or final:
+                self._jobs.discard(job)
+                self._queued[job.rank] -= job.nbytes
+            else:
+                self._counters[job.ways[0]].retried += len(job.indices)
+        if error is not None and not final:
+            job.started_s = time.monotonic()
+            self._paths[job.ways[0]].start(job)
+            return
+        if isinstance(error, PeerLost) and self._is_final(path, job.rank, error):
+            self.mark_lost(job.rank, error.reason)
+        job.batch.end_parts(1, None if error is None else dict.fromkeys(job.indices, error))
+
+    def _is_final(self, path: str, rank: int, error: TransferError | None) -> bool:
+        """Whether another path would fare no better: the other side said no, or is dead beyond doubt.
+
+        A broken connection may be the network's fault; a port that nobody has, or MPI's word, is not.
+        """
+        if isinstance(error, PeerLost):
+            return rank in self.lost or path == "two_sided" or error.nobody_listens
+        return isinstance(error, TransferRefused | TransferCancelled)
+
+    def _count(self, path: str, job: Job, error: TransferError | None, seconds: float) -> None:
+        counters = self._counters[path]
+        counters.seconds += seconds
+        if error is not None:
+            counters.failed += len(job.indices)
+            return
+        counters.transfers += len(job.indices)
+        if job.op == "read":
+            counters.bytes_read += job.nbytes
+        else:
+            counters.bytes_written += job.nbytes
+        if job.nbytes >= LARGE_BYTES:
+            rate = job.nbytes / max(seconds, 1e-9)
+            mean = self._recent.get(job.rank, rate)
+            self._recent[job.rank] = mean + RECENT * (rate - mean)

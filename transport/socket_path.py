@@ -1,0 +1,262 @@
+"""Jobs over TCP sockets: a lane of threads for each rank, each with a connection of its own.
+
+Made by `engine`. Long jobs are cut into pieces, so that a lane's threads share them and short jobs get in
+between. A lane's threads come with its work and leave when it has none for a while.
+Explained in docs/explain/transport.md.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from transport.address import reachable_address
+from transport.errors import (
+    EngineClosed,
+    PeerLost,
+    TransferCancelled,
+    TransferError,
+    TransferRefused,
+    TransferTimeout,
+)
+from transport.jobs import Ended, Job
+from transport.lent import LentBuffers
+from transport.sockets import BytesClient, BytesServer
+from transport.sockets_server import SLOWEST_BYTES_PER_S
+from transport.world import World
+
+LEAST_PIECE_BYTES = 2 * 2**20
+MOST_PIECE_BYTES = 16 * 2**20
+"""Of a piece: a round trip is a tenth of the time of the smallest, and other jobs wait for the largest."""
+
+STREAMS = (1, 2, 4)
+"""Connections to one rank that may serve one transfer; how many do is measured (`links`)."""
+
+IDLE_S = 20.0
+"""A lane's thread without work for so long ends; its connection stays for the next one."""
+
+CONNECT_S = 5.0
+
+DIAGNOSIS_S = 0.5
+"""How long a lost connection's cause is looked into."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A job, and how many of its pieces have not ended; error: the first one."""
+
+    job: Job
+    pieces: int
+    error: TransferError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    running: _Running
+    ranges: list[tuple[int, int]]
+    views: list[np.ndarray]
+
+
+def cut(job: Job, streams: int) -> list[tuple[list[tuple[int, int]], list[np.ndarray]]]:
+    """(ranges, views) of each piece, in order; together they are the job. An empty job is one piece."""
+    even = -(-job.nbytes // streams)
+    size = min(max(even, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
+    pieces: list[tuple[list[tuple[int, int]], list[np.ndarray]]] = [([], [])]
+    room = size
+    for offset, view in zip(job.offsets, job.views, strict=True):
+        start = 0
+        while start < view.nbytes:
+            if not room:
+                pieces.append(([], []))
+                room = size
+            some = min(room, view.nbytes - start)
+            ranges, views = pieces[-1]
+            ranges.append((offset + start, some))
+            views.append(view[start : start + some])
+            start += some
+            room -= some
+    return pieces
+
+
+class _Lane:
+    """The threads and the client of one rank."""
+
+    def __init__(self, path: SocketPath, rank: int):
+        self._path, self._rank = path, rank
+        self._work: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._client: BytesClient | None = None
+
+    def put(self, pieces: Sequence[_Piece], streams: int) -> None:
+        """Queue pieces, and see to it that up to `streams` threads are there for them."""
+        with self._lock:
+            for piece in pieces:
+                self._work.put(piece)
+            wanted = min(streams, self._threads + max(0, self._work.qsize() - self._idle))
+            while self._threads < wanted:
+                self._threads += 1
+                threading.Thread(target=self._run, name=f"lane {self._rank}", daemon=True).start()
+
+    def close(self) -> None:
+        """Cut off what moves now; what waits then fails by itself."""
+        with self._lock:
+            client = self._client
+        if client is not None:
+            client.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                piece = self._work.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    self._idle -= 1
+                    if self._work.empty():
+                        self._threads -= 1
+                        return
+                continue
+            with self._lock:
+                self._idle -= 1
+            self._path.end_piece(piece, self._moved(piece))
+            del piece  # a thread that waits keeps nobody's buffer
+
+    def _moved(self, piece: _Piece) -> TransferError | None:
+        job = piece.running.job
+        if job.cancelled:
+            return TransferCancelled("the batch was cancelled", job.rank)
+        if (gone := self._path.gone(job.rank)) is not None:
+            return gone
+        if piece.running.error is not None:
+            return piece.running.error
+        nbytes = sum(view.nbytes for view in piece.views)
+        limit_s = self._path.stall_s + nbytes / SLOWEST_BYTES_PER_S
+        try:
+            client = self._connected()
+            move = client.read if job.op == "read" else client.write
+            move(job.segment, piece.ranges, piece.views, limit_s)
+        except TransferError as error:
+            return self._path.gone(job.rank) or _about(job.rank, self._diagnosed(error))
+        return None
+
+    def _diagnosed(self, error: TransferError) -> TransferError:
+        """After a lost connection: the one that says that nobody listens there any more, if so."""
+        deadline = time.monotonic() + DIAGNOSIS_S
+        while isinstance(error, PeerLost) and not error.nobody_listens and time.monotonic() < deadline:
+            try:
+                BytesClient(*self._path.addresses[self._rank], self._path.secret, timeout_s=0.2).close()
+                return error
+            except PeerLost as second:  # one that is dying may still accept connections, and end them
+                if second.nobody_listens:
+                    return second
+                time.sleep(0.01)
+            except TransferError:
+                return error
+        return error
+
+    def _connected(self) -> BytesClient:
+        with self._lock:
+            if self._client is None:
+                host, port = self._path.addresses[self._rank]
+                self._client = BytesClient(
+                    host, port, self._path.secret, timeout_s=CONNECT_S, connections=max(STREAMS)
+                )
+            return self._client
+
+
+def _about(rank: int, error: TransferError) -> TransferError:
+    """The same error, which names the rank instead of an address."""
+    if isinstance(error, PeerLost):
+        found = PeerLost(rank, error.reason)
+        found.nobody_listens = error.nobody_listens
+        return found
+    named = isinstance(error, TransferRefused | TransferTimeout | EngineClosed)
+    return (type(error) if named else TransferError)(f"rank {rank}: {error}", rank)
+
+
+class SocketPath:
+    """The TCP side of one rank's engine. Collective: every rank makes one at the same time.
+
+    lent        what others may ask for
+    stall_s     a piece takes no longer than this, plus its time at SLOWEST_BYTES_PER_S
+    address     of this host for other nodes; found out when empty; loopback when there is one node
+    ended       called on a lane's thread with each job and how it ended
+
+    streams     (rank -> connections to use at once); 1 unless set
+    """
+
+    def __init__(self, world: World, lent: LentBuffers, stall_s: float, address: str, ended: Ended):
+        self.stall_s = stall_s
+        self._ended = ended
+        node = world.node_of[world.rank]
+        away = [world.hostnames[rank] for rank in range(world.size) if world.node_of[rank] != node]
+        here = reachable_address(away, address) if away else "127.0.0.1"
+        self.secret = world.bcast_bytes(secrets.token_bytes(32) if world.rank == 0 else None)
+        self.server = BytesServer(self.secret, here, lent=lent)
+        cards = world.allgather_bytes(msgspec.msgpack.encode(self.server.address))
+        self.addresses = [msgspec.msgpack.decode(card, type=tuple[str, int]) for card in cards]
+        self.streams: dict[int, int] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._lost: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self, job: Job) -> None:
+        """Begin a job; its end is told through `ended`."""
+        streams = self.streams.get(job.rank, 1)
+        pieces = cut(job, streams)
+        running = _Running(job, len(pieces))
+        self._lane(job.rank).put([_Piece(running, *piece) for piece in pieces], streams)
+
+    def cancel(self, job: Job) -> None:
+        """Pieces that have not begun will not; the engine has set job.cancelled."""
+
+    def mark_lost(self, rank: int, reason: str) -> None:
+        """Cut off what moves to or from this rank; it fails with PeerLost, as does what comes later."""
+        self._lost.setdefault(rank, reason)
+        with self._lock:
+            lane = self._lanes.get(rank)
+        if lane is not None:
+            lane.close()
+
+    def gone(self, rank: int) -> TransferError | None:
+        """Why nothing may be asked of this rank any more."""
+        if rank in self._lost:
+            return PeerLost(rank, self._lost[rank])
+        return EngineClosed("the engine was closed", rank) if self._closed else None
+
+    def close(self) -> None:
+        """Serve what others have asked for to its end (a moment), fail the own jobs with EngineClosed."""
+        self._closed = True
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.close()
+        self.server.close()
+
+    def end_piece(self, piece: _Piece, error: TransferError | None) -> None:
+        """Called by the lanes with each piece, in any order."""
+        running = piece.running
+        with self._lock:
+            running.pieces -= 1
+            running.error = running.error or error
+            last = not running.pieces
+        if last:
+            # A connection on which something failed is closed: nothing of this try can land here any more.
+            self._ended(running.job, running.error, True)
+
+    def _lane(self, rank: int) -> _Lane:
+        with self._lock:
+            if rank not in self._lanes:
+                self._lanes[rank] = _Lane(self, rank)
+            return self._lanes[rank]
