@@ -41,6 +41,9 @@ MAX_CLIENTS = 4096
 AWAKE_NS = 300_000
 """After a question over a line: a put of 1 MiB takes a client that long, and being woken takes half of it."""
 
+AWAY_NS = 5_000_000
+"""Longest time that lines keep the master from everything else."""
+
 
 @dataclass(slots=True)
 class Client:
@@ -120,8 +123,9 @@ class Master:
     def _stay_awake(self) -> None:
         """Look out for the next question for a moment: who asks again soon neither waits for this process to
         be woken, nor loses its core to it."""
-        until = time.monotonic_ns() + AWAKE_NS
-        while (now_ns := time.monotonic_ns()) < until:
+        began_ns = time.monotonic_ns()
+        until = began_ns + AWAKE_NS
+        while (now_ns := time.monotonic_ns()) < min(until, began_ns + AWAY_NS) and self._running:
             for peer, message in self._lines.receive():
                 self._handle(peer, message, now_ns)
                 until = now_ns + AWAKE_NS
