@@ -132,7 +132,7 @@ class Warmer:
         """Bytes have been written there: the next copy, in or out, shall find the pages mapped."""
         if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
             memory = segment.memory
-            self._add(lambda: memory.warm(offset, nbytes))
+            self._add(lambda: memory.warm(offset, nbytes) if memory.is_present(offset, nbytes) else None)
 
     def _add(self, work: Callable[[], None]) -> None:
         if self._work.qsize() < MAX_WARMING:

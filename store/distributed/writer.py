@@ -189,3 +189,8 @@ class Writer:
                 self._spares += spares
         if not fits:
             self._revoke([spare.put for spare in spares])
+            return
+        for spare in spares:
+            for location in spare.locations:
+                segment = self._segments.get(location >> OFFSET_BITS)
+                self._warmer.settle(segment, location & OFFSET_MASK, nbytes)

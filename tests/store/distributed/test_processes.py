@@ -163,6 +163,27 @@ def test_garbage_on_the_masters_port_is_dropped_and_counted() -> None:
         store.close()
 
 
+def test_busy_local_clients_do_not_keep_the_master_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with master_process() as (master, _), stores(master) as (near,):
+        monkeypatch.setenv("MOONCAKE_LITE_STORE_PATH", "tcp")
+        far, stop = new_store(master), threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                near.remove("none")
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            began = time.monotonic()
+            assert [far.put(f"k{number}", b"1") for number in range(20)] == [0] * 20
+            assert time.monotonic() - began < 5
+        finally:
+            stop.set()
+            thread.join()
+            far.close()
+
+
 def test_who_cannot_read_the_masters_memory_is_not_let_in() -> None:
     with master_thread() as master:
         store = new_store(address(master))
