@@ -68,7 +68,8 @@ class EventTranslator:
 
         block_tokens   tokens of one block
 
-    Invariant: a note is kept from `describe` until its key has gone from every place it was stored in.
+    Invariant: a note is kept from `describe`, just before its key is stored, until that has gone from every
+    place it was stored in.
     """
 
     def __init__(self, block_tokens: int):
@@ -87,12 +88,6 @@ class EventTranslator:
             if key not in self._notes:
                 self._notes[key] = _Note(parent, array("I", token_ids[index * size : (index + 1) * size]))
             parent = key
-
-    def forget(self, keys: Iterable[int]) -> None:
-        """Described, but never stored."""
-        for key in keys:
-            if not self._places.get(key):
-                self._notes.pop(key, None)
 
     def batches(self, events: Iterable[Event], now_s: float) -> Iterator[Batch]:
         """The events in their order, but parents first; those of one rank that stand together in one batch.

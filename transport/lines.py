@@ -29,6 +29,9 @@ _READ_BYTES = 64 * 1024
 MAX_LINES = 4096
 """Connections of one server."""
 
+CONNECT_S = 3.0
+"""A server that is there takes a connection at once, unless its queue of them is full."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -176,6 +179,7 @@ class Line:
         self._max_send_bytes = max_send_bytes
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            self._socket.settimeout(CONNECT_S)
             self._socket.connect(f"\0{name}")
         except OSError as error:
             self._socket.close()

@@ -48,10 +48,13 @@ class PoolFigures(Message, frozen=True):
 
 
 class PoolProgress(Message, frozen=True):
-    """`verify` and `get` so far; `bad` names blocks whose bytes are not those that were put."""
+    """`verify` and `get` so far: blocks done, and the bytes compared since the last answer.
+
+    bad   blocks whose bytes are not those that were put
+    """
 
     done: int
-    total: int
+    nbytes: int
     bad: list[PoolRow]
 
 

@@ -223,7 +223,7 @@ def _live_row(row: PoolRow) -> dict[str, Any]:
 
 def _verify_live(running: Path, as_json: bool) -> int:
     with live_pool(running) as pool, _progress("verifying", None) as advance:
-        count, bad = pool.verify(lambda done, total: advance(0))
+        count, bad = pool.verify(advance)
     _show([{"blocks": count, "bad": len(bad)}] if not bad else [_live_row(row) for row in bad], as_json)
     return int(bool(bad))
 

@@ -87,17 +87,17 @@ class LivePool:
         """Have every store rank begin to rewrite its tier."""
         _ended(next(self.ask(PoolQuery("compact"))))
 
-    def verify(self, progress: Callable[[int, int], None]) -> tuple[int, list[PoolRow]]:
-        """Compare every block in DRAM with its checksums: (how many, the bad ones)."""
-        total = 0
+    def verify(self, advance: Callable[[int], object]) -> tuple[int, list[PoolRow]]:
+        """Compare every block in DRAM with its checksums: (how many, the bad ones). advance: bytes done."""
+        done = 0
         bad: list[PoolRow] = []
         for answer in self.ask(PoolQuery("verify")):
             if _ended(answer):
-                return total, bad
+                return done, bad
             assert isinstance(answer, PoolProgress)
-            total = answer.done
+            done = answer.done
             bad += answer.bad
-            progress(answer.done, answer.total)
+            advance(answer.nbytes)
         raise AssertionError("ask() ends by raising")
 
     def get(self, key: int) -> bytes:

@@ -96,10 +96,13 @@ def _conduct(process: RankProcess) -> int:
     config = process.config
     client = CurveKeys.generate()
     keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
+    events: KVEvents | None = None
     try:
         events = _kv_events(config)
         model_config, gateway = _before_mpi(process, keys["gateway"])
     except UserError as error:
+        if events is not None:
+            events.publisher.close()
         return _refuse_all(process, str(error))
 
     world = World.start(config.profile)

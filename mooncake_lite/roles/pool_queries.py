@@ -35,7 +35,6 @@ class _Check:
 
     peer: str
     left: Iterator[list[PoolObject]]
-    total: int
     path: str = ""
     done: int = 0
     batch: list[PoolObject] | None = None
@@ -63,7 +62,7 @@ class PoolQueries:
             self._send(peer, p.PoolEnded(f"{MAX_OPEN} other commands are being carried out; try again"))
         elif query.what == "verify":
             objects = self._directory.visible_objects()
-            self._begin(_Check(peer, _batches(objects), len(objects)), now)
+            self._begin(_Check(peer, _batches(objects)), now)
         else:
             self._get(peer, query, now)
 
@@ -79,7 +78,7 @@ class PoolQueries:
             self._send(peer, p.PoolEnded(problem))
             return
         path = str(Path(query.folder) / f"{query.key:016x}.block")
-        self._begin(_Check(peer, _batches(found[:1]), 1, path), now)
+        self._begin(_Check(peer, _batches(found[:1]), path), now)
 
     def _begin(self, check: _Check, now: float) -> None:
         self._number += 1
@@ -116,7 +115,7 @@ class PoolQueries:
             del self._checks[checked.number]
             self._send(check.peer, p.PoolEnded(checked.problem))
             return
-        if not self._send(check.peer, p.PoolProgress(check.done, check.total, bad)):
+        if not self._send(check.peer, p.PoolProgress(check.done, sum(obj.nbytes for obj in batch), bad)):
             del self._checks[checked.number]  # who asked has gone
             return
         self._go_on(checked.number, check, now)

@@ -87,9 +87,6 @@ def test_tokens_are_forgotten_with_the_last_place_of_a_block() -> None:
     assert len(translator) == 1
     heard(translator, [BlockRemoved(7, 3, "ssd")])
     assert len(translator) == 0
-    translator.describe([8], [1], None)
-    translator.forget([8])
-    assert len(translator) == 0
 
 
 @given(
