@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import socket
 import statistics
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from mooncake_lite.bench.result import Other, Row, median_seconds
-from mooncake_lite.launch.rank_process import die_with_parent, forget_shared_memory
+from mooncake_lite.bench.transport_rank import SEGMENT_BYTES, main
 from transport.address import reachable_address
 from transport.engine import Transfer, TransferEngine
 from transport.world import World
 
 MIB = 2**20
-SEGMENT_BYTES = 64 * MIB
 SIZES = {"4 KiB": 4096, "1 MiB": MIB, "16 MiB": 16 * MIB}
 SMALL_RANGES, SMALL_BYTES = 3000, 12 * 1024
 ROUNDS = 5
@@ -121,20 +118,5 @@ class Far:
         return median_seconds(runs, ask if self.world.rank == 0 else answer)[0]
 
 
-def main(result: Path, quick: bool) -> None:
-    """What each of the two ranks runs."""
-    die_with_parent()
-    world = World.start()
-    engine = TransferEngine(world, SEGMENT_BYTES)
-    forget_shared_memory()
-    world.barrier()
-    rows = Far(world, engine, quick).rows()
-    if world.rank == 0:
-        result.write_bytes(msgspec.json.encode(rows))
-    world.barrier()
-    engine.close()
-    world.finish()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "quick")
+    main(Far)

@@ -7,21 +7,18 @@ docs/explain/transport.md.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from mooncake_lite.bench.result import Other, Row, median_seconds
-from mooncake_lite.launch.rank_process import die_with_parent, forget_shared_memory
+from mooncake_lite.bench.transport_rank import SEGMENT_BYTES, main
 from transport.engine import Transfer, TransferEngine
 from transport.world import World
 
 MIB = 2**20
-SEGMENT_BYTES = 64 * MIB
 TOGETHER, TOGETHER_BYTES = 64, 256 * 1024
 """Reads that each of four ranks has under way at once, and the size of each."""
 
@@ -137,21 +134,5 @@ SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB, "16 MiB": 16 * MIB}
 REPEATS = 4
 
 
-def main(result: Path, quick: bool) -> None:
-    """What each rank runs."""
-    die_with_parent()
-    world = World.start()
-    engine = TransferEngine(world, SEGMENT_BYTES)
-    forget_shared_memory()
-    engine.local[:] = world.rank
-    world.barrier()
-    rows = Near(world, engine, quick).rows()
-    if world.rank == 0:
-        result.write_bytes(msgspec.json.encode(rows))
-    world.barrier()
-    engine.close()
-    world.finish()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "quick")
+    main(Near)

@@ -36,7 +36,8 @@ TICK_S = 0.25
 SILENT_NS = 10 * 10**9
 """A client of another machine that has not said anything for so long is gone."""
 
-MAX_CLIENTS = 4096
+MAX_CLIENTS = LAST_PORT - FIRST_PORT
+"""Fewer than there are ports to give, so that one is always free."""
 
 AWAKE_NS = 300_000
 """After a question over a line: a put of 1 MiB takes a client that long, and being woken takes half of it."""
