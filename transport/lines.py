@@ -184,6 +184,8 @@ class Line:
         except OSError as error:
             self._socket.close()
             raise ChannelError(f"nobody listens at {name}: {error}") from None
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def send(self, message: msgspec.Struct, timeout_s: float) -> None:
         """Raises ChannelError when the other side is gone or takes nothing, WireError for a large message."""
@@ -206,6 +208,10 @@ class Line:
         while len(got) < _LENGTH.size + size:
             got += self._some(deadline)
         return self._decoder.decode(bytes(memoryview(got)[_LENGTH.size :]))
+
+    def is_ready(self) -> bool:
+        """Whether an answer, or the end, has begun to arrive."""
+        return bool(self._poll.poll(0))
 
     def _some(self, deadline: float) -> bytearray:
         try:

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
 from store.distributed.messages import Wish
-from store.distributed.shared_table import TableWriter
+from store.distributed.shared_table import TableWriter, name_hash
 from store.errors import PoolFull
 from store.layout import BlockLayout
 
@@ -23,7 +23,8 @@ EVICT_SHARE = 0.05
 """Of the capacity, freed at least by one eviction."""
 
 COUNTERS = (
-    *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "finds", "found"),
+    *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "claims", "claims_unknown"),
+    *("finds", "found"),
     *("evictions", "evicted_bytes", "removed", "leased_refusals", "replicas_lost", "objects_lost"),
 )
 
@@ -31,9 +32,9 @@ COUNTERS = (
 class Books:
     """The books of one master. Times are nanoseconds of the master's monotonic clock.
 
-    _entries    name -> visible or being written for the first time
-    _upserts    name -> being written, to take the place of the entry
-    _puts       put -> entry that is not known to be visible yet
+    _entries    name -> what readers see; each has its slot in the table
+    _writing    name -> being written, to become what readers see
+    _puts       put -> entry being written, all of which _writing names
     _spares     put -> room in advance, without a name
     _lenders    number -> segment
     _held       rooms in quarantine
@@ -46,7 +47,7 @@ class Books:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._space = Space(BlockLayout(1, 1, 1, 1, 1))
         self._entries: dict[str, Entry] = {}
-        self._upserts: dict[str, Entry] = {}
+        self._writing: dict[str, Entry] = {}
         self._puts: dict[int, Entry] = {}
         self._spares: dict[int, Entry] = {}
         self._lenders: dict[int, Lender] = {}
@@ -58,18 +59,6 @@ class Books:
         """The segment of this name."""
         return next((lender for lender in self._lenders.values() if lender.name == name), None)
 
-    # -------------------------------------------------------------------------------------- entries
-
-    def is_visible(self, entry: Entry) -> bool:
-        """Whether readers see it; notes it when its writer has published it without a message."""
-        if not entry.visible and entry.word and self.table.is_published(entry.word):
-            entry.visible = True
-            del self._puts[entry.put]
-            self.counters["puts_ended"] += 1
-            for replica in entry.replicas:
-                self._space.put_end(replica.object_id, (), now=0.0)
-        return entry.visible
-
     # ----------------------------------------------------------------------------------------- room
 
     def _new_entry(
@@ -77,7 +66,7 @@ class Books:
     ) -> Entry | None:
         put, self._next_put = self._next_put, self._next_put + 1
         replicas = self._place(str(put), machine, nbytes, wish, now_ns, evict)
-        return Entry(name, put, client, nbytes, replicas, wish.hard_pin, 0, now_ns) if replicas else None
+        return Entry(name, put, client, nbytes, replicas, wish, now_ns) if replicas else None
 
     def _place(
         self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int, evict: bool
@@ -115,7 +104,7 @@ class Books:
         old = self.table
         self.table, moved = old.regrown()
         for entry in self._entries.values():
-            entry.word = moved.get(entry.word, 0)
+            entry.word = moved[entry.word]
         old.close()
 
     # ------------------------------------------------------------------------------------- eviction
@@ -159,51 +148,63 @@ class Books:
         candidates = [
             (entry.soft_until_ns > now_ns, until, entry.put, entry)
             for entry in self._entries.values()
-            if not entry.hard_pin
-            and not entry.tasks
-            and self.is_visible(entry)
-            and (until := lease(entry.word, now_ns)) <= now_ns
+            if not entry.wish.hard_pin and not entry.tasks and (until := lease(entry.word, now_ns)) <= now_ns
         ]
         candidates.sort(key=itemgetter(0, 1, 2))
         return iter([entry for _, _, _, entry in candidates])
 
     # ---------------------------------------------------------------------------------------- steps
 
+    def _publish(self, entry: Entry, now_ns: int) -> None:
+        """What has been written is what readers see from now on, in place of what they saw."""
+        old = self._entries.get(entry.name)
+        if old is not None and not entry.upsert:  # another put of this name was faster
+            self.counters["puts_existing"] += 1
+            self._space.revoke_owner(entry.owner, now_ns / 1e9)
+            return
+        for replica in entry.replicas:
+            self._space.put_end(replica.object_id, (), now=0.0)
+        self.counters["puts_ended"] += 1
+        if old is None:
+            self._make_room_in_table()
+            key, digest = name_hash(entry.name)
+            locations = [replica.location for replica in entry.replicas]
+            entry.word = self.table.insert(key, digest, entry.nbytes, locations, now_ns)
+        else:
+            entry.word, old.word = old.word, 0
+            self._free(old, now_ns)
+            entry.remote_until_ns = old.remote_until_ns
+            self._rewrite(entry)
+        self._entries[entry.name] = entry
+
     def _drop(self, entry: Entry, now_ns: int) -> None:
-        """A visible object is no more."""
+        """An object is no more."""
         del self._entries[entry.name]
         self.table.remove(entry.word)
         entry.word = 0
         self._free(entry, now_ns)
 
     def _drop_replicas(self, entry: Entry, lost: Sequence[Replica]) -> None:
-        """Some, not all, replicas of a visible object are no more; readers look again."""
+        """Some, not all, replicas of an object are no more; readers look again."""
         entry.replicas = [replica for replica in entry.replicas if replica not in lost]
         self._rewrite(entry)
         for replica in lost:
             self._space.put_revoke(replica.object_id)
 
     def _rewrite(self, entry: Entry) -> None:
-        locations = [replica.location for replica in entry.replicas]
-        self.table.replace(entry.word, entry.nbytes, locations, published=True)
+        self.table.replace(entry.word, entry.nbytes, [replica.location for replica in entry.replicas])
 
     def _free(self, entry: Entry, now_ns: int) -> None:
-        """Give the room of a visible object back, at once or when nobody far away can be reading it."""
+        """Give the room of an object back, at once or when nobody far away can be reading it."""
         if entry.remote_until_ns > now_ns:
             self._held.append(Quarantine(entry.owner, "", entry.remote_until_ns))
         else:
             self._space.release(entry.owner, now_ns / 1e9)
 
     def _revoke(self, entry: Entry, now_ns: int, *, writer_may_live: bool) -> None:
-        """A put that will not be finished."""
-        if self._spares.pop(entry.put, None) is not None:
-            pass
-        elif self._upserts.get(entry.name) is entry:
-            del self._upserts[entry.name]
-        else:
-            del self._entries[entry.name]
-            self.table.remove(entry.word)
-        if self._puts.pop(entry.put, None) is not None:
+        """A put that will not be finished, or room in advance that is not wanted."""
+        if self._spares.pop(entry.put, None) is None:
+            del self._writing[entry.name], self._puts[entry.put]
             self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
         if writer_may_live:
@@ -218,7 +219,7 @@ class Books:
     # ----------------------------------------------------------------------------------- inspection
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges: objects (visible or being written), writing, segments, bytes."""
+        """Counters and gauges: objects that readers see, writing, spares, segments, held, bytes, slots."""
         space = self._space.stats()
         return self.counters | {
             "objects": len(self._entries),
@@ -238,18 +239,17 @@ class Books:
         owners = {held.owner for held in self._held}
         for name, entry in self._entries.items():
             assert entry.name == name
-            assert entry.replicas, f"{name} has no replica"
             assert entry.word, f"{name} has no slot"
-            assert entry.visible == (entry.put not in self._puts)
-        for name, entry in self._upserts.items():
+        for name, entry in self._writing.items():
             assert entry.name == name
             assert self._puts[entry.put] is entry
-        everything = [*self._entries.values(), *self._upserts.values(), *self._spares.values()]
-        unfinished = {entry.put for entry in everything if not entry.visible}
-        assert unfinished == set(self._puts) | set(self._spares)
-        assert not set(self._puts) & set(self._spares)
-        for entry in everything:
+        assert len(self._writing) == len(self._puts)
+        unfinished = [*self._puts.values(), *self._spares.values()]
+        assert not any(entry.word for entry in unfinished)
+        assert not any(entry.name for entry in self._spares.values())
+        for entry in [*self._entries.values(), *unfinished]:
             owners.add(entry.owner)
+            assert entry.replicas, f"{entry.name} has no replica"
             segments = [replica.segment for replica in entry.replicas]
             assert len(set(segments)) == len(segments), f"{entry.name} has twins on one segment"
             for replica in entry.replicas:

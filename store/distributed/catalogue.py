@@ -21,7 +21,7 @@ from store.distributed.codes import (
 )
 from store.distributed.entries import Entry, Lender, Replica
 from store.distributed.messages import Grant, Wish
-from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS, name_hash
+from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from store.errors import PoolFull, StoreError
 
 PUT_LIMIT_NS = 30 * 10**9
@@ -30,8 +30,8 @@ PUT_LIMIT_NS = 30 * 10**9
 SPARE_SHARE = 1 / 32
 """Of the capacity, given out in advance at most."""
 
-MAX_SPARES = 2
-"""Of one client: one to write to, one whose pages are being prepared."""
+MAX_SPARES = 16
+"""Of one client."""
 
 
 class Catalogue(Books):
@@ -56,12 +56,12 @@ class Catalogue(Books):
     def unmount(self, number: int, now_ns: int) -> None:
         """A segment is gone with what is in it; objects with a replica elsewhere stay."""
         del self._lenders[number]
-        for entry in [*self._entries.values(), *self._upserts.values(), *self._spares.values()]:
+        for entry in [*self._entries.values(), *self._puts.values(), *self._spares.values()]:
             lost = [replica for replica in entry.replicas if replica.segment == number]
             if not lost:
                 continue
             self.counters["replicas_lost"] += 1
-            if not self.is_visible(entry):
+            if not entry.word:
                 self._revoke(entry, now_ns, writer_may_live=True)
             elif len(lost) == len(entry.replicas):
                 self.counters["objects_lost"] += 1
@@ -77,52 +77,27 @@ class Catalogue(Books):
     # ----------------------------------------------------------------------------------------- puts
 
     def put_start(
-        self,
-        client: str,
-        machine: str,
-        name: str,
-        nbytes: int,
-        wish: Wish,
-        upsert: bool,
-        now_ns: int,
-        spare: int = 0,
+        self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
     ) -> Grant | int:
-        """Room and a slot for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS.
-
-        spare: room of this size that the client has in advance; another is given when it has not.
-        """
+        """Room for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
         if nbytes < 1:
             return BAD_PARAMETERS
         old = self._entries.get(name)
-        if old is not None and not (upsert and self.is_visible(old)):
+        if name in self._writing or (old is not None and not upsert):
             self.counters["puts_existing"] += 1
             return NOT_READY if upsert else EXISTS
-        if name in self._upserts:
-            return NOT_READY
-        entry = self._spares.get(spare)
-        if entry is not None and (entry.client, entry.nbytes) == (client, nbytes):
-            del self._spares[spare]
-            entry.name, entry.hard_pin, entry.started_ns = name, wish.hard_pin, now_ns
-        else:
-            entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
+        entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
         if entry is None:
             self.counters["puts_full"] += 1
             return NO_SPACE
+        entry.upsert = upsert
         if wish.soft_pin_ms is not None:
             entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
         elif old is not None and wish.keep_pin:
             entry.soft_until_ns = old.soft_until_ns
-        self._puts[entry.put] = entry
+        self._puts[entry.put] = self._writing[name] = entry
         self.counters["puts"] += 1
-        locations = [replica.location for replica in entry.replicas]
-        if old is not None and name in self._entries:
-            self._upserts[name] = entry
-            return Grant(entry.put, locations, 0, 0, 0)
-        self._entries[name] = entry
-        self._make_room_in_table()
-        key, digest = name_hash(name)
-        entry.word, version = self.table.insert(key, digest, nbytes, locations, now_ns, published=False)
-        return Grant(entry.put, locations, entry.word, version, self.table.generation)
+        return Grant(entry.put, [one.location for one in entry.replicas], swap=upsert)
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
@@ -130,6 +105,8 @@ class Catalogue(Books):
         """Room in advance, up to `count` for this client: nothing is evicted for it, and all of it together
         has SPARE_SHARE of the capacity at most. It comes back with put_revoke or the client's end."""
         granted: list[Grant] = []
+        if nbytes < 1:
+            return granted
         held = sum(entry.nbytes * len(entry.replicas) for entry in self._spares.values())
         mine = sum(entry.client == client for entry in self._spares.values())
         capacity = sum(lender.nbytes for lender in self._lenders.values())
@@ -140,56 +117,44 @@ class Catalogue(Books):
                 break
             most -= nbytes * wish.replicas
             self._spares[entry.put] = entry
-            granted.append(Grant(entry.put, [one.location for one in entry.replicas], 0, 0, 0))
+            granted.append(Grant(entry.put, [one.location for one in entry.replicas]))
         return granted
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
-        """The bytes of this put are in place: publish it. Also when readers see it already."""
+        """The bytes of this put are in place: publish it. OK, NOT_FOUND when it has been revoked."""
         entry = self._puts.get(put)
         if entry is None or entry.client != client:
-            return OK if self._is_known(put) else NOT_FOUND
-        if entry.word == 0:
-            self._swap(entry, now_ns)
-        self.table.publish(entry.word)
-        self.is_visible(entry)
+            return NOT_FOUND
+        del self._puts[put], self._writing[entry.name]
+        self._publish(entry, now_ns)
+        return OK
+
+    def claim(self, client: str, put: int, name: str, now_ns: int) -> int:
+        """As put_end, said in the client's journal; name: of a put that used room in advance, else "".
+
+        OK, NOT_FOUND when the room is not the client's (any more).
+        """
+        self.counters["claims"] += 1
+        spare = self._spares.get(put)
+        if spare is None or spare.client != client or not name:
+            code = self.put_end(client, put, now_ns)
+            self.counters["claims_unknown"] += code != OK
+            return code
+        del self._spares[put]
+        spare.name = name
+        if spare.wish.soft_pin_ms is not None:
+            spare.soft_until_ns = now_ns + spare.wish.soft_pin_ms * 10**6
+        self.counters["puts"] += 1
+        self._publish(spare, now_ns)
         return OK
 
     def put_revoke(self, client: str, put: int, now_ns: int) -> int:
         """Forget this put; its writer will not write any more."""
         entry = self._puts.get(put) or self._spares.get(put)
-        if entry is None or entry.client != client or self.is_visible(entry):
+        if entry is None or entry.client != client:
             return NOT_FOUND
         self._revoke(entry, now_ns, writer_may_live=False)
         return OK
-
-    def note_ended(self, puts: Sequence[int]) -> None:
-        """Their writers have published these: take note of those that readers see."""
-        for put in puts:
-            if (entry := self._puts.get(put)) is not None:
-                self.is_visible(entry)
-
-    def _is_known(self, put: int) -> bool:
-        """Whether this put has become an object that is still there."""
-        return any(entry.put == put for entry in self._entries.values())
-
-    def _swap(self, entry: Entry, now_ns: int) -> None:
-        """An upsert is done: its bytes take the place of what the name meant until now."""
-        del self._upserts[entry.name]
-        old = self._entries.get(entry.name)
-        if old is not None and not self.is_visible(old):  # removed meanwhile, and put again by somebody
-            self._revoke(old, now_ns, writer_may_live=True)
-            old = None
-        if old is None:
-            self._make_room_in_table()
-            key, digest = name_hash(entry.name)
-            locations = [replica.location for replica in entry.replicas]
-            entry.word, _ = self.table.insert(key, digest, entry.nbytes, locations, now_ns, published=False)
-        else:
-            entry.word, old.word = old.word, 0
-            self._free(old, now_ns)
-            entry.remote_until_ns = old.remote_until_ns
-            self._rewrite(entry)
-        self._entries[entry.name] = entry
 
     # --------------------------------------------------------------------------------------- copies
 
@@ -229,10 +194,10 @@ class Catalogue(Books):
     # -------------------------------------------------------------------------------------- lookups
 
     def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:
-        """A visible object; lease: readers that cannot see the table get one of the usual length."""
+        """What readers see; lease: readers that cannot see the table get one of the usual length."""
         entry = self._entries.get(name)
         self.counters["finds"] += 1
-        if entry is None or not self.is_visible(entry):
+        if entry is None:
             return None
         self.counters["found"] += 1
         if lease:
@@ -241,9 +206,8 @@ class Catalogue(Books):
         return entry
 
     def names(self, after: str, most: int) -> list[str]:
-        """Names of visible objects behind this one, in order."""
-        found = (name for name, entry in self._entries.items() if name > after and self.is_visible(entry))
-        return nsmallest(most, list(found))
+        """Names of objects behind this one, in order."""
+        return nsmallest(most, (name for name in self._entries if name > after))
 
     # ------------------------------------------------------------------------------------- removing
 
@@ -251,8 +215,8 @@ class Catalogue(Books):
         """OK, NOT_FOUND, NOT_READY while it is written or copied, HAS_LEASE."""
         entry = self._entries.get(name)
         if entry is None:
-            return NOT_FOUND
-        if not self.is_visible(entry) or (entry.tasks and not force):
+            return NOT_READY if name in self._writing else NOT_FOUND
+        if entry.tasks and not force:
             return NOT_READY
         if not force and not self.table.lock_unleased([entry.word], now_ns)[0]:
             self.counters["leased_refusals"] += 1
@@ -268,7 +232,7 @@ class Catalogue(Books):
     def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
         """Drop the replicas of the client's own object on one segment ("": all); False when it may not."""
         entry = self._entries.get(name)
-        if entry is None or entry.client != client or not self.is_visible(entry) or entry.tasks:
+        if entry is None or entry.client != client or entry.tasks:
             return False
         where = self.segment_named(segment) if segment else None
         lost = [one for one in entry.replicas if where is None or one.segment == where.number]
@@ -283,11 +247,10 @@ class Catalogue(Books):
     # -------------------------------------------------------------------------------- clients, time
 
     def drop_client(self, client: str, now_ns: int) -> None:
-        """A client is gone: its segments, and its puts that readers do not see."""
+        """A client is gone: its segments, and its puts that it has not ended."""
         unfinished = [*self._puts.values(), *self._spares.values()]
         for entry in [entry for entry in unfinished if entry.client == client]:
-            if not self.is_visible(entry):
-                self._revoke(entry, now_ns, writer_may_live=False)
+            self._revoke(entry, now_ns, writer_may_live=False)
         for number in [one.number for one in self._lenders.values() if one.client == client]:
             self.unmount(number, now_ns)
         self._settle([held for held in self._held if held.client == client], now_ns)
@@ -295,6 +258,6 @@ class Catalogue(Books):
     def tick(self, now_ns: int) -> None:
         """Revoke puts that take too long, give back room whose time has come."""
         for entry in list(self._puts.values()):
-            if not self.is_visible(entry) and now_ns - entry.started_ns > PUT_LIMIT_NS:
+            if now_ns - entry.started_ns > PUT_LIMIT_NS:
                 self._revoke(entry, now_ns, writer_may_live=True)
         self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)

@@ -31,6 +31,7 @@ from store.distributed.codes import (
     CodeError,
 )
 from store.distributed.config import Setup
+from store.distributed.journal import ClientJournals
 from store.distributed.link import Link
 from store.distributed.memory import machine_id
 from store.distributed.segments import AnySegment, Lending, Segments, Warmer
@@ -42,6 +43,8 @@ from transport.curve import CurveKeys
 from transport.errors import TransportError
 
 BEAT_S = 1.0
+BUSY_BEAT_S = 0.1
+"""While the own segment is being filled for the first time: its pages are prepared a little ahead."""
 
 READ_TRIES = 50
 """Copies of one object that moved under the reader's hands."""
@@ -77,7 +80,8 @@ class Client:
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
         self._warmer = Warmer()
-        self._writer = Writer(self._link, self._segments, self, self._warmer)
+        self._writer = Writer(self._link, self._segments, self._warmer)
+        self._journals: ClientJournals | None = None
         try:
             self._join(setup, curve, machine, use_tcp)
         except BaseException:
@@ -123,6 +127,13 @@ class Client:
         if joined.code != OK:
             raise CodeError(joined.code, f"the master refuses {setup.local_hostname}")
         self.hostname: str = joined.hostname
+        if self.table is not None and joined.journals is not None:
+            where = joined.journals
+            with contextlib.suppress(StoreError):  # without, puts and misses take a message each
+                self._journals = ClientJournals(
+                    where.pid, where.fd, where.inode, where.nbytes, joined.journal
+                )
+            self._writer.journals = self._journals
         if self._lending is not None:
             self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
             self._warmer.prepare(self._lending.memory, 0)
@@ -141,20 +152,25 @@ class Client:
             self._lending.close()
         if self.table is not None:
             self.table.close()
+        if self._journals is not None:
+            self._journals.close()
 
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
         try:
-            return bool(self._link.ask(say.Beat, self._writer.take_ended()).codes[0] == OK)
+            return bool(self._link.ask(say.Beat).codes[0] == OK)
         except CodeError:
             return False
 
     def _keep(self) -> None:
-        """Tell the master that we live, and which puts have ended; unmap what is lent no longer."""
+        """Tell the master that we live; unmap what is lent no longer."""
         turn = itertools.count()
-        while not self._stop.wait(BEAT_S):
+        used_before, wait_s = 0, BEAT_S
+        while not self._stop.wait(wait_s):
             try:
-                _, used_until = self._link.ask(say.Beat, self._writer.take_ended()).codes
+                _, used_until = self._link.ask(say.Beat).codes
+                wait_s = BEAT_S if used_until == used_before else BUSY_BEAT_S
+                used_before = used_until
                 if self._lending is not None:
                     self._warmer.prepare(self._lending.memory, used_until)
                 self._writer.rest()
@@ -174,15 +190,14 @@ class Client:
         if table is not None:
             try:
                 found = table.find(xxh3_128_intdigest(name.encode()))
-                if found is None:
-                    return None
-                location = found.locations[0]
-                view = self._segments.views.get(location >> OFFSET_BITS)
-                if view is not None and table.extend_lease(found, time.monotonic_ns() + self._lease_ns):
-                    start = location & OFFSET_MASK
-                    data = bytes(view[start : start + found.nbytes])
-                    if table.words[found.word] == found.version:
-                        return data
+                if found is not None:
+                    location = found.locations[0]
+                    view = self._segments.views.get(location >> OFFSET_BITS)
+                    if view is not None and table.extend_lease(found, time.monotonic_ns() + self._lease_ns):
+                        start = location & OFFSET_MASK
+                        data = bytes(view[start : start + found.nbytes])
+                        if table.words[found.word] == found.version:
+                            return data
             except (Retired, Busy, ValueError):  # ValueError: a view or table that was just closed
                 pass
         return self.read(name, lambda segment, offset, nbytes: segment.read_bytes(offset, nbytes))
@@ -244,15 +259,18 @@ class Client:
     def _look(self, name: str, until_ns: int) -> Found | bool | None:
         """In the table: the object, False when there is none, None when the master must be asked."""
         whole = xxh3_128_intdigest(name.encode())
+        all_taken = False
         for _ in range(READ_TRIES):
             table = self.table
             if table is None:
                 return None
             try:
                 found = table.find(whole)
-                if found is None:
+                if found is None and all_taken:
                     return False
-                if not until_ns or table.extend_lease(found, until_ns):
+                if found is None:
+                    all_taken = self._take_journals()
+                elif not until_ns or table.extend_lease(found, until_ns):
                     return found
             except Retired:
                 self._renew_table(table)
@@ -260,13 +278,28 @@ class Client:
                 return None
         return None
 
+    def _is_known(self, name: str) -> bool:
+        """Whether it is in the table. Unlike `_look` it may miss what has just been put: the master then
+        finds that the name is taken, as it does when two clients put at once."""
+        table = self.table
+        try:
+            return table is not None and table.find(xxh3_128_intdigest(name.encode())) is not None
+        except (Retired, Busy, ValueError):
+            return False
+
+    def _take_journals(self) -> bool:
+        """Every put that has returned by now is in the table from here on. Raises CodeError."""
+        if self._journals is None or self._journals.is_pending():
+            self._link.ask(say.Drain)
+        return True
+
     def _is_still(self, located: Located) -> bool:
         if located.found is None:
             return time.monotonic_ns() < located.until_ns
         table = self.table
         return table is not None and table.is_still(located.found)
 
-    def _open_table(self, told: say.Table) -> TableReader:
+    def _open_table(self, told: say.Memory) -> TableReader:
         return TableReader(told.pid, told.fd, told.inode, told.nbytes)
 
     def _renew_table(self, old: TableReader) -> None:
@@ -298,7 +331,7 @@ class Client:
         """Store objects, with one question to the master for those that are new. A code for each."""
         if upsert:
             return self._writer.put_many(names, values, wish, upsert=True)
-        new = [at for at, name in enumerate(names) if not isinstance(self._look(name, 0), Found)]
+        new = [at for at, name in enumerate(names) if not self._is_known(name)]
         codes = [OK] * len(names)
         written = self._writer.put_many([names[at] for at in new], [values[at] for at in new], wish, False)
         for at, code in zip(new, written):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from store.directory import Directory
+from store.distributed.messages import Wish
 from store.distributed.shared_table import OFFSET_BITS
 
 
@@ -27,14 +28,14 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One object of a name, or one being written.
+    """One object of a name, or room for one that is being written.
 
+    name             "" while it is room in advance
     put              number of the put; the directory's owner of its replicas
     client           who put it
-    word             its slot in the table, 0 while an upsert is being written
+    word             its slot in the table; 0: no reader sees it
     soft_until_ns    evicted last until then
     remote_until_ns  clients that cannot look at the table may read until then
-    visible          the books know that it is published; the table may know better
     """
 
     name: str
@@ -42,11 +43,11 @@ class Entry:
     client: str
     nbytes: int
     replicas: list[Replica]
-    hard_pin: bool
-    soft_until_ns: int
+    wish: Wish
     started_ns: int
+    upsert: bool = False
+    soft_until_ns: int = 0
     word: int = 0
-    visible: bool = False
     remote_until_ns: int = 0
     tasks: int = 0
 

@@ -49,6 +49,7 @@ class Link:
         self._lost = False
         self._pidfd = -1
         self._line: Line | None = None
+        self._then: Callable[[Any], None] | None = None
         self._decoder = Decoder(say.Reply, say.MAX_BYTES)
         try:
             self._spoke = Spoke(
@@ -80,39 +81,84 @@ class Link:
         with self._lock, contextlib.suppress(ChannelError):
             self._line = Line(self.welcome.line, self._decoder, say.MAX_BYTES)
 
-    def ask(
-        self,
-        kind: Callable[..., msgspec.Struct],
-        *values: Any,
-        limit_s: float = CALL_S,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Any:
-        """Send a request and return its answer; do something else while the master works.
+    def ask(self, kind: Callable[..., msgspec.Struct], *values: Any, limit_s: float = CALL_S) -> Any:
+        """Send a request and return its answer.
 
         Raises CodeError (NO_MASTER) when none comes in time, or when the master does not know us.
         """
         with self._lock:
             if self._lost:
                 raise CodeError(NO_MASTER, "the master is gone")
+            if self._then is not None:
+                self._collect(limit_s)
             self._call += 1
             call = self._call
-            ask = self._ask_channel if self._line is None else self._ask_line
             try:
-                reply = ask(kind(call, *values), call, limit_s, meanwhile)
+                if self._line is None:
+                    reply = self._ask_channel(kind(call, *values), call, limit_s)
+                else:
+                    self._say(self._line, kind(call, *values), limit_s)
+                    reply = self._hear(self._line, call, limit_s)
             except WireError as error:
                 raise CodeError(NO_MASTER, str(error)) from None
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
         return reply
 
-    def _ask_line(self, message: Any, call: int, limit_s: float, meanwhile: Callable[[], None] | None) -> Any:
-        assert self._line is not None
+    def post(self, kind: Callable[..., msgspec.Struct], *values: Any, then: Callable[[Any], None]) -> bool:
+        """Send a request without waiting; `then` gets its answer in `poll`, or before the next request goes.
+
+        False when this cannot be done now: there is no line, it is in use, or the last answer has not come.
+        `then` is called by whichever thread finds the answer; it must neither wait nor ask.
+        Raises CodeError (NO_MASTER).
+        """
+        if not self.poll() or not self._lock.acquire(blocking=False):
+            return False
         try:
-            self._line.send(message, limit_s)
-            if meanwhile is not None:
-                meanwhile()
-            reply = self._line.receive(limit_s)
-        except ChannelError as error:  # after it, whose answer comes next is not known
+            if self._line is None or self._then is not None:
+                return False
+            self._call += 1
+            self._say(self._line, kind(self._call, *values), CALL_S)
+            self._then = then
+            return True
+        finally:
+            self._lock.release()
+
+    def poll(self) -> bool:
+        """Whether nothing is open that was posted: its answer is taken if it has come.
+
+        Raises CodeError (NO_MASTER) when the master is known to be gone.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._lost:
+                raise CodeError(NO_MASTER, "the master is gone")
+            if self._then is not None and self._line is not None and self._line.is_ready():
+                self._collect(CALL_S)
+            return self._then is None
+        finally:
+            self._lock.release()
+
+    def _collect(self, limit_s: float) -> None:
+        """The answer to what has been posted."""
+        assert self._line is not None
+        assert self._then is not None
+        reply = self._hear(self._line, self._call, limit_s)
+        then, self._then = self._then, None
+        then(reply)
+
+    def _say(self, line: Line, message: Any, limit_s: float) -> None:
+        try:
+            line.send(message, limit_s)
+        except ChannelError as error:
+            self._lost = True
+            raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
+
+    def _hear(self, line: Line, call: int, limit_s: float) -> Any:
+        try:
+            reply = line.receive(limit_s)
+        except (ChannelError, WireError) as error:  # after it, whose answer comes next is not known
             self._lost = True
             raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
         if reply.call != call:
@@ -120,14 +166,10 @@ class Link:
             raise CodeError(NO_MASTER, "the master answers something else")
         return reply
 
-    def _ask_channel(
-        self, message: Any, call: int, limit_s: float, meanwhile: Callable[[], None] | None
-    ) -> Any:
+    def _ask_channel(self, message: Any, call: int, limit_s: float) -> Any:
         """The answer to this call; those to calls that were given up are passed over."""
         if not self._spoke.send(message):
             raise CodeError(NO_MASTER, "the master takes no more messages")
-        if meanwhile is not None:
-            meanwhile()
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0:
             for message in self._spoke.receive(left_s):

@@ -18,6 +18,7 @@ import msgspec
 from store.distributed import messages as say
 from store.distributed.catalogue import Catalogue
 from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, OK
+from store.distributed.journal import Journals
 from store.distributed.memory import machine_id
 from store.distributed.shared_table import TOKEN_BYTES, TableWriter
 from store.distributed.tasks import Tasks
@@ -40,7 +41,7 @@ MAX_CLIENTS = LAST_PORT - FIRST_PORT
 """Fewer than there are ports to give, so that one is always free."""
 
 AWAKE_NS = 300_000
-"""After a question over a line: a put of 1 MiB takes a client that long, and being woken takes half of it."""
+"""After a question over a line: the next of a row of puts or lookups comes before that."""
 
 AWAY_NS = 5_000_000
 """Longest time that lines keep the master from everything else."""
@@ -48,13 +49,14 @@ AWAY_NS = 5_000_000
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who joined. pid 0: of another machine, watched by its beats."""
+    """Somebody who joined. pid 0: of another machine, watched by its beats; journal None: it has none."""
 
     peer: str
     machine: str
     pid: int
     heard_ns: int
     segment: int = 0
+    journal: int | None = None
 
 
 class Master:
@@ -70,6 +72,8 @@ class Master:
         self._machine = machine_id()
         self.catalogue = Catalogue(TableWriter(lease_ms * 10**6, self._token))
         self._tasks = Tasks(self.catalogue)
+        self._journals = Journals()
+        self._writers: dict[int, Client] = {}
         self._clients: dict[str, Client] = {}
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
@@ -90,9 +94,11 @@ class Master:
         self._answers: dict[type, Callable[[Client, Any, int], Any]] = {
             say.Leave: self._leave,
             say.Beat: self._beat,
+            say.Drain: lambda client, ask, now: say.Codes(ask.call, [OK]),
             say.TableAsk: lambda client, ask, now: say.TableIs(ask.call, self._table()),
             say.SegmentAsk: lambda client, ask, now: say.SegmentIs(ask.call, self._segments.get(ask.number)),
             say.PutStart: self._put_start,
+            say.SparesAsk: self._spares_ask,
             say.PutEnd: self._put_end,
             say.Find: self._find,
             say.Remove: self._remove,
@@ -111,14 +117,16 @@ class Master:
         """Read, answer, keep order."""
         next_tick = 0.0
         while self._running:
-            for peer, message in self._hub.receive(TICK_S) + self._lines.receive():
+            received = self._hub.receive(TICK_S) + self._lines.receive()
+            for peer, message in received:
                 self._handle(peer, message, time.monotonic_ns())
-            self._stay_awake()
+            if not all(isinstance(message, say.SparesAsk) for _, message in received):
+                self._stay_awake()  # somebody waited for the answer
             now = time.monotonic()
             self._notice_ends()
             if now >= next_tick:
                 next_tick = now + TICK_S
-                self._tick(time.monotonic_ns())
+                self._tick()
         self._close()
 
     def _stay_awake(self) -> None:
@@ -129,7 +137,8 @@ class Master:
         while (now_ns := time.monotonic_ns()) < min(until, began_ns + AWAY_NS) and self._running:
             for peer, message in self._lines.receive():
                 self._handle(peer, message, now_ns)
-                until = now_ns + AWAKE_NS
+                if not isinstance(message, say.SparesAsk):
+                    until = now_ns + AWAKE_NS
             os.sched_yield()
 
     def stop(self) -> None:
@@ -141,6 +150,7 @@ class Master:
         self._watch.close()
         self._lines.close()
         self._hub.close()
+        self._journals.close()
         self.catalogue.table.close()
 
     def stats(self) -> dict[str, int]:
@@ -171,19 +181,31 @@ class Master:
             self._strangers += 1
             self._send(peer, say.Codes(message.call, [NO_MASTER]))
             return
-        client.heard_ns = now_ns
+        client.heard_ns = now_ns = self._drain()
         reply = self._answers[type(message)](client, message, now_ns)
         self._send(peer, reply)
-        if isinstance(message, say.PutStart):
+        if isinstance(message, say.PutStart | say.SparesAsk):
             self.catalogue.keep_below_high_water(now_ns)
+
+    def _drain(self) -> int:
+        """Make visible what writers have announced in their journals until now, which is returned: before
+        anything else is looked at."""
+        now_ns = time.monotonic_ns()
+        claims = self._journals.waiting(now_ns)
+        for claim in claims:
+            writer = self._writers.get(claim.journal)
+            if writer is not None:
+                self.catalogue.claim(writer.peer, claim.put, _text(claim.name), now_ns)
+        self._journals.taken(claims)
+        return now_ns
 
     def _send(self, peer: str, reply: Any) -> None:
         if not self._lines.send(peer, reply):
             self._hub.send(peer, reply)
 
-    def _table(self) -> say.Table:
+    def _table(self) -> say.Memory:
         table = self.catalogue.table
-        return say.Table(self._machine, os.getpid(), table.fd, table.inode, table.nbytes)
+        return say.Memory(self._machine, os.getpid(), table.fd, table.inode, table.nbytes)
 
     def _join(self, peer: str, join: say.Join, now_ns: int) -> say.Joined:
         trusted = self._curve is not None or secrets.compare_digest(join.token, self._token)
@@ -200,11 +222,18 @@ class Master:
                 return say.Joined(join.call, BAD_PARAMETERS, "", 0)
             self._segments[client.segment] = msgspec.structs.replace(join.segment, name=hostname)
         self._clients[peer] = client
-        if local:
-            fd = self._watch.add(peer, join.pid)
-            if fd is not None:
-                self._hub.watch_fd(fd)
-        return say.Joined(join.call, OK, hostname, client.segment)
+        if not local:
+            return say.Joined(join.call, OK, hostname, client.segment)
+        fd = self._watch.add(peer, join.pid)
+        if fd is not None:
+            self._hub.watch_fd(fd)
+        client.journal = self._journals.open()
+        if client.journal is None:
+            return say.Joined(join.call, OK, hostname, client.segment)
+        self._writers[client.journal] = client
+        shared = self._journals
+        where = say.Memory(self._machine, os.getpid(), shared.fd, shared.inode, shared.nbytes)
+        return say.Joined(join.call, OK, hostname, client.segment, client.journal, where)
 
     def _hostname(self, wanted: str) -> str:
         """HOST:PORT: as wanted when it has a port, else with one that no segment has."""
@@ -220,15 +249,19 @@ class Master:
                 return name
 
     def _leave(self, client: Client, leave: say.Leave, now_ns: int) -> say.Codes:
-        self._forget(client, now_ns)
+        self._forget(client)
         fd = self._watch.remove(client.peer)
         if fd is not None:
             self._hub.unwatch_fd(fd)
         return say.Codes(leave.call, [OK])
 
-    def _forget(self, client: Client, now_ns: int) -> None:
+    def _forget(self, client: Client) -> None:
         """A client has left or is dead."""
+        now_ns = self._drain()
         del self._clients[client.peer]
+        if client.journal is not None:
+            del self._writers[client.journal]
+            self._journals.release(client.journal)
         self._tasks.drop_client(client.peer, now_ns, _wall_ms())
         self.catalogue.drop_client(client.peer, now_ns)
         self._segments.pop(client.segment, None)
@@ -242,35 +275,37 @@ class Master:
             if fd is not None:
                 self._hub.unwatch_fd(fd)
             if peer in self._clients:
-                self._forget(self._clients[peer], time.monotonic_ns())
+                self._forget(self._clients[peer])
 
-    def _tick(self, now_ns: int) -> None:
+    def _tick(self) -> None:
+        now_ns = self._drain()
         for client in list(self._clients.values()):
             if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
-                self._forget(client, now_ns)
+                self._forget(client)
         self.catalogue.tick(now_ns)
 
     # ------------------------------------------------------------------------------ answers
 
     def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
-        self.catalogue.note_ended(beat.ended)
         lender = self.catalogue.segments().get(client.segment)
         return say.Codes(beat.call, [OK, lender.used_until if lender is not None else 0])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
-        books = self.catalogue
-        books.note_ended(ask.ended)
         if len(ask.names) != len(ask.sizes):
             return say.Grants(ask.call, [BAD_PARAMETERS] * len(ask.names))
-        who = client.peer, client.machine
+        start, who = self.catalogue.put_start, (client.peer, client.machine)
         grants = [
-            books.put_start(*who, name, nbytes, ask.wish, ask.upsert, now_ns, 0 if at else ask.spare)
-            for at, (name, nbytes) in enumerate(zip(ask.names, ask.sizes))
+            start(*who, name, nbytes, ask.wish, ask.upsert, now_ns)
+            for name, nbytes in zip(ask.names, ask.sizes)
         ]
-        spares: list[say.Grant] = []
-        if ask.spares and ask.sizes and isinstance(grants[0], say.Grant):
-            spares = books.spares(*who, ask.sizes[0], ask.wish, ask.spares, now_ns)
-        return say.Grants(ask.call, grants, spares)
+        return say.Grants(ask.call, grants)
+
+    def _spares_ask(self, client: Client, ask: say.SparesAsk, now_ns: int) -> say.Grants:
+        books = self.catalogue
+        for put in ask.back:
+            books.put_revoke(client.peer, put, now_ns)
+        spares = books.spares(client.peer, client.machine, ask.nbytes, ask.wish, ask.count, now_ns)
+        return say.Grants(ask.call, list(spares))
 
     def _put_end(self, client: Client, ask: say.PutEnd, now_ns: int) -> say.Codes:
         act = self.catalogue.put_end if ask.done else self.catalogue.put_revoke
@@ -302,6 +337,14 @@ class Master:
     def _task_end(self, client: Client, ask: say.TaskEnd, now_ns: int) -> say.Codes:
         code = self._tasks.end(client.peer, ask.task, ask.failed, now_ns, _wall_ms())
         return say.Codes(ask.call, [code])
+
+
+def _text(name: bytes | None) -> str:
+    """A name out of a journal; "" for none, and for what is no UTF-8."""
+    try:
+        return (name or b"").decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 def _wall_ms() -> int:

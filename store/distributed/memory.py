@@ -28,6 +28,9 @@ READY_STEP_BYTES = 2**20
 WARM_BYTES = 64 * 1024
 """Granularity of what a process knows about its page table; the kernel maps that much around one fault."""
 
+WINDOW_BYTES = 16 * 2**20
+"""Mapped at once ahead of a writer: half a millisecond where the lender has found the memory already."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -128,6 +131,13 @@ class Mapped:
         length = min(end * WARM_BYTES, self.nbytes) - start * WARM_BYTES
         if _libc.madvise(self.address + start * WARM_BYTES, length, _MADV_POPULATE_READ) == 0:
             self._warm[start:end] = b"\1" * (end - start)
+
+    def warm_around(self, offset: int, nbytes: int) -> None:
+        """Do so for the whole windows of these pages, unless that has been done meanwhile."""
+        start = offset // WINDOW_BYTES * WINDOW_BYTES
+        end = min(-(-(offset + nbytes) // WINDOW_BYTES) * WINDOW_BYTES, self.nbytes)
+        if not self.is_warm(offset, nbytes):
+            self.warm(start, end - start)
 
     def close(self) -> None:
         """Unmap, once nobody holds a part of the view. May be called twice."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a client and a master of two versions would misunderstand each other."""
 
 MAX_NAME_BYTES = 64 * 1024
@@ -58,12 +58,11 @@ class Leave(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """I live. ended: puts of mine that readers see already (at most MAX_KEYS).
+    """I live. The answer is OK, and how far my segment has been used."""
 
-    The answer is OK, and how far my segment has been used.
-    """
 
-    ended: Counts
+class Drain(Message, frozen=True):
+    """Answer OK when everything that the journals announce is in the table."""
 
 
 class TableAsk(Message, frozen=True):
@@ -87,20 +86,24 @@ class Wish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PutStart(Message, frozen=True):
-    """Room for these objects, and slots in the table. upsert: replace what there is.
-
-    ended    as in Beat
-    spare    room given before, for the first name (0: none); its bytes may be on their way already
-    spares   how much room of the first size and this wish I should have in advance
-    """
+    """Room for these objects. upsert: replace what there is."""
 
     names: Names
     sizes: Counts
     wish: Wish
     upsert: bool
-    ended: Counts
-    spare: Count = 0
-    spares: Count = 0
+
+
+class SparesAsk(Message, frozen=True):
+    """Room for puts to come: so much of it, of this size and wish, I should have.
+
+    back    room that I had in advance and do not need any more
+    """
+
+    nbytes: Count
+    wish: Wish
+    count: Count
+    back: Counts
 
 
 class PutEnd(Message, frozen=True):
@@ -185,8 +188,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
-    """Where the table is: memory of the master's process."""
+class Memory(msgspec.Struct, frozen=True, array_like=True):
+    """Where the table or the journals are: memory of the master's process."""
 
     machine: Short
     pid: Count
@@ -198,14 +201,12 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Room for one object. locations: segment << OFFSET_BITS | offset.
 
-    word, version, generation   its slot, to be published by the writer; word 0: only PutEnd publishes it
+    swap    of an upsert: readers may find an older object until the master acts, so PutEnd publishes this one
     """
 
     put: Count
     locations: list[int]
-    word: Count
-    version: Count
-    generation: Count
+    swap: bool = False
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -219,23 +220,29 @@ class Welcome(Message, frozen=True):
     """The master's first words. Join follows. line: name of a Unix socket where it can be asked faster."""
 
     protocol: int
-    table: Table
+    table: Memory
     lease_ttl_ns: Count
     line: Short
 
 
 class Joined(Message, frozen=True):
-    """You are in. segment: the number of yours, 0 without one."""
+    """You are in.
+
+    segment    the number of yours, 0 without one
+    journal    the number of yours in the memory of journals, where there is one (journals)
+    """
 
     code: int
     hostname: Short
     segment: Count
+    journal: Count = 0
+    journals: Memory | None = None
 
 
 class TableIs(Message, frozen=True):
     """Answer to TableAsk."""
 
-    table: Table
+    table: Memory
 
 
 class SegmentIs(Message, frozen=True):
@@ -245,10 +252,9 @@ class SegmentIs(Message, frozen=True):
 
 
 class Grants(Message, frozen=True):
-    """Answer to PutStart, one for each name: room, or a code. spares: room in advance."""
+    """Answer to PutStart, one for each name: room, or a code; to SparesAsk: what there is for it."""
 
     grants: list[Grant | int]
-    spares: list[Grant] = []
 
 
 class Places(Message, frozen=True):
@@ -291,7 +297,7 @@ class Stats(Message, frozen=True):
 
 
 Request = (
-    Hello | Join | Leave | Beat | TableAsk | SegmentAsk | PutStart | PutEnd | Find | Remove | RemoveAll
-    | NamesAsk | Clear | TaskStart | TaskEnd | TaskAsk | StatsAsk
+    Hello | Join | Leave | Beat | Drain | TableAsk | SegmentAsk | PutStart | SparesAsk | PutEnd | Find
+    | Remove | RemoveAll | NamesAsk | Clear | TaskStart | TaskEnd | TaskAsk | StatsAsk
 )  # fmt: skip
 Reply = Welcome | Joined | TableIs | SegmentIs | Grants | Places | Codes | NamesAre | TaskIs | Stats

@@ -6,9 +6,7 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -34,8 +32,6 @@ BULK_BYTES = 256 * 1024
 
 MAX_WARMING = 64
 """Ranges that wait to be warmed; more are left cold."""
-
-LOWEST_PRIORITY = 19
 
 
 class LocalSegment:
@@ -116,8 +112,11 @@ class RemoteSegment:
 
 
 class Warmer:
-    """A thread that prepares pages when a core has nothing better to do: of the own segment for puts to come,
-    of any after a put that found them cold."""
+    """A thread that prepares pages: of the own segment for puts to come, of any where puts are about to go.
+
+    It works in long calls without the interpreter, at ordinary priority: a thread that is kept from its core
+    while it holds the interpreter's lock would keep the writer waiting, too.
+    """
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -129,18 +128,16 @@ class Warmer:
         self._add(lambda: memory.prepare(used_until))
 
     def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
-        """Bytes have been written there: the next copy, in or out, shall find the pages mapped."""
+        """Bytes go there, or went: the next copies there and around it shall find the pages mapped."""
         if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
             memory = segment.memory
-            self._add(lambda: memory.warm(offset, nbytes) if memory.is_present(offset, nbytes) else None)
+            self._add(lambda: memory.warm_around(offset, nbytes))
 
     def _add(self, work: Callable[[], None]) -> None:
         if self._work.qsize() < MAX_WARMING:
             self._work.put(work)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         while (work := self._work.get()) is not None:
             work()
 
@@ -204,9 +201,13 @@ class Segments:
     def get(self, number: int) -> AnySegment | None:
         """The segment, opened; None when it is gone or cannot be reached."""
         found = self._open.get(number)
-        return found if found is not None else self._opened(number)
+        return found if found is not None else self._open_now(number)
 
-    def _opened(self, number: int) -> AnySegment | None:
+    def opened(self, number: int) -> AnySegment | None:
+        """The segment if it is open already; asks nobody."""
+        return self._open.get(number)
+
+    def _open_now(self, number: int) -> AnySegment | None:
         with self._lock:
             if number in self._open:
                 return self._open[number]

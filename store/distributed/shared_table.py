@@ -1,9 +1,9 @@
 """The directory as other processes of the machine read it: a hash table in shared memory.
 
-Written by the master alone (TableWriter), but for two words of a slot that clients store into; probed by
-every client of the machine (TableReader) without a message. Explained in docs/explain/leases.md.
+Written by the master alone (TableWriter), but for a word of a slot that clients store into; probed by every
+client of the machine (TableReader) without a message. Explained in docs/explain/leases.md.
 
-    header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns, generation; token at 64
+    header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns; token at 64
     slot, 128 bytes          words:
         0  version           even: valid; odd: being changed or gone. Never the same number twice
         1  key               low half of XXH3-128 of the name; 0 = never used, GONE = was used
@@ -12,7 +12,7 @@ every client of the machine (TableReader) without a message. Explained in docs/e
         4-6  locations       segment << OFFSET_BITS | offset
         7  check             XXH3-64 of words 0-6: a snapshot that mixes two states never passes
         8  published         readable when it equals version; stored by whoever wrote the bytes
-        9  lease_until_ns    CLOCK_MONOTONIC; stored by readers, extended only
+        8  lease_until_ns  CLOCK_MONOTONIC; stored by readers, extended only
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADER_BYTES = 4096
 SLOT_BYTES = 128
 SLOT_WORDS = SLOT_BYTES // 8
 HEADER_WORDS = HEADER_BYTES // 8
-MAGIC = 0x324C4254_454B414C
+MAGIC = 0x334C4254_454B414C
 """Changes with the layout."""
 
 TOKEN_AT, TOKEN_BYTES = 64, 32
@@ -56,9 +56,9 @@ MAX_LOAD = 0.6
 RETRIES = 200
 """Looks at a slot that the master is just changing, which takes it a few microseconds."""
 
-_SLOT = struct.Struct("<10Q")
+_SLOT = struct.Struct("<8Q")
 _FIXED = struct.Struct("<7Q")
-_VERSION, _KEY, _CHECK, _PUBLISHED, _LEASE = 0, 1, 7, 8, 9
+_KEY, _CHECK, _LEASE = 1, 7, 8
 
 
 class Found(NamedTuple):
@@ -103,7 +103,6 @@ class _Table:
         self.memory = memory
         self.words = memoryview(memory).cast("Q")
         self.slots = self.words[1]
-        self.generation = self.words[4]
         self.mask = self.slots - 1
 
     def close(self) -> None:
@@ -143,12 +142,10 @@ class TableReader(_Table):
         at, tries = key & mask, 0
         while True:
             offset = HEADER_BYTES + at * SLOT_BYTES
-            raw = memory[offset : offset + 80]
-            version, found, second, size, *locations, check, published, _ = _SLOT.unpack(raw)
+            raw = memory[offset : offset + 64]
+            version, found, second, size, *locations, check = _SLOT.unpack(raw)
             if found == key and second == digest:
                 if not version & 1 and check == xxh3_64_intdigest(raw[:56]):
-                    if published != version:
-                        return None
                     return Found(offset >> 3, version, size & MAX_NBYTES, tuple(locations[: size >> 56]))
                 if self.words[2]:
                     raise Retired("the table has been replaced")
@@ -174,11 +171,6 @@ class TableReader(_Table):
             self.words[at] = until_ns
         return self.words[found.word] == found.version
 
-    def publish(self, word: int, version: int) -> bool:
-        """The bytes of this put are in place: every reader may see it. False when the put is revoked."""
-        self.words[word + _PUBLISHED] = version
-        return self.words[word] == version
-
 
 class TableWriter(_Table):
     """The master's side. One thread.
@@ -192,13 +184,12 @@ class TableWriter(_Table):
         token: bytes,
         *,
         slots: int = FIRST_SLOTS,
-        generation: int = 1,
         last_version: int = 0,
     ):
         self.nbytes = HEADER_BYTES + slots * SLOT_BYTES
         self.fd, memory = make_memfd("mooncake-lite-table", self.nbytes)
         memory[TOKEN_AT : TOKEN_AT + TOKEN_BYTES] = token
-        struct.pack_into("<5Q", memory, 0, MAGIC, slots, 0, lease_ttl_ns, generation)
+        struct.pack_into("<4Q", memory, 0, MAGIC, slots, 0, lease_ttl_ns)
         super().__init__(memory)
         self.inode = os.fstat(self.fd).st_ino
         self.lease_ttl_ns = lease_ttl_ns
@@ -211,34 +202,26 @@ class TableWriter(_Table):
         """Whether a larger (or tidier) table should take its place."""
         return len(self._used) + self._gone > MAX_LOAD * self.slots
 
-    def insert(
-        self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int, published: bool
-    ) -> tuple[int, int]:
-        """A new object: (index of its slot's first word, version)."""
+    def insert(self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int) -> int:
+        """A new object: index of its slot's first word."""
         at = key & self.mask
         while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] not in (0, GONE):
             at = (at + 1) & self.mask
         word = HEADER_WORDS + at * SLOT_WORDS
         self._gone -= self.words[word + _KEY] == GONE
         self._used.add(word)
-        return word, self._write(word, key, digest, nbytes, locations, lease_ns, published)
+        self._write(word, key, digest, nbytes, locations, lease_ns)
+        return word
 
-    def replace(self, word: int, nbytes: int, locations: Sequence[int], *, published: bool) -> int:
-        """Other bytes or places for the object of this slot; its lease stays. Returns the new version."""
+    def replace(self, word: int, nbytes: int, locations: Sequence[int]) -> None:
+        """Other bytes or places for the object of this slot; its lease stays."""
         self._set_changing(word)
         key, digest, lease_ns = self.words[word + _KEY], self.words[word + 2], self.words[word + _LEASE]
-        return self._write(word, key, digest, nbytes, locations, lease_ns, published)
+        self._write(word, key, digest, nbytes, locations, lease_ns)
 
     def _write(
-        self,
-        word: int,
-        key: int,
-        digest: int,
-        nbytes: int,
-        locations: Sequence[int],
-        lease_ns: int,
-        published: bool,
-    ) -> int:
+        self, word: int, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int
+    ) -> None:
         """Fill a slot, the version last: until then it is odd, or the slot's check is another's."""
         self._last_version += 2
         version = self._last_version
@@ -247,24 +230,14 @@ class TableWriter(_Table):
         fixed = _FIXED.pack(version, key, digest, size, *listed, *[0] * (LISTED - len(listed)))
         self.words[word] = version - 1
         self.words[word + _LEASE] = lease_ns
-        self.words[word + _PUBLISHED] = version if published else 0
         self.words[word + _CHECK] = xxh3_64_intdigest(fixed)
         start = word << 3
         self.memory[start + 16 : start + 56] = fixed[16:]
         self.words[word + _KEY] = key
         self.words[word] = version
-        return version
 
     def _set_changing(self, word: int) -> None:
         self.words[word] |= 1
-
-    def is_published(self, word: int) -> bool:
-        """Whether readers can see it: its writer may have said so without a message."""
-        return self.words[word + _PUBLISHED] == self.words[word]
-
-    def publish(self, word: int) -> None:
-        """Let readers see it."""
-        self.words[word + _PUBLISHED] = self.words[word]
 
     def lease_until_ns(self, word: int, now_ns: int) -> int:
         """When the lease ends; what a client stored is not believed beyond one whole lease from now."""
@@ -296,7 +269,6 @@ class TableWriter(_Table):
     def remove(self, word: int) -> None:
         """The object is gone; who copies its bytes now finds out afterwards."""
         self._set_changing(word)
-        self.words[word + _PUBLISHED] = 0
         self._used.remove(word)
         at = (word - HEADER_WORDS) // SLOT_WORDS
         follows = self.words[HEADER_WORDS + ((at + 1) & self.mask) * SLOT_WORDS + _KEY]
@@ -309,8 +281,8 @@ class TableWriter(_Table):
     def regrown(self) -> tuple[TableWriter, dict[int, int]]:
         """A table with room for twice the objects, and where each slot went (word -> word).
 
-        This one is then retired: its slots are hidden one by one, and a lease or a word of publication
-        that came until then is taken along.
+        This one is then retired: its slots are hidden one by one, and a lease that came until then is taken
+        along.
         """
         slots = FIRST_SLOTS
         while 4 * len(self._used) > MAX_LOAD * slots:
@@ -319,26 +291,22 @@ class TableWriter(_Table):
             self.lease_ttl_ns,
             self.token,
             slots=slots,
-            generation=self.generation + 1,
             last_version=self._last_version,
         )
         self.words[2] = 1
         return made, {word: made._take_over(self, word) for word in self._used}
 
     def _take_over(self, old: TableWriter, word: int) -> int:
-        """Copy a slot of the retired table, version and all: a writer that knows it may still publish."""
-        version = old.words[word]
+        """Copy a slot of the retired table, version and all: who has just read it may still rely on it."""
         key = old.words[word + _KEY]
         at = key & self.mask
         while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] != 0:
             at = (at + 1) & self.mask
         new = HEADER_WORDS + at * SLOT_WORDS
         self._used.add(new)
-        self.memory[(new << 3) : (new << 3) + 80] = old.memory[(word << 3) : (word << 3) + 80]
+        self.memory[(new << 3) : (new << 3) + 64] = old.memory[(word << 3) : (word << 3) + 64]
         old._set_changing(word)
-        self.words[new + _PUBLISHED] = old.words[word + _PUBLISHED]
         self.words[new + _LEASE] = old.words[word + _LEASE]
-        assert self.words[new] == version
         return new
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""How a client writes: room from the master, bytes to every replica, and publishing without a message.
+"""How a client writes: room from the master, bytes to every replica, and a word in the journal.
 
-Used by `client`. A large object is written to room that the client was given in advance, while the master
-makes its slot in the table: the put takes as long as the slower of the two. Any thread may call it.
+Used by `client`. Who puts objects of one size has room in advance, and asks for more of it without waiting:
+such a put is a copy and a record in shared memory, and no round trip. Any thread may call it.
 Explained in docs/explain/leases.md.
 """
 
@@ -9,104 +9,122 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from store.distributed import messages as say
-from store.distributed.codes import EXISTS, OK, TRANSFER_FAILED, CodeError
+from store.distributed.codes import EXISTS, NO_MASTER, OK, TRANSFER_FAILED, CodeError
+from store.distributed.journal import MAX_NAME_BYTES, ClientJournals
 from store.distributed.link import Link
 from store.distributed.segments import BULK_BYTES, Segments, Warmer
-from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, TableReader
+from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
 from transport.errors import TransportError
 
-SPARES = 2
-"""Rooms in advance that are asked for."""
+SPARE_BYTES = 16 * 2**20
+MIN_SPARES, MAX_SPARES = 2, 16
+"""Room in advance: as much as is put until the master has answered, and its pages have been prepared."""
+
+ASK_AGAIN_S = 1.0
+"""After an answer without room in advance."""
+
+SURE_S = 10.0
+"""A put that has taken longer asks whether it has been revoked (`catalogue.PUT_LIMIT_NS`)."""
 
 Parts = Sequence[memoryview]
-
-
-class Tables(Protocol):
-    """Where the current table is."""
-
-    table: TableReader | None
+Kind = tuple[int, say.Wish]
 
 
 class Writer:
     """The puts of one client.
 
-    _spares    rooms in advance, all of one size and one wish (_kind)
-    _ended     puts that readers see and the master has not been told of
+    journals    None: to a master that shares no memory with us; every put then ends with a message
+    _spares     rooms in advance, all of one size and one wish (_kind)
+    _last       size and wish of the last put
     """
 
-    def __init__(self, link: Link, segments: Segments, tables: Tables, warmer: Warmer):
+    def __init__(self, link: Link, segments: Segments, warmer: Warmer):
         self._link = link
         self._segments = segments
-        self._tables = tables
         self._warmer = warmer
-        self._ended: deque[int] = deque()
+        self.journals: ClientJournals | None = None
         self._lock = threading.Lock()
-        self._spares: list[say.Grant] = []
-        self._kind: tuple[int, say.Wish] | None = None
+        self._spares: deque[say.Grant] = deque()
+        self._kind: Kind | None = None
+        self._last: Kind | None = None
+        self._ask_after_s = 0.0
         self._is_idle = True
-
-    def take_ended(self) -> list[int]:
-        """Puts to tell the master of."""
-        ended: list[int] = []
-        while len(ended) < say.MAX_KEYS:
-            try:
-                ended.append(self._ended.popleft())
-            except IndexError:
-                break
-        return ended
 
     def rest(self) -> None:
         """Give rooms in advance back when no put has come since the last call. Raises CodeError."""
         with self._lock:
             was_idle, self._is_idle = self._is_idle, True
-            unused = self._spares if was_idle else []
+            unused = [spare.put for spare in self._spares] if was_idle else []
             if was_idle:
-                self._spares = []
+                self._spares.clear()
+                self._kind = None
         if unused:
-            self._link.ask(say.PutEnd, [spare.put for spare in unused], False)
+            self._link.ask(say.PutEnd, unused, False)
 
-    # --------------------------------------------------------------------------- many puts
+    # --------------------------------------------------------------------------- puts
 
     def put_many(
         self, names: Sequence[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
-        """Store objects that are new, one question to the master for all; a code for each."""
-        if len(names) == 1 and self._tables.table is not None:
-            nbytes = sum(map(len, values[0]))
-            if nbytes >= BULK_BYTES:
-                return [self._put_bulk(names[0], values[0], nbytes, wish, upsert)]
+        """Store objects that are new, one question to the master for all at most; a code for each."""
+        if len(names) == 1 and not upsert and self.journals is not None:
+            return [self._put_one(self.journals, names[0], values[0], wish)]
         codes: list[int] = []
         for first in range(0, len(names), say.MAX_KEYS):
             some, parts = list(names[first : first + say.MAX_KEYS]), values[first : first + say.MAX_KEYS]
-            sizes = [sum(map(len, value)) for value in parts]
-            try:
-                grants = self._link.ask(say.PutStart, some, sizes, wish, upsert, self.take_ended()).grants
-            except CodeError as error:
-                grants = [error.code] * len(some)
-            codes += [self._finish(grant, value) for grant, value in zip(grants, parts)]
+            codes += self._put_asked(some, parts, wish, upsert)
         return codes
 
-    def _finish(self, grant: say.Grant | int, parts: Parts, *, written: bool = False) -> int:
-        """Write to granted room and publish; the code when there is none."""
+    def _put_asked(
+        self, names: list[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
+    ) -> list[int]:
+        """Puts with room that the master gives now."""
+        asked_s = time.monotonic()
+        sizes = [sum(map(len, value)) for value in values]
+        try:
+            grants = self._link.ask(say.PutStart, names, sizes, wish, upsert).grants
+        except CodeError as error:
+            return [error.code] * len(names)
+        codes = [self._filled(grant, parts) for grant, parts in zip(grants, values)]
+        written = [at for at, grant in enumerate(grants) if isinstance(grant, say.Grant) and codes[at] == OK]
+        is_sure = not upsert and time.monotonic() - asked_s < SURE_S
+        left = [at for at in written if not (is_sure and self._noted(grants[at].put))]
+        if left:
+            for at, code in zip(left, self._end([grants[at].put for at in left])):
+                codes[at] = code
+        return codes
+
+    def _filled(self, grant: say.Grant | int, parts: Parts) -> int:
+        """Write to granted room; the code when there is none."""
         if not isinstance(grant, say.Grant):
             return OK if grant == EXISTS else grant
         try:
-            if not written:
-                self._write(grant, parts)
-            if self._published(grant):
-                self._ended.append(grant.put)
-                return OK
-            (code,) = self._link.ask(say.PutEnd, [grant.put], True).codes
-            return int(code)
+            self._write(grant, parts)
+            return OK
         except (StoreError, TransportError, ValueError, OSError) as error:
             self._revoke([grant.put])
             return error.code if isinstance(error, CodeError) else TRANSFER_FAILED
+
+    def _noted(self, put: int) -> bool:
+        """Publish with a word in the journal; False when that cannot be done now."""
+        try:
+            return self.journals is not None and self.journals.append(put)
+        except ValueError:  # just closed
+            return False
+
+    def _end(self, puts: list[int]) -> list[int]:
+        """Publish with a message; a code for each."""
+        try:
+            return list(self._link.ask(say.PutEnd, puts, True).codes)
+        except CodeError as error:
+            return [error.code] * len(puts)
 
     def _write(self, grant: say.Grant, parts: Parts) -> None:
         """Copy the bytes to every replica."""
@@ -119,78 +137,76 @@ class Writer:
             if nbytes >= BULK_BYTES:
                 self._warmer.settle(segment, location & OFFSET_MASK, nbytes)
 
-    def _published(self, grant: say.Grant) -> bool:
-        """Whether every reader of this machine sees it now, by one store into the table."""
-        table = self._tables.table
-        if not grant.word or table is None or table.generation != grant.generation:
-            return False
-        return table.publish(grant.word, grant.version)
-
     def _revoke(self, puts: list[int]) -> None:
         with contextlib.suppress(CodeError):  # the master revokes them when their time is over, or with us
             self._link.ask(say.PutEnd, puts, False)
 
-    # ------------------------------------------------------------------------- large objects
+    # ---------------------------------------------------------------- room in advance
 
-    def _put_bulk(self, name: str, parts: Parts, nbytes: int, wish: say.Wish, upsert: bool) -> int:
-        """One large object: its bytes are on their way while the master works."""
-        spare = self._take_spare(nbytes, wish)
-        failed: list[Exception] = []
-
-        def write() -> None:
+    def _put_one(self, journals: ClientJournals, name: str, parts: Parts, wish: say.Wish) -> int:
+        """A put into room in advance, if there is any and the name fits into the journal."""
+        kind = sum(map(len, parts)), wish
+        text = name.encode()
+        spare = self._take_spare(kind) if len(text) <= MAX_NAME_BYTES else None
+        if spare is None:
+            code = self._put_asked([name], [parts], wish, False)[0]
+        else:
+            code = self._fill(journals, spare, text, parts)
+        with self._lock:
+            is_row, self._last = self._last == kind, kind
+        if is_row and code == OK:
             try:
-                if spare is not None:
-                    self._write(spare, parts)
-            except (StoreError, TransportError, ValueError, OSError) as error:
-                failed.append(error)
-
-        try:
-            reply: Any = self._link.ask(
-                say.PutStart,
-                [name],
-                [nbytes],
-                wish,
-                upsert,
-                self.take_ended(),
-                spare.put if spare else 0,
-                SPARES,
-                meanwhile=write,
-            )
-        except CodeError as error:
-            return error.code
-        (grant,) = reply.grants
-        used = spare is not None and isinstance(grant, say.Grant) and grant.put == spare.put
-        if spare is not None and not used and not failed:
-            reply.spares.append(spare)
-        if failed and used:
-            self._revoke([grant.put])
-            return TRANSFER_FAILED
-        code = self._finish(grant, parts, written=used)
-        self._keep_spares(reply.spares, nbytes, wish)
+                self._refill(kind)
+            except CodeError as error:
+                return error.code
         return code
 
-    def _take_spare(self, nbytes: int, wish: say.Wish) -> say.Grant | None:
+    def _fill(self, journals: ClientJournals, spare: say.Grant, name: bytes, parts: Parts) -> int:
+        """Write to room in advance, and publish it under this name."""
+        code = self._filled(spare, parts)
+        try:
+            while code == OK and not journals.append(spare.put, name):
+                self._link.ask(say.Drain)
+        except CodeError as error:
+            return error.code
+        except ValueError:  # just closed
+            return NO_MASTER
+        return code
+
+    def _take_spare(self, kind: Kind) -> say.Grant | None:
         with self._lock:
             self._is_idle = False
-            if self._kind == (nbytes, wish) and self._spares:
-                return self._spares.pop(0)
-            unused, self._spares = self._spares, []
-            self._kind = (nbytes, wish)
-        if unused:
-            self._revoke([spare.put for spare in unused])
-        return None
+            return self._spares.popleft() if self._spares and self._kind == kind else None
 
-    def _keep_spares(self, spares: Sequence[say.Grant], nbytes: int, wish: say.Wish) -> None:
-        if not spares:
+    def _refill(self, kind: Kind) -> None:
+        """Ask for room for puts like the last two; what there is for others goes back. Raises CodeError."""
+        if not self._link.poll() or time.monotonic() < self._ask_after_s:
             return
+        count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // max(kind[0], 1)))
         with self._lock:
-            fits = self._kind == (nbytes, wish)
-            if fits:
-                self._spares += spares
-        if not fits:
-            self._revoke([spare.put for spare in spares])
+            if self._kind == kind and len(self._spares) > count // 2:
+                return  # being told wakes the master
+            back = [] if self._kind == kind else [spare.put for spare in self._spares]
+
+        def keep(reply: Any) -> None:
+            if not isinstance(reply, say.Grants):
+                return
+            with self._lock:
+                if self._kind != kind:
+                    self._spares.clear()
+                    self._kind = kind
+                self._spares += [grant for grant in reply.grants if isinstance(grant, say.Grant)]
+                if not self._spares:
+                    self._ask_after_s = time.monotonic() + ASK_AGAIN_S
+            self._prepare(reply.grants, kind[0])
+
+        self._link.post(say.SparesAsk, *kind, count, back, then=keep)
+
+    def _prepare(self, spares: Sequence[say.Grant | int], nbytes: int) -> None:
+        """Have the pages of room in advance mapped before they are written to."""
+        if nbytes < BULK_BYTES:
             return
         for spare in spares:
-            for location in spare.locations:
-                segment = self._segments.get(location >> OFFSET_BITS)
+            for location in spare.locations if isinstance(spare, say.Grant) else ():
+                segment = self._segments.opened(location >> OFFSET_BITS)
                 self._warmer.settle(segment, location & OFFSET_MASK, nbytes)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store import MooncakeDistributedStore
+from store.distributed import messages as say
 from store.distributed.master import Master
 from transport.curve import CurveKeys
 
@@ -36,6 +37,13 @@ def master_thread(lease_ms: int = 10_000, curve: CurveKeys | None = None) -> Ite
         master.stop()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+def rest(*stores: MooncakeDistributedStore) -> None:
+    """Return when the master has nothing more to do for these: it answers what nobody waits for, too."""
+    for store in stores:
+        assert store._client is not None
+        store._client._link.ask(say.Drain)
 
 
 def address(master: Master) -> str:

@@ -24,6 +24,7 @@ from tests.store.distributed.running import (
     master_thread,
     new_store,
     program,
+    rest,
     stores,
 )
 
@@ -109,13 +110,13 @@ def test_a_put_of_a_killed_writer_is_revoked() -> None:
     with master_thread() as master, program(CLIENT, address(master), "0") as other:
         store = new_store(address(master))
         assert heard(other) == "0"
-        started = "store._client.ask(say.PutStart, ['half'], [5000], say.Wish(), False, []).grants[0].put"
+        started = "store._client.ask(say.PutStart, ['half'], [5000], say.Wish(), False).grants[0].put"
         assert int(say_to(other, f"exec('from store.distributed import messages as say') or {started}")) > 0
         assert store.put("half", b"other") == 0, "somebody is writing it"
         assert store.get("half") == b""
         assert store.remove("half") == -703
         other.kill()
-        assert until(lambda: master.catalogue.stats()["objects"] == 0)
+        assert until(lambda: master.catalogue.stats()["writing"] == 0)
         assert store.put("half", b"mine") == 0
         assert store.get("half") == b"mine"
         store.close()
@@ -125,6 +126,7 @@ def test_a_put_of_a_killed_writer_is_revoked() -> None:
 def test_clients_of_a_dead_master_get_codes_soon() -> None:
     with master_process() as (master, process), stores(master) as (store,):
         assert store.put("a", b"1") == 0
+        rest(store)
         process.kill()
         process.wait(LIMIT_S)
         began = time.monotonic()
@@ -199,6 +201,7 @@ def test_several_stores_in_one_process_share_their_objects() -> None:
             assert store.put(f"k{number}", bytes([number]) * 100) == 0
         for store in made:
             assert [store.get(f"k{number}") for number in range(3)] == [bytes([n]) * 100 for n in range(3)]
+        rest(*made)
         assert len({store.get_hostname() for store in made}) == 3
         master.catalogue.check()
 
@@ -259,6 +262,7 @@ def test_a_moved_object_leaves_its_source() -> None:
         assert where.get_memory_descriptor().buffer_descriptor.transport_endpoint_ == second.get_hostname()
         first.close()
         assert second.get("m") == b"x" * 3 * MIB
+        rest(second)
         master.catalogue.check()
 
 

@@ -51,8 +51,8 @@ def whole(name: str) -> int:
     return digest << 64 | key
 
 
-def insert(writer: TableWriter, name: str, nbytes: int = 100, *, published: bool = True) -> tuple[int, int]:
-    return writer.insert(*name_hash(name), nbytes, [1 << 44 | 64], 0, published)
+def insert(writer: TableWriter, name: str, nbytes: int = 100) -> int:
+    return writer.insert(*name_hash(name), nbytes, [1 << 44 | 64], 0)
 
 
 def seen(reader: TableReader, name: str) -> Found:
@@ -61,32 +61,19 @@ def seen(reader: TableReader, name: str) -> Found:
     return found
 
 
-def test_an_object_is_found_once_its_writer_has_published_it(
-    writer: TableWriter, reader: TableReader
-) -> None:
-    word, version = insert(writer, "a", published=False)
+def test_an_object_is_found_where_the_master_has_put_it(writer: TableWriter, reader: TableReader) -> None:
     assert reader.find(whole("a")) is None
-    assert reader.publish(word, version)
-    assert seen(reader, "a") == Found(word, version, 100, (1 << 44 | 64,))
-    assert writer.is_published(word)
-    writer.check()
-
-
-def test_a_writer_that_was_revoked_cannot_publish_what_took_its_slot(
-    writer: TableWriter, reader: TableReader
-) -> None:
-    word, version = insert(writer, "a", published=False)
+    word = insert(writer, "a")
+    assert seen(reader, "a") == Found(word, writer.words[word], 100, (1 << 44 | 64,))
     writer.remove(word)
-    again, _ = insert(writer, "a", published=False)
-    assert again == word
-    assert not reader.publish(word, version)
     assert reader.find(whole("a")) is None
+    writer.check()
 
 
 def test_a_reader_notices_that_an_object_went_while_it_copied(
     writer: TableWriter, reader: TableReader
 ) -> None:
-    word, _ = insert(writer, "a")
+    word = insert(writer, "a")
     found = seen(reader, "a")
     assert reader.is_still(found)
     writer.remove(word)
@@ -96,7 +83,7 @@ def test_a_reader_notices_that_an_object_went_while_it_copied(
 
 
 def test_a_lease_is_extended_and_never_shortened(writer: TableWriter, reader: TableReader) -> None:
-    word, _ = insert(writer, "a")
+    word = insert(writer, "a")
     found = seen(reader, "a")
     assert reader.extend_lease(found, 5 * SECOND)
     assert reader.extend_lease(found, 3 * SECOND)
@@ -104,7 +91,7 @@ def test_a_lease_is_extended_and_never_shortened(writer: TableWriter, reader: Ta
 
 
 def test_a_client_cannot_lease_for_longer_than_one_lease(writer: TableWriter, reader: TableReader) -> None:
-    word, _ = insert(writer, "a")
+    word = insert(writer, "a")
     reader.extend_lease(seen(reader, "a"), 2**63)
     assert writer.lease_until_ns(word, 7 * SECOND) == 17 * SECOND
 
@@ -112,7 +99,7 @@ def test_a_client_cannot_lease_for_longer_than_one_lease(writer: TableWriter, re
 def test_what_is_leased_is_shown_again_and_the_rest_is_hidden(
     writer: TableWriter, reader: TableReader
 ) -> None:
-    leased, free = insert(writer, "leased")[0], insert(writer, "free")[0]
+    leased, free = insert(writer, "leased"), insert(writer, "free")
     reader.extend_lease(seen(reader, "leased"), 9 * SECOND)
     assert writer.lock_unleased([leased, free], SECOND) == [False, True]
     assert seen(reader, "leased").word == leased
@@ -123,7 +110,7 @@ def test_what_is_leased_is_shown_again_and_the_rest_is_hidden(
 
 
 def test_a_damaged_slot_is_not_believed(writer: TableWriter, reader: TableReader) -> None:
-    word, _ = insert(writer, "a")
+    word = insert(writer, "a")
     writer.words[word + 4] += 64  # another offset
     with pytest.raises(Busy):
         reader.find(whole("a"))
@@ -131,31 +118,27 @@ def test_a_damaged_slot_is_not_believed(writer: TableWriter, reader: TableReader
 
 def test_objects_that_meet_in_one_place_are_told_apart(writer: TableWriter, reader: TableReader) -> None:
     keys = [5 + FIRST_SLOTS * number for number in range(4)]
-    words = [writer.insert(key, 7, 10 + number, [64], 0, True)[0] for number, key in enumerate(keys)]
+    words = [writer.insert(key, 7, 10 + number, [64], 0) for number, key in enumerate(keys)]
     writer.remove(words[1])
     sizes = [(found := reader.find(7 << 64 | key)) and found.nbytes for key in keys]
     assert sizes == [10, None, 12, 13]
-    assert writer.insert(keys[1], 7, 99, [64], 0, True)[0] == words[1], "a place that was used is used again"
+    assert writer.insert(keys[1], 7, 99, [64], 0) == words[1], "a place that was used is used again"
     writer.check()
 
 
 def test_a_table_grows_and_keeps_leases_and_versions(writer: TableWriter, reader: TableReader) -> None:
     count = int(MAX_LOAD * FIRST_SLOTS) + 1
     placed = [insert(writer, f"n{number}") for number in range(count)]
-    pending, version = insert(writer, "pending", published=False)
     reader.extend_lease(seen(reader, "n7"), 9 * SECOND)
     assert writer.is_crowded
     larger, moved = writer.regrown()
     assert larger.slots > writer.slots
-    assert larger.generation == writer.generation + 1
     with pytest.raises(Retired):
         reader.find(whole("n7"))
     new = reader_of(larger)
     try:
-        assert all(seen(new, f"n{number}").word == moved[word] for number, (word, _) in enumerate(placed))
-        assert larger.lease_until_ns(moved[placed[7][0]], 0) == 9 * SECOND
-        assert not reader.publish(pending, version), "too late in the old one"
-        assert new.publish(moved[pending], version)
+        assert all(seen(new, f"n{number}").word == moved[word] for number, word in enumerate(placed))
+        assert larger.lease_until_ns(moved[placed[7]], 0) == 9 * SECOND
         larger.check()
     finally:
         new.close()
@@ -174,14 +157,14 @@ def test_memory_that_is_no_table_is_refused(writer: TableWriter) -> None:
 
 def test_a_reader_beside_a_busy_writer_never_sees_a_mixture(writer: TableWriter, reader: TableReader) -> None:
     """The writer keeps size and offset equal; a snapshot of two states would show them different."""
-    word, _ = insert(writer, "a", 64)
+    word = insert(writer, "a", 64)
     stop = threading.Event()
 
     def churn() -> None:
         number = 1
         while not stop.is_set():
             number = number % 1000 + 1
-            writer.replace(word, 64 * number, [64 * number], published=True)
+            writer.replace(word, 64 * number, [64 * number])
 
     thread = threading.Thread(target=churn)
     thread.start()
@@ -210,7 +193,7 @@ def test_a_table_is_a_dictionary(steps: list[tuple[str, str]]) -> None:
     held: dict[str, tuple[int, int]] = {}
     for nbytes, (act, name) in enumerate(steps, 1):
         if act == "put" and name not in held:
-            held[name] = (insert(writer, name, nbytes)[0], nbytes)
+            held[name] = (insert(writer, name, nbytes), nbytes)
         elif act == "remove" and name in held:
             writer.remove(held.pop(name)[0])
         elif act == "grow":

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from store.distributed import messages as say
 from store.distributed.master import Master
-from tests.store.distributed.running import address, new_store
+from tests.store.distributed.running import address, new_store, rest
 
 KIB = 1024
 SEGMENT = 64 * KIB
@@ -202,6 +202,7 @@ class Lives(RuleBasedStateMachine):
     def what_is_protected_is_there(self) -> None:
         if not hasattr(self, "master"):
             return
+        rest(*self.alive())
         self.master.catalogue.check()
         found = self.alive()[0].batch_get_replica_desc([*self.leased, *self.hard])
         assert set(found) == self.leased | self.hard

@@ -1,0 +1,183 @@
+"""How writers of this machine publish without a message: one ring of records for each, in shared memory.
+
+A client appends (JournalWriter), the master takes (Journals), a reader that found no object looks whether
+anything waits to be taken (Pending). Knows no objects. Explained in docs/explain/leases.md.
+
+    words (u64)
+        0                       journals in use: those behind have never been written
+        16 ...                  written: records that journal j has ever been given; stored by its client
+        16 + MAX_JOURNALS ...   taken: records of j that are in the table; stored by the master
+    from RINGS_AT, journal j    RECORDS records of RECORD_BYTES:
+        0  check                XXH3-64 of the rest, up to the end of the name
+        1  put                  number of the put
+        2  time                 CLOCK_MONOTONIC in ns, before the record was written
+        3  bytes of the name    0: the master knows it
+        4  name                 UTF-8
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from store.distributed.memory import make_memfd, map_foreign
+
+MAX_JOURNALS = 2048
+RECORDS = 64
+RECORD_BYTES = 256
+_HEAD = struct.Struct("<4Q")
+_REST = struct.Struct("<3Q")
+MAX_NAME_BYTES = RECORD_BYTES - _HEAD.size
+"""Of a name that fits into a record; a longer one is said in a message."""
+
+_WRITTEN = 16
+_TAKEN = _WRITTEN + MAX_JOURNALS
+_RINGS_AT = -(-8 * (_TAKEN + MAX_JOURNALS) // 4096) * 4096
+_RING_BYTES = RECORDS * RECORD_BYTES
+NBYTES = _RINGS_AT + MAX_JOURNALS * _RING_BYTES
+
+LOOKS = 100
+"""At a record whose check does not fit: its bytes may arrive after the count that announces them."""
+
+
+class Claim(NamedTuple):
+    """One record: put `put` has its bytes in place since `time_ns`, under this name (None: the master's)."""
+
+    journal: int
+    put: int
+    time_ns: int
+    name: bytes | None
+
+
+class _Shared:
+    def __init__(self, memory: mmap.mmap):
+        self.memory = memory
+        self.words = memoryview(memory).cast("Q")
+
+    def close(self) -> None:
+        """Unmap. May be called twice."""
+        self.words.release()
+        self.memory.close()
+
+
+class ClientJournals(_Shared):
+    """A client's view of all journals: it writes its own, and sees whether anything waits in any.
+
+    journal    number of its own
+
+    Raises StoreError when the memory cannot be mapped.
+    """
+
+    def __init__(self, pid: int, fd: int, inode: int, nbytes: int, journal: int):
+        own, memory = map_foreign(pid, fd, inode, nbytes)
+        os.close(own)
+        super().__init__(memory)
+        self._ring = _RINGS_AT + journal * _RING_BYTES
+        self._journal = journal
+        self._lock = threading.Lock()
+
+    def append(self, put: int, name: bytes = b"") -> bool:
+        """From the return on every reader of this machine finds it; False when the ring is full."""
+        with self._lock:
+            at = _WRITTEN + self._journal
+            count = self.words[at]
+            if count - self.words[_TAKEN + self._journal] >= RECORDS:
+                return False
+            rest = _REST.pack(put, time.monotonic_ns(), len(name)) + name
+            start = self._ring + count % RECORDS * RECORD_BYTES
+            self.memory[start + 8 : start + 8 + len(rest)] = rest
+            self.words[start >> 3] = xxh3_64_intdigest(rest)
+            self.words[at] = count + 1
+            return True
+
+    def is_pending(self) -> bool:
+        """Whether some record is not in the table yet. Look into the table again after a False: a record
+        may have got there since the last look."""
+        end = 8 * self.words[0]
+        written = self.memory[8 * _WRITTEN : 8 * _WRITTEN + end]
+        return written != self.memory[8 * _TAKEN : 8 * _TAKEN + end]
+
+
+class Journals(_Shared):
+    """The master's side. One thread.
+
+    _free    journals whose clients are gone
+    """
+
+    def __init__(self) -> None:
+        self.fd, memory = make_memfd("mooncake-lite-journals", NBYTES)
+        self.inode = os.fstat(self.fd).st_ino
+        self.nbytes = NBYTES
+        super().__init__(memory)
+        self._free: list[int] = []
+        self.dropped = 0
+
+    def open(self) -> int | None:
+        """A journal for a new client; None when there are as many as can be."""
+        if self._free:
+            return self._free.pop()
+        journal = self.words[0]
+        if journal == MAX_JOURNALS:
+            return None
+        self.words[0] = journal + 1
+        return int(journal)
+
+    def release(self, journal: int) -> None:
+        """Its client is gone, and what it had written is taken."""
+        self.words[_TAKEN + journal] = self.words[_WRITTEN + journal]
+        self._free.append(journal)
+
+    def waiting(self, before_ns: int) -> list[Claim]:
+        """Records written before this time, oldest first; `taken` follows, once they are in the table.
+
+        All that were complete at that time are among them, so of two puts, one begun after the other had
+        returned, never the later one alone.
+        """
+        claims: list[Claim] = []
+        in_use = self.words[0]
+        end = 8 * in_use
+        if self.memory[8 * _WRITTEN : 8 * _WRITTEN + end] == self.memory[8 * _TAKEN : 8 * _TAKEN + end]:
+            return claims
+        for journal in range(in_use):
+            first, last = self.words[_TAKEN + journal], self.words[_WRITTEN + journal]
+            if not first <= last <= first + RECORDS:  # somebody's stray store: nothing in it can be believed
+                self.words[_WRITTEN + journal] = first
+                self.dropped += 1
+                continue
+            for count in range(first, last):
+                claim = self._record(journal, count)
+                if claim.time_ns >= before_ns:
+                    break
+                claims.append(claim)
+        claims.sort(key=lambda claim: claim.time_ns)
+        return claims
+
+    def taken(self, claims: list[Claim]) -> None:
+        """These are in the table, or nowhere: their places may be used again."""
+        for claim in claims:
+            self.words[_TAKEN + claim.journal] += 1
+
+    def _record(self, journal: int, count: int) -> Claim:
+        """One record; one whose check never fits is a claim of put 0, which nobody has."""
+        start = _RINGS_AT + journal * _RING_BYTES + count % RECORDS * RECORD_BYTES
+        for _ in range(LOOKS):
+            raw = self.memory[start : start + RECORD_BYTES]
+            check, put, time_ns, length = _HEAD.unpack_from(raw)
+            if length <= MAX_NAME_BYTES and check == xxh3_64_intdigest(raw[8 : _HEAD.size + length]):
+                name = raw[_HEAD.size : _HEAD.size + length] if length else None
+                return Claim(journal, put, time_ns, name)
+        self.dropped += 1
+        return Claim(journal, 0, 0, None)
+
+    def close(self) -> None:
+        """Unmap and give the memory back, once no client maps it either."""
+        if self.fd >= 0:
+            super().close()
+            os.close(self.fd)
+            self.fd = -1
