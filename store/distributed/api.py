@@ -34,6 +34,7 @@ from store.distributed.config import ReplicateConfig, Setup
 from store.distributed.copying import Copying
 from store.distributed.ranges import get_into_ranges
 from store.distributed.replicas import QueryTaskResponse, ReplicaDescriptor
+from store.distributed.session import Session
 from store.distributed.tensors import Tensors
 from store.errors import StoreError
 from transport.curve import CurveKeys
@@ -57,10 +58,19 @@ class MooncakeDistributedStore(Tensors):
     """
 
     def __init__(self) -> None:
-        self._client: Client | None = None
+        self._session: Session | None = None
         self._can_copy = False
         self._buffers = Buffers()
-        self._copying: Copying | None = None
+
+    @property
+    def _client(self) -> Client | None:
+        session = self._session
+        return session.client if session is not None else None
+
+    @property
+    def _copying(self) -> Copying | None:
+        session = self._session
+        return session.copying if session is not None else None
 
     # ------------------------------------------------------------------------------- setup
 
@@ -74,11 +84,11 @@ class MooncakeDistributedStore(Tensors):
         """
         try:
             setup = Setup.from_values(setup_values(args, kwargs))
-            if self._client is not None:
+            if self._session is not None:
                 return OK
             keys = os.environ.get(KEYS_VARIABLE)
             curve = CurveKeys.from_bytes(Path(keys).read_bytes()) if keys else None
-            self._client = Client(setup, curve, use_tcp=os.environ.get(PATH_VARIABLE) == "tcp")
+            self._session = Session(setup, curve, use_tcp=os.environ.get(PATH_VARIABLE) == "tcp")
         except CodeError as error:
             log.error("setup: %s", error)
             return error.code
@@ -86,16 +96,13 @@ class MooncakeDistributedStore(Tensors):
             log.error("setup: %s", error)
             return INTERNAL
         self._can_copy = setup.local_buffer_size > 0
-        self._copying = Copying(self._client)
         return OK
 
     def close(self) -> int:
         """Leave the master; what lived only in this store's segment is gone. 0, also when not set up."""
-        client, self._client = self._client, None
-        if client is not None:
-            if self._copying is not None:
-                self._copying.close()
-            client.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
         return OK
 
     def get_hostname(self) -> str:

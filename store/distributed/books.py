@@ -7,10 +7,10 @@ write into the table. Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 
 from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
+from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
 from store.errors import PoolFull
@@ -38,6 +38,7 @@ class Books:
     _spares     put -> room in advance, without a name
     _lenders    number -> segment
     _held       rooms in quarantine
+    _order      of eviction
 
     Invariant: check().
     """
@@ -52,6 +53,7 @@ class Books:
         self._spares: dict[int, Entry] = {}
         self._lenders: dict[int, Lender] = {}
         self._held: list[Quarantine] = []
+        self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
         self._next_put = 1
         self._next_segment = 1
 
@@ -117,7 +119,7 @@ class Books:
         """
         wanted = max(nbytes, EVICT_SHARE * self._space.stats()["capacity_bytes"])
         freed = 0
-        order = self._coldest_first(now_ns)
+        order = self._order.coldest(now_ns)
         while freed < wanted:
             some: list[Entry] = []
             short = wanted - freed
@@ -133,6 +135,7 @@ class Books:
                 freed += entry.nbytes * len(entry.replicas)
                 self.counters["evictions"] += 1
                 self._drop(entry, now_ns)
+        order.close()
         self.counters["evicted_bytes"] += freed
         return freed
 
@@ -142,16 +145,6 @@ class Books:
         used = stats["capacity_bytes"] - stats["free_bytes"]
         too_much = used - HIGH_WATER * stats["capacity_bytes"]
         return self.evict(int(too_much), now_ns) if too_much > 0 else 0
-
-    def _coldest_first(self, now_ns: int) -> Iterator[Entry]:
-        lease = self.table.lease_until_ns
-        candidates = [
-            (entry.soft_until_ns > now_ns, until, entry.put, entry)
-            for entry in self._entries.values()
-            if not entry.wish.hard_pin and not entry.tasks and (until := lease(entry.word, now_ns)) <= now_ns
-        ]
-        candidates.sort(key=itemgetter(0, 1, 2))
-        return iter([entry for _, _, _, entry in candidates])
 
     # ---------------------------------------------------------------------------------------- steps
 
@@ -176,6 +169,7 @@ class Books:
             entry.remote_until_ns = old.remote_until_ns
             self._rewrite(entry)
         self._entries[entry.name] = entry
+        self._order.add(entry, now_ns)
 
     def _drop(self, entry: Entry, now_ns: int) -> None:
         """An object is no more."""
@@ -236,6 +230,7 @@ class Books:
         """Assert the invariant (tests): every entry has its slot and its room, and nothing else has."""
         self._space.check()
         self.table.check()
+        self._order.check(self._entries)
         owners = {held.owner for held in self._held}
         for name, entry in self._entries.items():
             assert entry.name == name

@@ -66,11 +66,20 @@ class Client:
 
     curve      keys, for a master beyond this machine
     use_tcp    neither map segments nor read the table: what another machine would do
+    on_end     called once, in a thread of its own, when the master has ended or has forgotten us
 
     Raises CodeError: NO_MASTER, BAD_PARAMETERS when it is refused.
     """
 
-    def __init__(self, setup: Setup, curve: CurveKeys | None = None, *, use_tcp: bool = False):
+    def __init__(
+        self,
+        setup: Setup,
+        curve: CurveKeys | None = None,
+        *,
+        use_tcp: bool = False,
+        on_end: Callable[[], None] = lambda: None,
+    ):
+        self._on_end = on_end
         self._link = Link(setup.master_server_addr, curve)
         self.table: TableReader | None = None
         self._table_lock = threading.Lock()
@@ -163,9 +172,9 @@ class Client:
             return False
 
     def _keep(self) -> None:
-        """Tell the master that we live; unmap what is lent no longer."""
+        """Tell the master that we live, until it is gone; unmap what is lent no longer."""
         turn = itertools.count()
-        used_before, wait_s = 0, BEAT_S
+        used_before, wait_s, tidy_s = 0, BEAT_S, 0.0
         while not self._stop.wait(wait_s):
             try:
                 _, used_until = self._link.ask(say.Beat).codes
@@ -173,10 +182,14 @@ class Client:
                 used_before = used_until
                 if self._lending is not None:
                     self._warmer.prepare(self._lending.memory, used_until)
-                self._writer.rest()
-                self._segments.look_after(next(turn))
+                if time.monotonic() - tidy_s >= BEAT_S:
+                    tidy_s = time.monotonic()
+                    self._writer.rest()
+                    self._segments.look_after(next(turn))
             except CodeError:
-                continue
+                if self._link.is_over and not self._stop.is_set():
+                    self._on_end()
+                    return
 
     def _ask_segment(self, number: int) -> say.Segment | None:
         told: say.Segment | None = self._link.ask(say.SegmentAsk, number).segment

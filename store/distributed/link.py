@@ -70,6 +70,11 @@ class Link:
             self.close()
             raise
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no answer will ever come: the master has ended, or has forgotten us."""
+        return self._lost
+
     def watch(self, pid: int) -> None:
         """The master is this process of this machine: its end ends all waiting."""
         with contextlib.suppress(OSError):
@@ -102,6 +107,7 @@ class Link:
             except WireError as error:
                 raise CodeError(NO_MASTER, str(error)) from None
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
+            self._lost = True
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
         return reply
 

@@ -51,9 +51,11 @@ def address(master: Master) -> str:
 
 
 @contextlib.contextmanager
-def master_process(lease_ms: int = 10_000, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`mooncake-lite store master` on a free port: (HOST:PORT, process)."""
-    line = [sys.executable, "-m", "mooncake_lite", "store", "master", "--rpc-port", "0"]
+def master_process(
+    lease_ms: int = 10_000, *options: str, port: str = "0"
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`mooncake-lite store master` on a free port, or on this one: (HOST:PORT, process)."""
+    line = [sys.executable, "-m", "mooncake_lite", "store", "master", "--rpc-port", port]
     line += ["--default-kv-lease-ttl", str(lease_ms), *options]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     try:

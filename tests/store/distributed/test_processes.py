@@ -238,6 +238,27 @@ def test_a_segment_of_many_gigabytes_is_only_reserved() -> None:
             assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("path", ["", "tcp"])
+def test_clients_join_the_next_master_at_the_address_of_the_last(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONCAKE_LITE_STORE_PATH", path)
+    with master_process() as (master, process), stores(master, 2) as (first, second):
+        hosts = {first.get_hostname(), second.get_hostname()}
+        assert [first.put(f"old{number}", b"1" * MIB) for number in range(6)] == [0] * 6
+        process.kill()
+        process.wait(LIMIT_S)
+        with master_process(port=master.rpartition(":")[2]) as (again, _):
+            assert again == master
+            assert until(lambda: first.health_check() == 0 and second.health_check() == 0)
+            assert second.get("old1") == b"", "a new master starts empty"
+            assert [first.put(f"new{number}", b"2" * MIB) for number in range(6)] == [0] * 6
+            assert [second.get(f"new{number}") for number in range(6)] == [b"2" * MIB] * 6
+            assert {first.get_hostname(), second.get_hostname()} == hosts
+            first.close()
+            second.close()
+
+
 def test_a_table_grows_under_its_readers() -> None:
     with master_process() as (master, _), stores(master, 2) as (writer, reader):
         names = [f"n{number}" for number in range(6000)]

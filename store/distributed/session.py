@@ -1,0 +1,67 @@
+"""A store's membership over the life of several masters: when one has ended, the next is joined.
+
+Used by `api`. What the old segment held is lost with the master that knew where it lay; it stays mapped, as
+it was, for those who still read it. Explained in docs/explain/leases.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+from store.distributed.client import Client
+from store.distributed.config import Setup
+from store.distributed.copying import Copying
+from store.errors import StoreError
+from transport.curve import CurveKeys
+from transport.errors import ChannelError
+
+REJOIN_S = 0.5
+"""Between two looks for a new master."""
+
+log = logging.getLogger("mooncake_lite.store")
+
+
+class Session:
+    """The client of the present master, replaced when that has ended and another one answers.
+
+    client, copying   may change at any time; who holds the old ones gets codes
+
+    Raises CodeError as Client does.
+    """
+
+    def __init__(self, setup: Setup, curve: CurveKeys | None, *, use_tcp: bool):
+        self._setup, self._curve, self._use_tcp = setup, curve, use_tcp
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.client = self._joined()
+        self.copying = Copying(self.client)
+        self._setup = replace(setup, local_hostname=self.client.hostname)
+
+    def _joined(self) -> Client:
+        return Client(self._setup, self._curve, use_tcp=self._use_tcp, on_end=self._rejoin)
+
+    def _rejoin(self) -> None:
+        """Join the next master at the same address, under the same name, with an empty segment. Called by the
+        thread of the client that has lost its master."""
+        while not self._closed.wait(REJOIN_S):
+            try:
+                new = self._joined()
+            except (StoreError, ChannelError, OSError):
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    old = new
+                else:
+                    log.warning("%s has joined a new master", new.hostname)
+                    old, self.client, self.copying = self.client, new, Copying(new)
+            old.close()
+            return
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        with self._lock:
+            self._closed.set()
+        self.copying.close()
+        self.client.close()
