@@ -15,6 +15,7 @@ from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
 from store.errors import PoolFull
 from store.layout import BlockLayout
+from store.objects import Wanted
 
 HIGH_WATER = 0.9
 """Of the capacity: above it eviction starts."""
@@ -73,23 +74,37 @@ class Books:
     def _place(
         self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int, evict: bool
     ) -> list[Replica]:
-        """Replicas on as many segments as are wanted and there, evicting for the first; [] without room."""
+        """Replicas on as many segments as are wanted and there, evicting for the first; [] without room.
+
+        In one range where there is one, else in several; room in advance (evict False) is one range.
+        """
         placed: list[Replica] = []
         if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
             return placed  # nothing is evicted in vain
         while not placed:
-            for lender in self._candidates(machine, wish):
-                try:
-                    made = self._space.allocate(owner, nbytes, now=now_ns / 1e9, rank=lender.number)
-                except PoolFull:
-                    continue
-                placed.append(Replica(made.object_id, lender.number, made.offset))
-                lender.used_until = max(lender.used_until, made.offset + nbytes)
-                if len(placed) == wish.replicas:
-                    break
+            for contiguous in (True, False) if evict else (True,):
+                for lender in self._candidates(machine, wish) if not placed else ():
+                    replica = self._place_on(lender, owner, nbytes, now_ns, contiguous)
+                    if replica is not None:
+                        placed.append(replica)
+                    if len(placed) == wish.replicas:
+                        break
             if not placed and not (evict and self.evict(nbytes, now_ns)):
                 break
         return placed
+
+    def _place_on(
+        self, lender: Lender, owner: str, nbytes: int, now_ns: int, contiguous: bool
+    ) -> Replica | None:
+        wanted, number = [Wanted(nbytes)], lender.number
+        try:
+            (made,) = self._space.allocate_many(
+                owner, wanted, now=now_ns / 1e9, rank=number, contiguous=contiguous
+            )
+        except PoolFull:
+            return None
+        lender.used_until = max(lender.used_until, *(offset + length for offset, length in made.extents))
+        return Replica(made.object_id, number, made.extents)
 
     def _candidates(self, machine: str, wish: Wish) -> list[Lender]:
         """Segments to try, in order: preferred ones, the writer's machine, most free room."""
@@ -161,8 +176,7 @@ class Books:
         if old is None:
             self._make_room_in_table()
             key, digest = name_hash(entry.name)
-            locations = [replica.location for replica in entry.replicas]
-            entry.word = self.table.insert(key, digest, entry.nbytes, locations, now_ns)
+            entry.word = self.table.insert(key, digest, entry.nbytes, entry.locations, now_ns)
         else:
             entry.word, old.word = old.word, 0
             self._free(old, now_ns)
@@ -186,7 +200,7 @@ class Books:
             self._space.put_revoke(replica.object_id)
 
     def _rewrite(self, entry: Entry) -> None:
-        self.table.replace(entry.word, entry.nbytes, [replica.location for replica in entry.replicas])
+        self.table.replace(entry.word, entry.nbytes, entry.locations)
 
     def _free(self, entry: Entry, now_ns: int) -> None:
         """Give the room of an object back, at once or when nobody far away can be reading it."""
@@ -249,9 +263,6 @@ class Books:
             assert len(set(segments)) == len(segments), f"{entry.name} has twins on one segment"
             for replica in entry.replicas:
                 made = self._space.object(replica.object_id)
-                assert (made.rank, made.offset, made.nbytes) == (
-                    replica.segment,
-                    replica.offset,
-                    entry.nbytes,
-                )
+                assert (made.rank, made.extents) == (replica.segment, replica.extents)
+                assert made.nbytes == entry.nbytes
         assert self._space.stats()["owners"] <= len(owners)

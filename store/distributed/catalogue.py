@@ -97,7 +97,7 @@ class Catalogue(Books):
             entry.soft_until_ns = old.soft_until_ns
         self._puts[entry.put] = self._writing[name] = entry
         self.counters["puts"] += 1
-        return Grant(entry.put, [one.location for one in entry.replicas], swap=upsert)
+        return Grant(entry.put, entry.locations, entry.scattered, swap=upsert)
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
@@ -117,7 +117,7 @@ class Catalogue(Books):
                 break
             most -= nbytes * wish.replicas
             self._spares[entry.put] = entry
-            granted.append(Grant(entry.put, [one.location for one in entry.replicas]))
+            granted.append(Grant(entry.put, entry.locations))
         return granted
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
@@ -168,7 +168,7 @@ class Catalogue(Books):
                 for replica in added:
                     self._space.put_revoke(replica.object_id)
                 return None
-            added.append(Replica(made.object_id, number, made.offset))
+            added.append(Replica(made.object_id, number, made.extents))
         return added
 
     def end_copy(

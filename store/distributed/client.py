@@ -15,7 +15,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from xxhash import xxh3_128_intdigest
@@ -26,6 +26,7 @@ from store.distributed.codes import (
     INTERNAL,
     LEASE_EXPIRED,
     NO_MASTER,
+    NOT_FOUND,
     OK,
     TRANSFER_FAILED,
     CodeError,
@@ -34,7 +35,7 @@ from store.distributed.config import Setup
 from store.distributed.journal import ClientJournals
 from store.distributed.link import Link
 from store.distributed.memory import machine_id
-from store.distributed.segments import AnySegment, Lending, Segments, Warmer
+from store.distributed.segments import Lending, Readable, Segments, Warmer
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, Busy, Found, Retired, TableReader
 from store.distributed.writer import Writer
 from store.errors import StoreError
@@ -57,6 +58,7 @@ class Located(NamedTuple):
 
     nbytes: int
     locations: Sequence[int]
+    scattered: Sequence[Sequence[tuple[int, int]]]
     found: Found | None
     until_ns: int
 
@@ -203,7 +205,7 @@ class Client:
         if table is not None:
             try:
                 found = table.find(xxh3_128_intdigest(name.encode()))
-                if found is not None:
+                if found is not None and found.locations:
                     location = found.locations[0]
                     view = self._segments.views.get(location >> OFFSET_BITS)
                     if view is not None and table.extend_lease(found, time.monotonic_ns() + self._lease_ns):
@@ -215,7 +217,7 @@ class Client:
                 pass
         return self.read(name, lambda segment, offset, nbytes: segment.read_bytes(offset, nbytes))
 
-    def read(self, name: str, take: Callable[[AnySegment, int, int], Result]) -> Result | None:
+    def read(self, name: str, take: Callable[[Readable, int, int], Result]) -> Result | None:
         """take(segment, offset, nbytes), from a replica that can be reached; again when the object moved
         meanwhile, so take must bear repetition. None when there is no object.
 
@@ -226,14 +228,12 @@ class Client:
             located = self.locate(name)
             if located is None:
                 return None
-            for location in located.locations:
-                number = location >> OFFSET_BITS
-                segment = self._segments.get(number)
+            for number, segment, offset in self._replicas(located):
                 if segment is None:
                     code = TRANSFER_FAILED
                     continue
                 try:
-                    result = take(segment, location & OFFSET_MASK, located.nbytes)
+                    result = take(segment, offset, located.nbytes)
                 except (TransportError, ValueError):
                     self._segments.forget(number)
                     code = TRANSFER_FAILED
@@ -244,16 +244,24 @@ class Client:
                 break
         raise CodeError(code, f"{name!r} could not be read in {READ_TRIES} tries")
 
+    def _replicas(self, located: Located) -> Iterator[tuple[int, Readable | None, int]]:
+        """(number of the segment, what to read, offset of the first byte) of each; None: it is gone."""
+        for location in located.locations:
+            number = location >> OFFSET_BITS
+            yield number, self._segments.get(number), location & OFFSET_MASK
+        for replica in located.scattered:
+            yield replica[0][0] >> OFFSET_BITS, self._segments.scattered(replica), 0
+
     def locate(self, name: str, *, lease: bool = True) -> Located | None:
         """Where an object is; lease: and keep it there. None when there is none. Raises CodeError."""
         asked_ns = time.monotonic_ns()
         found = self._look(name, asked_ns + self._lease_ns if lease else 0)
-        if found is not None:
-            return Located(found.nbytes, found.locations, found, 0) if isinstance(found, Found) else None
-        (place,) = self._link.ask(say.Find, [name], lease).places
-        if place is None:
+        if found is False:
             return None
-        return Located(place.nbytes, place.locations, None, asked_ns + self._lease_ns)
+        if isinstance(found, Found) and found.locations:
+            return Located(found.nbytes, found.locations, (), found, 0)
+        (place,) = self._link.ask(say.Find, [name], lease).places
+        return self._told(place, asked_ns)
 
     def locate_many(self, names: Sequence[str], *, lease: bool = True) -> list[Located | None]:
         """`locate` of each, with as few questions as there can be. Raises CodeError."""
@@ -263,11 +271,14 @@ class Client:
         for first in range(0, len(names), say.MAX_KEYS):
             asked_ns = time.monotonic_ns()
             places = self._link.ask(say.Find, list(names[first : first + say.MAX_KEYS]), lease).places
-            located += [
-                place and Located(place.nbytes, place.locations, None, asked_ns + self._lease_ns)
-                for place in places
-            ]
+            located += [self._told(place, asked_ns) for place in places]
         return located
+
+    def _told(self, place: say.Place | None, asked_ns: int) -> Located | None:
+        """As the master has told: it holds for one lease from the moment of the question."""
+        if place is None:
+            return None
+        return Located(place.nbytes, place.locations, place.scattered, None, asked_ns + self._lease_ns)
 
     def _look(self, name: str, until_ns: int) -> Found | bool | None:
         """In the table: the object, False when there is none, None when the master must be asked."""
@@ -370,20 +381,23 @@ class Client:
                 codes += [error.code] * len(some)
         return codes
 
-    def copy(self, sources: Sequence[int], target: int, nbytes: int, piece_bytes: int) -> None:
-        """Copy an object's bytes from one of these places to another, which this client has been given.
+    def copy(self, name: str, target: int, piece_bytes: int) -> None:
+        """Copy an object's bytes to a place that this client has been given, so many at once.
 
         Raises CodeError, TransportError.
         """
         to = self._segments.get(target >> OFFSET_BITS)
-        readable = (self._segments.get(source >> OFFSET_BITS) for source in sources)
-        source = next(((one, at) for one, at in zip(readable, sources) if one is not None), None)
-        if to is None or source is None:
-            raise CodeError(TRANSFER_FAILED, "a segment of the copy is gone")
-        origin, start = source[0], source[1] & OFFSET_MASK
-        for done in range(0, nbytes, piece_bytes):
-            some = origin.read_bytes(start + done, min(piece_bytes, nbytes - done))
-            to.write((target & OFFSET_MASK) + done, [memoryview(some)])
+        if to is None:
+            raise CodeError(TRANSFER_FAILED, "the segment that was to get a copy is gone")
+
+        def take(segment: Readable, offset: int, nbytes: int) -> bool:
+            for done in range(0, nbytes, piece_bytes):
+                some = segment.read_bytes(offset + done, min(piece_bytes, nbytes - done))
+                to.write((target & OFFSET_MASK) + done, [memoryview(some)])
+            return True
+
+        if self.read(name, take) is None:
+            raise CodeError(NOT_FOUND, f"{name!r} is gone")
 
     def segment_name(self, location: int) -> str:
         """Name of the segment of a location."""

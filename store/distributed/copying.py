@@ -45,7 +45,10 @@ class Copying:
                 places = self._client.ask(say.Find, some, False).places
                 for name, place in zip(some, places):
                     if place is not None:
-                        described[name] = [self._descriptor(place.nbytes, one) for one in place.locations]
+                        described[name] = [
+                            self._descriptor(place.nbytes, first)
+                            for first in (*place.locations, *(pieces[0][0] for pieces in place.scattered))
+                        ]
         except CodeError:
             return {}
         return described
@@ -74,15 +77,15 @@ class Copying:
             return (0, 0), error.code
         if task.code != OK:
             return (0, 0), task.code
-        thread = threading.Thread(target=self._carry_out, args=(task,), name="store copy", daemon=True)
+        thread = threading.Thread(target=self._carry_out, args=(task, name), name="store copy", daemon=True)
         self._threads = [one for one in self._threads if one.is_alive()] + [thread]
         thread.start()
         return (task.task, 0), OK
 
-    def _carry_out(self, task: say.TaskIs) -> None:
+    def _carry_out(self, task: say.TaskIs, name: str) -> None:
         try:
             for target in task.targets:
-                self._client.copy(task.sources, target, task.nbytes, PIECE_BYTES)
+                self._client.copy(name, target, PIECE_BYTES)
             failed = ""
         except (StoreError, TransportError, ValueError, OSError) as error:
             failed = str(error)[:1000] or type(error).__name__

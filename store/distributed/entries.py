@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from store.allocator import Extent
 from store.directory import Directory
 from store.distributed.messages import Wish
 from store.distributed.shared_table import OFFSET_BITS
@@ -14,16 +15,16 @@ from store.distributed.shared_table import OFFSET_BITS
 
 @dataclass(slots=True)
 class Replica:
-    """One copy: an object of the directory, at an offset of a segment."""
+    """One copy: an object of the directory, in one range of a segment or several: (offset, bytes) each."""
 
     object_id: int
     segment: int
-    offset: int
+    extents: tuple[Extent, ...]
 
     @property
-    def location(self) -> int:
-        """As it stands in the table."""
-        return self.segment << OFFSET_BITS | self.offset
+    def pieces(self) -> list[tuple[int, int]]:
+        """(location, bytes) of each range; a location as it stands in the table."""
+        return [(self.segment << OFFSET_BITS | offset, nbytes) for offset, nbytes in self.extents]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +51,16 @@ class Entry:
     word: int = 0
     remote_until_ns: int = 0
     tasks: int = 0
+
+    @property
+    def locations(self) -> list[int]:
+        """Of the replicas in one range, which the table can list."""
+        return [replica.pieces[0][0] for replica in self.replicas if len(replica.extents) == 1]
+
+    @property
+    def scattered(self) -> list[list[tuple[int, int]]]:
+        """Of the others, which the master tells."""
+        return [replica.pieces for replica in self.replicas if len(replica.extents) > 1]
 
     @property
     def owner(self) -> str:

@@ -314,7 +314,7 @@ class Master:
     def _find(self, client: Client, ask: say.Find, now_ns: int) -> say.Places:
         found = [self.catalogue.find(name, now_ns, lease=ask.lease) for name in ask.names]
         places = [
-            None if entry is None else say.Place(entry.nbytes, [one.location for one in entry.replicas])
+            None if entry is None else say.Place(entry.nbytes, entry.locations, entry.scattered)
             for entry in found
         ]
         return say.Places(ask.call, places)

@@ -199,21 +199,25 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Room for one object. locations: segment << OFFSET_BITS | offset.
+    """Room for one object.
 
-    swap    of an upsert: readers may find an older object until the master acts, so PutEnd publishes this one
+    locations   of the replicas in one range: segment << OFFSET_BITS | offset
+    scattered   of the others: (location, bytes) of each range, in the order of the object's bytes
+    swap        of an upsert: readers may find an older object until the master acts: PutEnd publishes this
     """
 
     put: Count
     locations: list[int]
+    scattered: list[list[tuple[int, int]]] = []
     swap: bool = False
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where an object is."""
+    """Where an object is; as in Grant."""
 
     nbytes: Count
     locations: list[int]
+    scattered: list[list[tuple[int, int]]] = []
 
 
 class Welcome(Message, frozen=True):
@@ -286,7 +290,6 @@ class TaskIs(Message, frozen=True):
     updated_ms: int = 0
     reason: str = ""
     nbytes: int = 0
-    sources: list[int] = []
     targets: list[int] = []
 
 

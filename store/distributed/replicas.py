@@ -38,7 +38,8 @@ class TaskType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferDescriptor:
-    """Bytes of one replica. transport_endpoint_: name of its segment; buffer_address_: offset in it."""
+    """Bytes of one replica. transport_endpoint_: name of its segment; buffer_address_: offset of its first
+    byte in it (the rest follows, unless the object had to be scattered over several ranges)."""
 
     size_: int
     transport_endpoint_: str

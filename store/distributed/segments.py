@@ -12,9 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+from store.allocator import Extent
 from store.distributed import messages as say
 from store.distributed.memory import Lent, Mapped, map_foreign
+from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
+from store.objects import pieces
 from transport.errors import TransportError
 from transport.sockets import BytesClient, BytesServer
 
@@ -111,6 +114,36 @@ class RemoteSegment:
         self._client.close()
 
 
+class Scattered:
+    """An object in several ranges of one segment, with the verbs of a segment: offset 0 is its first byte."""
+
+    def __init__(self, segment: AnySegment, extents: Sequence[Extent]):
+        self._segment = segment
+        self._extents = extents
+
+    def read_bytes(self, offset: int, nbytes: int) -> bytes:
+        """A copy."""
+        return b"".join(
+            self._segment.read_bytes(start, length) for start, length in pieces(self._extents, offset, nbytes)
+        )
+
+    def read_into(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Copy each (offset, nbytes, address of the destination)."""
+        cut = []
+        for offset, nbytes, address in ranges:
+            for start, length in pieces(self._extents, offset, nbytes):
+                cut.append((start, length, address))
+                address += length
+        self._segment.read_into(cut)
+
+    def write(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Copy these parts behind each other."""
+        for part in parts:
+            for start, length in pieces(self._extents, offset, len(part)):
+                self._segment.write(start, [part[:length]])
+                part, offset = part[length:], offset + length
+
+
 class Warmer:
     """A thread that prepares pages: of the own segment for puts to come, of any where puts are about to go.
 
@@ -148,6 +181,7 @@ class Warmer:
 
 
 AnySegment = LocalSegment | RemoteSegment
+Readable = AnySegment | Scattered
 
 
 def _limit_s(nbytes: int) -> float:
@@ -239,6 +273,12 @@ class Segments:
         if number not in self.names and (told := self._ask(number)) is not None:
             self.names[number] = told.name
         return self.names.get(number, "")
+
+    def scattered(self, replica: Sequence[tuple[int, int]]) -> Scattered | None:
+        """A replica of several (location, bytes); None when its segment is gone."""
+        segment = self.get(replica[0][0] >> OFFSET_BITS)
+        extents = [(location & OFFSET_MASK, nbytes) for location, nbytes in replica]
+        return None if segment is None else Scattered(segment, extents)
 
     def forget(self, number: int) -> None:
         """It is gone, or did not answer: to be opened anew if somebody asks for it."""

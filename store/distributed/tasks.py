@@ -111,6 +111,5 @@ class Tasks:
             task.updated_ms,
             task.reason,
             task.entry.nbytes,
-            [replica.location for replica in task.entry.replicas],
-            [replica.location for replica in task.added],
+            [replica.pieces[0][0] for replica in task.added],
         )

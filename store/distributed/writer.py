@@ -129,6 +129,11 @@ class Writer:
     def _write(self, grant: say.Grant, parts: Parts) -> None:
         """Copy the bytes to every replica."""
         nbytes = sum(map(len, parts))
+        for replica in grant.scattered:
+            scattered = self._segments.scattered(replica)
+            if scattered is None:
+                raise CodeError(TRANSFER_FAILED, "a segment is gone")
+            scattered.write(0, parts)
         for location in grant.locations:
             segment = self._segments.get(location >> OFFSET_BITS)
             if segment is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
 import time
 from collections.abc import Iterator
 
@@ -9,7 +11,7 @@ import pytest
 
 from store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from store.distributed.master import Master
-from tests.store.distributed.running import MIB, address, master_thread, new_store
+from tests.store.distributed.running import MIB, address, master_thread, new_store, rest
 
 LEASE_MS = 300
 OBJECT = bytes(MIB - 64)
@@ -126,3 +128,36 @@ def test_room_in_advance_comes_back(master: Master, store: MooncakeDistributedSt
     assert master.catalogue.stats()["spares"] == 0
     assert larger.get("bulk") == OBJECT
     larger.close()
+
+
+@pytest.mark.parametrize("path", ["", "tcp"])
+def test_an_object_that_no_hole_holds_is_scattered_and_nothing_is_evicted(
+    master: Master, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second object of 64 KiB goes: half the segment is free, in holes of 64 KiB."""
+    monkeypatch.setenv("MOONCAKE_LITE_STORE_PATH", path)
+    store, other = new_store(address(master), 4 * MIB), new_store(address(master), 0)
+    small = 64 * 1024
+    assert [store.put(f"s{number}", bytes([number]) * small) for number in range(52)] == [0] * 52
+    assert [store.remove(f"s{number}") for number in range(0, 52, 2)] == [0] * 26
+    value = random.Random(1).randbytes(MIB)
+    assert store.put("large", value) == 0
+    rest(store)
+    master.catalogue.check()
+    assert master.stats()["evictions"] == 0
+    assert other.get("large") == value
+    buffer = ctypes.create_string_buffer(MIB)
+    assert other.register_buffer(ctypes.addressof(buffer), MIB) == 0
+    assert other.get_into("large", ctypes.addressof(buffer), MIB) == MIB
+    assert buffer.raw == value
+    target = new_store(address(master), 4 * MIB)
+    task, code = other.create_move_task("large", store.get_hostname(), target.get_hostname())
+    assert code == 0
+    while (found := other.query_task(task)[0]) is not None and found.status.name == "PROCESSING":
+        time.sleep(0.01)
+    assert found is not None
+    assert found.status.name == "SUCCESS"
+    assert other.get("large") == value
+    for one in (other, target, store):
+        one.close()
+    master.catalogue.check()

@@ -214,5 +214,5 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=12, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=25, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
