@@ -193,9 +193,10 @@ class Books:
         self._free(entry, now_ns)
 
     def _drop_replicas(self, entry: Entry, lost: Sequence[Replica]) -> None:
-        """Some, not all, replicas of an object are no more; readers look again."""
+        """Some, not all, replicas of an object, or of one being written, are no more; readers look again."""
         entry.replicas = [replica for replica in entry.replicas if replica not in lost]
-        self._rewrite(entry)
+        if entry.word:
+            self._rewrite(entry)
         for replica in lost:
             self._space.put_revoke(replica.object_id)
 
@@ -217,6 +218,11 @@ class Books:
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
         if writer_may_live:
             self._held.append(Quarantine(entry.owner, entry.client))
+
+    def _settle_put(self, client: str, put: int, now_ns: int) -> None:
+        """The writer of a put that was revoked has ended it at last."""
+        held = [one for one in self._held if (one.owner, one.client) == (str(put), client)]
+        self._settle(held, now_ns)
 
     def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
         for held in over:

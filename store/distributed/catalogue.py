@@ -61,13 +61,13 @@ class Catalogue(Books):
             if not lost:
                 continue
             self.counters["replicas_lost"] += 1
-            if not entry.word:
-                self._revoke(entry, now_ns, writer_may_live=True)
-            elif len(lost) == len(entry.replicas):
+            if len(lost) < len(entry.replicas):
+                self._drop_replicas(entry, lost)
+            elif entry.word:
                 self.counters["objects_lost"] += 1
                 self._drop(entry, now_ns)
             else:
-                self._drop_replicas(entry, lost)
+                self._revoke(entry, now_ns, writer_may_live=False)  # it writes to memory that is no one's
         self._space.remove_segment(number)
 
     def segments(self) -> dict[int, Lender]:
@@ -124,6 +124,7 @@ class Catalogue(Books):
         """The bytes of this put are in place: publish it. OK, NOT_FOUND when it has been revoked."""
         entry = self._puts.get(put)
         if entry is None or entry.client != client:
+            self._settle_put(client, put, now_ns)
             return NOT_FOUND
         del self._puts[put], self._writing[entry.name]
         self._publish(entry, now_ns)
@@ -152,6 +153,7 @@ class Catalogue(Books):
         """Forget this put; its writer will not write any more."""
         entry = self._puts.get(put) or self._spares.get(put)
         if entry is None or entry.client != client:
+            self._settle_put(client, put, now_ns)
             return NOT_FOUND
         self._revoke(entry, now_ns, writer_may_live=False)
         return OK

@@ -258,10 +258,12 @@ class Client:
         found = self._look(name, asked_ns + self._lease_ns if lease else 0)
         if found is False:
             return None
-        if isinstance(found, Found) and found.locations:
+        if not isinstance(found, Found):
+            return self._told(self._link.ask(say.Find, [name], lease).places[0], asked_ns)
+        if found.locations:
             return Located(found.nbytes, found.locations, (), found, 0)
-        (place,) = self._link.ask(say.Find, [name], lease).places
-        return self._told(place, asked_ns)
+        (place,) = self._link.ask(say.Find, [name], False).places  # its lease stands in the table
+        return place and Located(place.nbytes, (), place.scattered, found, 0)
 
     def locate_many(self, names: Sequence[str], *, lease: bool = True) -> list[Located | None]:
         """`locate` of each, with as few questions as there can be. Raises CodeError."""

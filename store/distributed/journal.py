@@ -5,6 +5,7 @@ anything waits to be taken (Pending). Knows no objects. Explained in docs/explai
 
     words (u64)
         0                       journals in use: those behind have never been written
+        1                       losses: clients that are gone, and their segments with them
         16 ...                  written: records that journal j has ever been given; stored by its client
         16 + MAX_JOURNALS ...   taken: records of j that are in the table; stored by the master
     from RINGS_AT, journal j    RECORDS records of RECORD_BYTES:
@@ -36,6 +37,7 @@ _REST = struct.Struct("<3Q")
 MAX_NAME_BYTES = RECORD_BYTES - _HEAD.size
 """Of a name that fits into a record; a longer one is said in a message."""
 
+_LOSSES = 1
 _WRITTEN = 16
 _TAKEN = _WRITTEN + MAX_JOURNALS
 _RINGS_AT = -(-8 * (_TAKEN + MAX_JOURNALS) // 4096) * 4096
@@ -96,6 +98,11 @@ class ClientJournals(_Shared):
             self.words[at] = count + 1
             return True
 
+    @property
+    def losses(self) -> int:
+        """Room given before this number has changed may be gone."""
+        return int(self.words[_LOSSES])
+
     def is_pending(self) -> bool:
         """Whether some record is not in the table yet. Look into the table again after a False: a record
         may have got there since the last look."""
@@ -132,6 +139,10 @@ class Journals(_Shared):
         """Its client is gone, and what it had written is taken."""
         self.words[_TAKEN + journal] = self.words[_WRITTEN + journal]
         self._free.append(journal)
+
+    def note_loss(self) -> None:
+        """A client is gone; before others can be given what it had."""
+        self.words[_LOSSES] += 1
 
     def waiting(self, before_ns: int) -> list[Claim]:
         """Records written before this time, oldest first; `taken` follows, once they are in the table.

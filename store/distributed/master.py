@@ -262,6 +262,7 @@ class Master:
         if client.journal is not None:
             del self._writers[client.journal]
             self._journals.release(client.journal)
+        self._journals.note_loss()
         self._tasks.drop_client(client.peer, now_ns, _wall_ms())
         self.catalogue.drop_client(client.peer, now_ns)
         self._segments.pop(client.segment, None)

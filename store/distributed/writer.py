@@ -42,7 +42,9 @@ class Writer:
 
     journals    None: to a master that shares no memory with us; every put then ends with a message
     _spares     rooms in advance, all of one size and one wish (_kind)
+    _back       rooms in advance that go back with the next question
     _last       size and wish of the last put
+    _losses     of the journals, when the first of the spares were asked for
     """
 
     def __init__(self, link: Link, segments: Segments, warmer: Warmer):
@@ -53,7 +55,9 @@ class Writer:
         self._lock = threading.Lock()
         self._spares: deque[say.Grant] = deque()
         self._kind: Kind | None = None
+        self._back: list[int] = []
         self._last: Kind | None = None
+        self._losses = 0
         self._ask_after_s = 0.0
         self._is_idle = True
 
@@ -61,10 +65,9 @@ class Writer:
         """Give rooms in advance back when no put has come since the last call. Raises CodeError."""
         with self._lock:
             was_idle, self._is_idle = self._is_idle, True
-            unused = [spare.put for spare in self._spares] if was_idle else []
             if was_idle:
-                self._spares.clear()
-                self._kind = None
+                self._discard()
+            unused, self._back = self._back[: say.MAX_KEYS], self._back[say.MAX_KEYS :]
         if unused:
             self._link.ask(say.PutEnd, unused, False)
 
@@ -152,7 +155,7 @@ class Writer:
         """A put into room in advance, if there is any and the name fits into the journal."""
         kind = sum(map(len, parts)), wish
         text = name.encode()
-        spare = self._take_spare(kind) if len(text) <= MAX_NAME_BYTES else None
+        spare = self._take_spare(kind, journals.losses) if len(text) <= MAX_NAME_BYTES else None
         if spare is None:
             code = self._put_asked([name], [parts], wish, False)[0]
         else:
@@ -161,7 +164,7 @@ class Writer:
             is_row, self._last = self._last == kind, kind
         if is_row and code == OK:
             try:
-                self._refill(kind)
+                self._refill(kind, journals.losses)
             except CodeError as error:
                 return error.code
         return code
@@ -178,12 +181,19 @@ class Writer:
             return NO_MASTER
         return code
 
-    def _take_spare(self, kind: Kind) -> say.Grant | None:
+    def _take_spare(self, kind: Kind, losses: int) -> say.Grant | None:
         with self._lock:
             self._is_idle = False
+            if self._losses != losses:
+                self._discard()  # of a segment that is gone, perhaps
             return self._spares.popleft() if self._spares and self._kind == kind else None
 
-    def _refill(self, kind: Kind) -> None:
+    def _discard(self) -> None:
+        self._back += [spare.put for spare in self._spares]
+        self._spares.clear()
+        self._kind = None
+
+    def _refill(self, kind: Kind, losses: int) -> None:
         """Ask for room for puts like the last two; what there is for others goes back. Raises CodeError."""
         if not self._link.poll() or time.monotonic() < self._ask_after_s:
             return
@@ -191,27 +201,32 @@ class Writer:
         with self._lock:
             if self._kind == kind and len(self._spares) > count // 2:
                 return  # being told wakes the master
-            back = [] if self._kind == kind else [spare.put for spare in self._spares]
+            if self._kind != kind:
+                self._discard()
+                self._kind, self._losses = kind, losses
+            back, self._back = self._back[: say.MAX_KEYS], self._back[say.MAX_KEYS :]
 
         def keep(reply: Any) -> None:
-            if not isinstance(reply, say.Grants):
-                return
+            grants = reply.grants if isinstance(reply, say.Grants) else []
+            spares = [grant for grant in grants if isinstance(grant, say.Grant)]
             with self._lock:
-                if self._kind != kind:
-                    self._spares.clear()
-                    self._kind = kind
-                self._spares += [grant for grant in reply.grants if isinstance(grant, say.Grant)]
+                if (self._kind, self._losses) != (kind, losses):
+                    self._back += [spare.put for spare in spares]
+                    return
+                self._spares += spares
                 if not self._spares:
                     self._ask_after_s = time.monotonic() + ASK_AGAIN_S
-            self._prepare(reply.grants, kind[0])
+            self._prepare(spares, kind[0])
 
-        self._link.post(say.SparesAsk, *kind, count, back, then=keep)
+        if not self._link.post(say.SparesAsk, *kind, count, back, then=keep):
+            with self._lock:
+                self._back += back
 
-    def _prepare(self, spares: Sequence[say.Grant | int], nbytes: int) -> None:
+    def _prepare(self, spares: Sequence[say.Grant], nbytes: int) -> None:
         """Have the pages of room in advance mapped before they are written to."""
         if nbytes < BULK_BYTES:
             return
         for spare in spares:
-            for location in spare.locations if isinstance(spare, say.Grant) else ():
+            for location in spare.locations:
                 segment = self._segments.opened(location >> OFFSET_BITS)
                 self._warmer.settle(segment, location & OFFSET_MASK, nbytes)

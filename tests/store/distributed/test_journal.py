@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from store import ReplicateConfig
 from store.distributed.journal import MAX_JOURNALS, MAX_NAME_BYTES, RECORDS, ClientJournals, Journals
 from store.distributed.messages import StatsAsk
 from store.errors import StoreError
@@ -172,3 +173,22 @@ def test_what_a_killed_writer_had_put_is_there() -> None:
         master.catalogue.check()
         assert master.stats()["spares"] == 0, "its room in advance came back"
         store.close()
+
+
+def test_no_put_goes_into_room_of_a_lender_that_has_left() -> None:
+    with master_thread() as master:
+        writer = new_store(address(master), 64 * 2**20)
+        lender = new_store(address(master), 256 * 2**20)
+        wish = ReplicateConfig()
+        wish.preferred_segment = lender.get_hostname()
+        assert [writer.put(f"a{number}", b"x" * 5000, wish) for number in range(5)] == [0] * 5
+        rest(writer)
+        assert master.stats()["spares"] > 0
+        lender.close()
+        assert [writer.put(f"b{number}", b"y" * 5000, wish) for number in range(40)] == [0] * 40
+        assert [writer.get(f"b{number}") for number in range(40)] == [b"y" * 5000] * 40
+        rest(writer)
+        figures = master.stats()
+        assert (figures["claims_unknown"], figures["held"]) == (0, 0)
+        master.catalogue.check()
+        writer.close()
