@@ -58,6 +58,10 @@ class TransferEngine:
             raise BadTransfer(f"path {path!r} is unknown; use one of {', '.join(PATHS)}")
         if path == "shared" and not world.one_node:
             raise BadTransfer("path 'shared' cannot reach the ranks of other nodes")
+        if path == "one_sided" and world.survives_a_rank:
+            raise BadTransfer(
+                "path 'one_sided' needs a job that ends with its first dead rank: --profile fast"
+            )
         self._world = world
         self._segments = Segments(world, segment_bytes)
         self._size, self._sizes = world.size, self._segments.sizes

@@ -143,8 +143,8 @@ class Remote:
                 return
             one_sided.close()
         if self._forced:
-            why = "this MPI keeps the others alive when a rank is killed, or makes no windows between them"
-            raise BadTransfer(f"path 'one_sided' cannot be used: {why}; start with --profile fast")
+            self.close()
+            raise BadTransfer("path 'one_sided' cannot be used: MPI makes no window of all ranks")
 
     def _help_from(self, rank: int) -> None:
         """Have a rank enter MPI; not in a measurement, which is to show what the network does without it."""
