@@ -36,7 +36,7 @@ INLINE_S = 100e-6
 its end this long: waking another thread takes as long, and RDMA a tenth of it."""
 
 SPIN_S = 0.002
-PAUSE_S = 0.0002
+PAUSE_S = 0.0001
 """How long after the last progress MPI is tested without a pause; then the pause between two tests."""
 
 HELP_S = 0.001
@@ -44,8 +44,8 @@ HELP_S = 0.001
 
 SMALL_BYTES = 64 * 1024
 MOST_HELP = 8
-"""More jobs of up to SMALL_BYTES than this needed a rank's help: it was measured wrong, for RDMA needs help
-only to connect."""
+"""More jobs of up to SMALL_BYTES than this, one after the other, needed a rank's help: it was measured wrong,
+for RDMA needs help only to connect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +91,7 @@ class OneSided:
         self._windows: dict[int, Any] = {}
         self._lost: dict[int, str] = {}
         self._stuck: set[int] = set()
+        self._flush_lock = threading.Lock()  # of _unflushed
         self._unflushed: dict[int, list[_Flight]] = {}
         self._helps: Counter[int] = Counter()
         self._kept: list[_Flight] = []
@@ -199,8 +200,8 @@ class OneSided:
                 ends = [end for flight in list(self._flights) for end in self._step(flight, now)]
             last = now
             self._tell(ends)
-            if now - self._moved_s > SPIN_S:
-                time.sleep(PAUSE_S)
+            if now - self._moved_s > SPIN_S or not any(flight.flying for flight in self._flights):
+                time.sleep(PAUSE_S)  # also where only Flush is awaited: it needs the interpreter to begin
         with self._lock:
             self._take(wait=False)
             ends = [end for flight in list(self._flights) for end in self._close(flight)]
@@ -276,16 +277,17 @@ class OneSided:
         limit in time and may need the target's help: a thread does it, for all writes to a rank."""
         flight.flushing = True
         rank = flight.job.rank
-        if rank in self._unflushed:
-            self._unflushed[rank].append(flight)
+        with self._flush_lock:
+            waiting = self._unflushed.get(rank)
+            self._unflushed[rank] = [*(waiting or []), flight]
+        if waiting is not None:
             return
-        self._unflushed[rank] = [flight]
         threading.Thread(target=self._flush, args=(rank,), name="one-sided-flush", daemon=True).start()
 
     def _flush(self, rank: int) -> None:
         """Until no write to a rank waits for it; where MPI fails, their time limit finds it."""
         while True:
-            with self._lock:
+            with self._flush_lock:
                 flights, self._unflushed[rank] = self._unflushed[rank], []
                 if not flights:
                     del self._unflushed[rank]
@@ -327,4 +329,6 @@ class OneSided:
     def _end(self, flight: _Flight, safe: bool) -> list[_End]:
         if flight in self._flights:
             self._flights.remove(flight)
+        if flight.asked_s == flight.began_s and flight.error is None:
+            self._helps[flight.job.rank] = 0
         return [(flight.job, flight.error, safe)]
