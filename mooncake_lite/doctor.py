@@ -289,12 +289,17 @@ def _conclusion(report: Report) -> str:
 @click.option("--ranks", type=int, help="With --links: how many; 2 unless --hosts says otherwise.")
 @click.option("--hosts", default="", help="With --links: HOST:SLOTS,... as for serve.")
 @click.option("--mpi-arg", multiple=True, help="With --links: passed on to mpirun, as for serve.")
-def doctor(as_json: bool, links: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> int:
+@click.option(
+    "--profile", type=click.Choice(["ft", "fast"]), help="With --links: as for serve; ft if absent."
+)
+def doctor(
+    as_json: bool, links: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str | None
+) -> int:
     """Tell what this machine has (MPI, UCX, CUDA, memory, ...) and what follows from it."""
     if links:
-        return _links(as_json, ranks, hosts, mpi_arg)
-    if ranks is not None or hosts or mpi_arg:
-        raise ConfigError("--ranks, --hosts and --mpi-arg belong to --links; add it")
+        return _links(as_json, ranks, hosts, mpi_arg, profile or "ft")
+    if ranks is not None or hosts or mpi_arg or profile:
+        raise ConfigError("--ranks, --hosts, --mpi-arg and --profile belong to --links; add it")
     report = examine()
     if as_json:
         data = {
@@ -308,11 +313,11 @@ def doctor(as_json: bool, links: bool, ranks: int | None, hosts: str, mpi_arg: t
     return 1 if report.essential_missing else 0
 
 
-def _links(as_json: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> int:
+def _links(as_json: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str) -> int:
     """1 when a pair could not be measured, else 0."""
     from mooncake_lite import links
 
-    found = links.measure(ranks, hosts, mpi_arg)
+    found = links.measure(ranks, hosts, mpi_arg, profile)
     if as_json:
         click.echo(json.dumps(links.as_dict(found), indent=2))
     else:

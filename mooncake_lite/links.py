@@ -22,10 +22,11 @@ START_S = 40.0
 """For starting and ending the ranks, beside the time in which they measure."""
 
 
-def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> Found:
+def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str) -> Found:
     """Start the job and return its result.
 
     ranks    2 unless given; with hosts, as many as they have slots
+    profile  of the launch; only "fast" has one-sided MPI between nodes
     Raises ConfigError for bad input, ClusterError when ranks fail.
     """
     from mooncake_lite.launch.links_program import BUDGET_S
@@ -43,7 +44,7 @@ def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...]) -> Found:
     except ValueError as error:
         raise ConfigError(f"--mpi-arg {list(mpi_arg)!r}: {error}") from None
     module = "mooncake_lite.launch.links_program"
-    data = run_ranks(wanted, module, [], BUDGET_S + START_S, mpirun_args=arguments)
+    data = run_ranks(wanted, module, [], BUDGET_S + START_S, profile=profile, mpirun_args=arguments)
     return msgspec.json.decode(data, type=Found)
 
 

@@ -36,6 +36,7 @@ from transport.requests import (
     Cancel,
     Cancelled,
     Done,
+    Help,
     ReadRequest,
     Refuse,
     Request,
@@ -52,6 +53,9 @@ SPIN_S = 0.002
 
 TESTS = 4
 """Advances of each exchange between two looks at the socket, which cost ten times as much."""
+
+HELPING_S = 0.01
+"""How long MPI is entered for a rank that has asked for help; it asks again."""
 
 LINGER_S = 0.5
 """How long close() goes on with what others have asked for and is under way."""
@@ -122,6 +126,7 @@ class Courier:
         self._closing = False
         self._moved_s = 0.0
         self._closed_s = 0.0
+        self._helping_until_s = 0.0
         self._connect(others, address)
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
@@ -158,6 +163,10 @@ class Courier:
     def cancel(self, job: Job) -> None:
         """Give up a job of this courier; does nothing when it has ended."""
         self._tell(lambda: self._give_up(job))
+
+    def help_from(self, rank: int) -> None:
+        """Ask this rank to enter MPI for a moment."""
+        self._tell(lambda: self._send(rank, Help()))
 
     def mark_lost(self, rank: int, reason: str) -> None:
         """Fail what is under way with this rank, and what is asked for later."""
@@ -206,6 +215,8 @@ class Courier:
         return bool(serving or self._commands) and now - self._closed_s < LINGER_S
 
     def _patience(self, now: float) -> float:
+        if now < self._helping_until_s:
+            return 0.0
         if not self._exchanges:
             return 1.0
         return 0.0 if now - self._moved_s < SPIN_S else 0.001
@@ -218,6 +229,8 @@ class Courier:
 
     def _progress(self, now: float) -> None:
         for _ in range(TESTS):
+            if now < self._helping_until_s:
+                self._comm.Iprobe(self._world.rank, 0)  # only to let MPI serve its windows
             for key, exchange in list(self._exchanges.items()):
                 if key in self._exchanges:
                     self._advance(key, exchange, now)
@@ -346,6 +359,9 @@ class Courier:
         self._moved_s = now
         if isinstance(message, ReadRequest | WriteRequest):
             self._serve(peer, message, now)
+            return
+        if isinstance(message, Help):
+            self._helping_until_s = now + HELPING_S
             return
         # A Done names whose number it is as its sender sees it; all others speak of the asker's.
         ours = not message.mine if isinstance(message, Done) else not isinstance(message, Cancel)

@@ -21,7 +21,7 @@ from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
 from transport.jobs import Job, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link
-from transport.remote import MESSAGE_PATHS, Load, PathCounters, Remote
+from transport.remote import REMOTE_PATHS, Load, PathCounters, Remote
 from transport.segments import Segments
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Link", "Load", "Transfer", "TransferEngine"]
 
-PATHS = ("shared", *MESSAGE_PATHS)
-"""Memory of the same node; the others are messages."""
+PATHS = ("shared", *REMOTE_PATHS)
+"""Memory of the same node; windows between nodes; the others are messages."""
 
 FORCED = "MOONCAKE_LITE_TRANSFER_PATH"
 """Environment variable: the one path to all other ranks, whatever is fastest."""
@@ -47,7 +47,7 @@ class TransferEngine:
     path            one of PATHS for all other ranks; else the environment's FORCED; else what is fastest
 
     submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit,
-    BadTransfer for an unknown path.
+    BadTransfer for a path that is unknown or cannot be.
     """
 
     def __init__(
@@ -58,6 +58,10 @@ class TransferEngine:
             raise BadTransfer(f"path {path!r} is unknown; use one of {', '.join(PATHS)}")
         if path == "shared" and not world.one_node:
             raise BadTransfer("path 'shared' cannot reach the ranks of other nodes")
+        if path == "one_sided" and world.survives_a_rank:
+            raise BadTransfer(
+                "path 'one_sided' needs a job that ends with its first dead rank: --profile fast"
+            )
         self._world = world
         self._segments = Segments(world, segment_bytes)
         self._size, self._sizes = world.size, self._segments.sizes

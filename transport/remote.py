@@ -16,17 +16,21 @@ import numpy as np
 
 from transport import links
 from transport.batch import Batch
-from transport.errors import PeerLost, TransferCancelled, TransferError, TransferRefused
+from transport.errors import BadTransfer, PeerLost, TransferCancelled, TransferError, TransferRefused
 from transport.jobs import Job, Path
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
 
 if TYPE_CHECKING:
     from transport.courier import Courier
+    from transport.one_sided import OneSided
     from transport.world import World
 
-MESSAGE_PATHS = ("two_sided", "sockets")
-"""Two-sided MPI; TCP sockets of our own."""
+ANY_SEGMENT = ("two_sided", "sockets")
+"""Two-sided MPI; TCP sockets of our own: they reach every segment."""
+
+REMOTE_PATHS = ("one_sided", *ANY_SEGMENT)
+"""One-sided MPI reaches what has a window."""
 
 TRIES = 2
 
@@ -85,8 +89,10 @@ class Remote:
     """The jobs of one rank. Collective: every rank makes one at the same time.
 
     near        ranks whose segment 0 is memory here: no path is measured to them
-    forced      one of MESSAGE_PATHS that is to serve all, or ""
+    forced      one of REMOTE_PATHS that is to serve all that it reaches, or ""
     lost        rank -> reason, of those that were marked or found dead
+
+    Raises BadTransfer, at every rank, when one_sided is forced where it cannot be.
     """
 
     def __init__(
@@ -108,22 +114,56 @@ class Remote:
         # On one node too: registered buffers can be reached over nothing else.
         self.sockets = SocketPath(world, lent, stall_s, address, self._ended)
         self._paths: dict[str, Path] = {"sockets": self.sockets}
+        self._one_sided: OneSided | None = None
+        self._measuring = False
         others = [rank for rank in range(world.size) if rank not in near]
         if others and forced != "sockets":
             from transport.courier import Courier
 
             self._courier = Courier(world, lent, others, stall_s, address, self._ended)
             self._paths["two_sided"] = self._courier
+        if forced == "one_sided" or not (forced or world.one_node):
+            self._open_windows(lent, stall_s)
         self._counters = {name: PathCounters() for name in sorted(self._paths)}
         self._links = links.Links({})
         if not forced and not world.one_node:
             self._measure(lent, others)
 
+    def _open_windows(self, lent: LentBuffers, stall_s: float) -> None:
+        """Offer one-sided MPI where all ranks end together and MPI can make windows; alike at every rank."""
+        answers = self._world.allgather_bytes(b"0" if self._world.survives_a_rank else b"1")
+        if all(answer == b"1" for answer in answers):
+            from transport.one_sided import OneSided
+
+            segment = lent.view(0)
+            assert segment is not None
+            one_sided = OneSided(self._world, stall_s, self._help_from, self._ended)
+            if one_sided.expose(0, segment):
+                self._one_sided = self._paths["one_sided"] = one_sided
+                return
+            one_sided.close()
+        if self._forced:
+            self.close()
+            raise BadTransfer("path 'one_sided' cannot be used: MPI makes no window of all ranks")
+
+    def _help_from(self, rank: int) -> None:
+        """Have a rank enter MPI; not in a measurement, which is to show what the network does without it."""
+        if self._courier is not None and not self._measuring:
+            self._courier.help_from(rank)
+
     def _measure(self, lent: LentBuffers, others: list[int]) -> None:
-        lent.expose(links.PROBE, np.zeros(links.LARGE_BYTES, np.uint8), writable=False)
+        self._measuring = True
+        probe = np.ones(links.LARGE_BYTES, np.uint8)
+        lent.expose(links.PROBE, probe, writable=False)
+        paths: dict[str, tuple[int, ...]] = {"sockets": STREAMS, "two_sided": (1,)}
+        if self._one_sided is not None and self._one_sided.expose(links.PROBE, probe):
+            paths["one_sided"] = (1,)
         self._world.barrier()
-        self._links = links.measure(self._world, self._probe, {"sockets": STREAMS, "two_sided": (1,)})
+        self._links = links.measure(self._world, self._probe, paths)
+        self._measuring = False
         lent.withdraw(links.PROBE)
+        if self._one_sided is not None and "one_sided" in paths:
+            self._one_sided.withdraw(links.PROBE)
         for rank in others:
             for link in self.links_to(rank, 0):
                 if link.path == "sockets":
@@ -152,7 +192,7 @@ class Remote:
         if self._forced:
             return [self._forced]
         found = [link.path for link in self.links_to(rank, nbytes)]
-        return found or [name for name in MESSAGE_PATHS if name in self._paths]
+        return found or [name for name in ANY_SEGMENT if name in self._paths]
 
     def links_to(self, rank: int, nbytes: int) -> list[links.Link]:
         """What was measured of the paths to the rank's node, the fastest for so many bytes first."""
@@ -189,6 +229,9 @@ class Remote:
         """Begin a job over the path that is best for its size; its batch hears of its end."""
         near = self._world.node_of[job.rank] == self._world.node_of[self._world.rank]
         ways = ["sockets"] if near and not self._forced else self.ways(job.rank, job.nbytes)
+        one_sided = self._one_sided
+        if one_sided is None or not one_sided.reaches(job.rank, job.segment, bool(self._forced)):
+            ways = [way for way in ways if way != "one_sided"] or ["sockets"]
         job.ways = [*ways, *ways][:TRIES]
         self._begin(job)
 

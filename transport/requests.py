@@ -11,6 +11,7 @@ Explained in docs/explain/transport.md.
     it can land any more.
     Done is awaited also by the sender of a read: MPI may still hold bytes that it has taken over,
     and they only leave while someone calls it.
+    Help belongs to no exchange: A reads or writes B's window (`one_sided`), and nothing moves.
 """
 
 from __future__ import annotations
@@ -71,5 +72,9 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
+class Help(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Enter MPI for a moment: what I do with your window does not move by itself."""
+
+
 Request = ReadRequest | WriteRequest
-ANY_MESSAGE = ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel | Cancelled
+ANY_MESSAGE = ReadRequest | WriteRequest | Accept | Done | Refuse | Cancel | Cancelled | Help

@@ -1,7 +1,7 @@
 """How a list of byte ranges becomes a sequence of MPI messages, sent or received through a window.
 
 Used by `courier` on both sides, which come to the same slices from the same lengths, so that no
-message describes another. Explained in docs/explain/transport.md.
+message describes another; `one_sided` cuts with it too. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ Part = tuple[int, int, int]
 """(range, start, end): bytes start .. end of a range."""
 
 
-def plan(lengths: Sequence[int]) -> Iterator[list[Part]]:
+def plan(
+    lengths: Sequence[int], slice_bytes: int = SLICE_BYTES, pack_bytes: int = PACK_BYTES
+) -> Iterator[list[Part]]:
     """The parts of each message, in order. Together they cover every range once.
 
-    A long range has messages of its own; neighbouring short ones share one.
+    A long range has messages of its own, of slice_bytes; neighbouring ones under a quarter of pack_bytes
+    share one of up to pack_bytes.
     """
     packed: list[Part] = []
-    room = PACK_BYTES
+    room = pack_bytes
     for index, length in enumerate(lengths):
-        short = 4 * length < PACK_BYTES
+        short = 4 * length < pack_bytes
         if packed and (not short or length > room):
             yield packed
-            packed, room = [], PACK_BYTES
+            packed, room = [], pack_bytes
         if short:
             if length:
                 packed.append((index, 0, length))
                 room -= length
             continue
-        for start in range(0, length, SLICE_BYTES):
-            yield [(index, start, min(start + SLICE_BYTES, length))]
+        for start in range(0, length, slice_bytes):
+            yield [(index, start, min(start + slice_bytes, length))]
     if packed:
         yield packed
 

@@ -28,6 +28,9 @@ DEFAULTS = {
 COLLECTIVE_MAX_BYTES = 64 * 2**20
 """Most bytes of all ranks together in one of the small collectives."""
 
+_ULFM = "OMPI_MCA_mpi_ft_enable"
+"""What `mpirun --with-ft ulfm` sets for its ranks."""
+
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
@@ -115,6 +118,11 @@ class World:
     def one_node(self) -> bool:
         """Whether all ranks share one node."""
         return len(set(self.node_of)) == 1
+
+    @property
+    def survives_a_rank(self) -> bool:
+        """Whether the others go on when a rank is killed (ULFM): no window may then span the nodes."""
+        return os.environ.get(_ULFM, "0").lower() not in ("0", "f", "false", "n", "no", "disabled")
 
     @property
     def node_ranks(self) -> list[int]:

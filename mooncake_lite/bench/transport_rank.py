@@ -29,11 +29,14 @@ class Measurement(Protocol):
 
 
 def main(measurement: Callable[[World, TransferEngine, bool], Measurement]) -> None:
-    """`python -m MODULE FILE quick|full`: rank 0 writes its rows to FILE; segments hold their rank."""
+    """`python -m MODULE FILE quick|full [PATH]`: rank 0 writes its rows to FILE; segments hold their rank.
+
+    PATH    the one path between ranks, instead of the fastest
+    """
     result, quick = Path(sys.argv[1]), sys.argv[2] == "quick"
     die_with_parent()
     world = World.start()
-    engine = TransferEngine(world, SEGMENT_BYTES)
+    engine = TransferEngine(world, SEGMENT_BYTES, path="".join(sys.argv[3:]))
     forget_shared_memory()
     engine.local[:] = world.rank
     world.barrier()

@@ -105,21 +105,10 @@ def _make(nodes: TwoNodes, tag: str) -> None:
     ends = (f"{tag}v", f"{tag}w")
     for host in nodes.hosts:
         _run("ip", "netns", "add", host)
-    _run(
-        "ip",
-        "link",
-        "add",
-        ends[0],
-        "netns",
-        nodes.hosts[0],
-        "type",
-        "veth",
-        "peer",
-        "name",
-        ends[1],
-        "netns",
-        nodes.hosts[1],
-    )
+    # Two numbers: Linux tells of a pair at once that both ends are up when theirs differ, else within a
+    # second, and UCX takes no device before that.
+    first = ["name", ends[0], "index", "11", "netns", nodes.hosts[0], "type", "veth"]
+    _run("ip", "link", "add", *first, "peer", "name", ends[1], "index", "12", "netns", nodes.hosts[1])
     for host, end, address in zip(nodes.hosts, ends, nodes.addresses):
         _run("ip", "-n", host, "addr", "add", f"{address}/24", "dev", end)
         _run("ip", "-n", host, "link", "set", end, "up")

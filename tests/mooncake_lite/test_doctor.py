@@ -18,6 +18,7 @@ from mooncake_lite.doctor import Finding, Report
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.links_program import Found, Pair
 from mooncake_lite.launch.probes import try_program
+from tests.mpi import skip_without_ucx
 from tests.two_nodes import two_nodes
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -69,6 +70,22 @@ def test_links_between_and_within_two_nodes_are_measured_pair_by_pair(tmp_path: 
     assert sorted(link["path"] for link in away["links"]) == ["sockets", "two_sided"]
 
 
+@pytest.mark.cluster
+def test_links_in_the_fast_profile_name_one_sided_mpi_and_the_fastest_serves(tmp_path: Path) -> None:
+    skip_without_ucx()
+    with two_nodes(tmp_path) as nodes:
+        command = [*nodes.on(0), sys.executable, "-m", "mooncake_lite", "doctor", "--links", "--json"]
+        command += [*nodes.serve_args(1, 1), "--profile", "fast"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+    for pair in json.loads(done.stdout)["pairs"]:
+        links = {link["path"]: link for link in pair["links"]}
+        assert sorted(links) == ["one_sided", "sockets", "two_sided"]
+        fastest = min(links.values(), key=lambda link: link["latency_s"] + 8 * 2**20 / link["bytes_per_s"])
+        assert pair["path"] == fastest["path"]
+        assert pair["gb_per_s"] > 0.01
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "why"),
@@ -78,6 +95,7 @@ def test_links_between_and_within_two_nodes_are_measured_pair_by_pair(tmp_path: 
         ("--links --hosts a:2 --ranks 3", "--hosts a:2 has 2 slots"),
         ('--links --mpi-arg "\'"', "No closing quotation"),
         ("--ranks 2", "belong to --links"),
+        ("--profile fast", "belong to --links"),
     ],
 )
 def test_a_wish_for_links_that_cannot_be_is_refused_before_anything_starts(flags: str, why: str) -> None:

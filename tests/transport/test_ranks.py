@@ -15,12 +15,25 @@ pytestmark = pytest.mark.cluster
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run_on(nodes: int, ranks: int, program: str, *args: str, folder: Path, profile: str = "ft") -> str:
+ONLY_TCP = ("-x", "UCX_TLS=tcp,self")
+"""Else UCX finds that both "nodes" are one machine, and copies from process to process."""
+
+
+def run_on(
+    nodes: int,
+    ranks: int,
+    program: str,
+    *args: str,
+    folder: Path,
+    profile: str = "ft",
+    mpirun_args: tuple[str, ...] = (),
+) -> str:
     """Run a program on one or two nodes; its output, after it has ended in order and left nothing."""
     if nodes == 1:
-        return run_mpi(ranks, PROGRAMS / program, args, 60, profile=profile).check().output
+        run = run_mpi(ranks, PROGRAMS / program, args, 60, profile=profile, mpirun_args=mpirun_args)
+        return run.check().output
     with two_nodes(folder) as pair:
-        spread = pair.mpirun_args(ranks // 2, ranks // 2)
+        spread = [*mpirun_args, *pair.mpirun_args(ranks // 2, ranks // 2)]
         run = run_mpi(
             ranks, PROGRAMS / program, args, 60, profile=profile, prefix=pair.on(0), mpirun_args=spread
         )
@@ -42,10 +55,26 @@ def test_every_byte_arrives_between_all_ranks(nodes: int, tmp_path: Path) -> Non
         assert numbers["control"] < 10**5, "bytes travelled over ZeroMQ"
 
 
-def test_the_fast_profile_moves_bytes_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nodes", "only"), [(1, ()), (2, ()), (2, ONLY_TCP)])
+def test_the_fast_profile_moves_bytes_too(nodes: int, only: tuple[str, ...], tmp_path: Path) -> None:
     skip_without_ucx()
-    output = run_on(1, 2, "moves.py", "7", "fast", folder=tmp_path, profile="fast")
-    assert output.count(" ok") == 6
+    output = run_on(nodes, 2, "moves.py", "7", "fast", folder=tmp_path, profile="fast", mpirun_args=only)
+    assert output.count(" ok") == 8
+    for line in (line for line in output.splitlines() if "path one_sided" in line):
+        numbers = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
+        assert numbers["one_sided"] > 10**6
+        assert numbers["two_sided"] == numbers["sockets"] == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_window_is_served_on_request_and_nothing_hangs_without(nodes: int, tmp_path: Path) -> None:
+    skip_without_ucx()
+    args = {"folder": tmp_path, "profile": "fast", "mpirun_args": ONLY_TCP}
+    assert run_on(nodes, 2, "windows.py", **args).count("ok") == 2
+
+
+def test_no_window_spans_ranks_that_may_die_alone(tmp_path: Path) -> None:
+    assert run_on(1, 2, "windows.py", "refused", folder=tmp_path).count("ok") == 2
 
 
 @pytest.mark.parametrize(
