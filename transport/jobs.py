@@ -1,6 +1,6 @@
 """A Job: the transfers of one batch with one rank in one direction; and what a path between nodes must do.
 
-Made by `engine`, done by `courier` (two-sided MPI) and `socket_path` (TCP). Knows neither.
+Made by `engine`, done by `courier` (two-sided MPI), `one_sided` (windows) and `socket_path` (TCP). Knows none.
 Explained in docs/explain/transport.md.
 """
 
