@@ -62,6 +62,18 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
     return limit_s
 
 
+def settled(read: Callable[[], float], limit_s: float = 10.0) -> float:
+    """What read() gives once it has been the same for a second: ranks report a few times a second."""
+    value, since = read(), time.monotonic()
+    until = since + limit_s
+    while time.monotonic() - since < 1.0:
+        assert time.monotonic() < until, f"still changing after {limit_s:g} s: {value:g}"
+        time.sleep(0.1)
+        if (now := read()) != value:
+            value, since = now, time.monotonic()
+    return value
+
+
 def resident_bytes(processes: list[psutil.Process]) -> int:
     """Proportional set size of all: memory they share is counted once."""
     total = 0

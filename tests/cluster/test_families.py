@@ -15,6 +15,7 @@ from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.model.config import DType
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import patient
 
 pytestmark = pytest.mark.cluster
 
@@ -49,7 +50,7 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
         cluster.wait_ready(START_LIMIT_S)
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
-        assert cluster.stop() < 5.0
+        assert cluster.stop() < patient(5.0)
 
 
 def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_exact_one_never_reads(
@@ -91,4 +92,4 @@ def look_at_the_running_pool(where: Path) -> None:
 
 def store_command(name: str, where: Path, *rest: str) -> bytes:
     command = [sys.executable, "-m", "mooncake_lite", "store", name, str(where), *rest]
-    return subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
