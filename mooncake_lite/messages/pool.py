@@ -13,14 +13,17 @@ from mooncake_lite.messages.parts import BlockRef, Message, Plain
 class PoolQuery(Message, frozen=True):
     """The command -> conductor.
 
-    after   ls: go on behind the object of this id; key: which block get wants
+    after   ls: go on behind the object of this id
+    keys    get: the one block; rm: those to be removed, all or none
     folder  get: where a store rank shall put the bytes, a folder of the same user
+    force   rm and rm-all: also what is leased
     """
 
-    what: Literal["ls", "stat", "get", "verify", "compact"]
+    what: Literal["ls", "stat", "get", "verify", "compact", "rm", "rm-all"]
     after: int = -1
-    key: int = 0
+    keys: list[int] = []
     folder: str = ""
+    force: bool = False
 
 
 class PoolRow(Plain, frozen=True):
@@ -59,9 +62,14 @@ class PoolProgress(Message, frozen=True):
 
 
 class PoolEnded(Message, frozen=True):
-    """The command has ended; problem: why it could not be done, "" when it could."""
+    """The command has ended; problem: why it could not be done, "" when it could.
+
+    blocks   how many it has removed; kept: how many it has not, because they are in use
+    """
 
     problem: str = ""
+    blocks: int = 0
+    kept: int = 0
 
 
 class CheckBlocks(Message, frozen=True):

@@ -38,7 +38,7 @@ def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is
     flags = [*SMALL, "--ssd-dir", str(tmp_path / "tier")]
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     with Cluster(flags, tmp_path / "log 1", env=no_kernels(tmp_path, model_folder)) as cluster:
-        cluster.wait_ready(COLD_START_LIMIT_S)
+        cluster.wait_ready(patient(COLD_START_LIMIT_S))
         assert list(tmp_path.glob("cache/kernels-*"))
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
