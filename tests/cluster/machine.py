@@ -109,9 +109,14 @@ def healthy(url: str) -> bool:
 
 def metric(url: str, name: str) -> float:
     """The sum of all samples in /metrics whose name ends in this pattern, labels apart."""
+    return samples(url, rf"\w*?{name}(?:{{.*}})?")
+
+
+def samples(url: str, pattern: str) -> float:
+    """The sum of all samples in /metrics whose name, with its labels, is this pattern."""
     text = httpx.get(f"{url}/metrics", timeout=10).text
-    found = re.findall(rf"^mooncake_lite\w*?{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-    assert found, f"no metric {name}"
+    found = re.findall(rf"^mooncake_lite_?{pattern} (\S+)$", text, re.MULTILINE)
+    assert found, f"no metric {pattern}"
     return sum(map(float, found))
 
 

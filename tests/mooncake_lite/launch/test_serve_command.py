@@ -94,6 +94,14 @@ def test_hosts_and_more_words_for_mpirun_stand_in_the_line() -> None:
     assert line[-5:] == ["--mca", "btl_tcp_if_include", "eth0", "--report-bindings", "rank"]
 
 
+def test_who_maps_ranks_to_hosts_otherwise_gives_the_only_such_option() -> None:
+    config = ServeConfig(mpi_arg=("--map-by node:OVERSUBSCRIBE",))
+    line = mpirun_line(Path("mpirun"), config, ["rank"], {})
+    assert line.count("--map-by") == 1
+    assert line[line.index("--map-by") + 1] == "node:OVERSUBSCRIBE"
+    assert line[line.index("--bind-to") + 1] == "none"
+
+
 @pytest.mark.parametrize(
     ("profile", "words"), [("ft", "--with-ft ulfm"), ("fast", "--mca pml ucx --mca osc ucx")]
 )
