@@ -1,5 +1,5 @@
-"""`mooncake-lite store ls|stat|get|rm|verify|compact`: KV blocks at rest in an HDF5 tier's folder, or live.
-The group's `master` is another matter (`master.py`).
+"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder, or live
+(`live.py`). The group's `master` is another matter (`master.py`).
 
 Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
 whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
@@ -159,6 +159,40 @@ def remove_command(where: Path, keys: tuple[str, ...], every: bool, force: bool)
     else:
         count = _remove_resting(where, None if every else numbers)
     click.echo(f"removed {count} blocks" + (f"; {kept} are in use and stay" if kept else ""))
+
+
+@store.command("pin")
+@WHERE
+@click.argument("keys", nargs=-1, required=True)
+@click.option("--soft", "soft_s", type=float, metavar="SECONDS", help="Only evicted last, for so long.")
+def pin_command(where: Path, keys: tuple[str, ...], soft_s: float | None) -> None:
+    """Keep the blocks KEYS in the DRAM of the running cluster WHERE: they are not evicted until unpinned.
+
+    For a system prompt, say. A pin is not saved: it ends with its block, at the latest with the cluster.
+    """
+    if soft_s is not None and not 0 < soft_s < float("inf"):
+        raise UserError(f"--soft {soft_s:g}: give seconds, more than 0")
+    with live_pool(_running(where)) as pool:
+        numbers = sorted(set(map(_parse_key, keys)))
+        count = pool.pin(numbers, hard=soft_s is None, soft_s=soft_s or 0.0)
+    click.echo(f"pinned {count} blocks" + (f" softly for {soft_s:g} s" if soft_s is not None else ""))
+
+
+@store.command("unpin")
+@WHERE
+@click.argument("keys", nargs=-1, required=True)
+def unpin_command(where: Path, keys: tuple[str, ...]) -> None:
+    """Let the blocks KEYS of the running cluster WHERE be evicted like any other."""
+    with live_pool(_running(where)) as pool:
+        count = pool.pin(sorted(set(map(_parse_key, keys))))
+    click.echo(f"unpinned {count} blocks")
+
+
+def _running(where: Path) -> Path:
+    """The run folder of a running cluster. Raises UserError for files at rest."""
+    if running := run_folder(where):
+        return running
+    raise UserError(f"{where} is no running cluster; blocks are pinned in DRAM: write live in its place")
 
 
 @store.command("verify")

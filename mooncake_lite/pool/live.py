@@ -89,6 +89,12 @@ class LivePool:
         _ended(answer)
         return int(answer.blocks)
 
+    def pin(self, keys: list[int], *, hard: bool = False, soft_s: float = 0.0) -> int:
+        """Change the pins of these blocks in DRAM, all or none; how many. Raises UserError."""
+        answer = next(self.ask(PoolQuery("pin", keys=keys, hard=hard, soft_s=soft_s)))
+        _ended(answer)
+        return int(answer.blocks)
+
     def remove_all(self, *, force: bool) -> tuple[int, int]:
         """Take every block out that is not in use: (how many went, how many stayed)."""
         answer = next(self.ask(PoolQuery("rm-all", force=force)))

@@ -67,7 +67,9 @@ class PoolQueries:
     def on_query(self, peer: str, query: p.PoolQuery, now: float) -> None:
         """Answer at once, or begin."""
         if query.what == "ls":
-            self._list(peer, query.after)
+            self._list(peer, query.after, now)
+        elif query.what == "pin":
+            self._pin(peer, query, now)
         elif query.what == "stat":
             self._send(peer, p.PoolFigures(self._directory.stats()))
         elif query.what == "compact":
@@ -84,20 +86,31 @@ class PoolQueries:
         else:
             self._remove(peer, query, now)
 
-    def _list(self, peer: str, after: int) -> None:
+    def _list(self, peer: str, after: int, now: float) -> None:
         objects = [obj for obj in self._directory.visible_objects() if obj.object_id > after]
-        rows = [_row(obj, _state(obj)) for obj in objects[:ROWS]]
+        rows = [_row(obj, _state(obj, now)) for obj in objects[:ROWS]]
         self._send(peer, p.PoolRows(rows, more=len(objects) > ROWS))
 
     def _get(self, peer: str, query: p.PoolQuery, now: float) -> None:
         key = query.keys[0] if query.keys else -1
         found = [obj for obj in self._directory.visible_objects() if obj.key == key]
         if not found:
-            problem = f"no block {key:016x} in DRAM; `mooncake-lite store ls` lists what there is"
-            self._send(peer, p.PoolEnded(problem))
+            self._send(peer, p.PoolEnded(_not_in_dram(key)))
             return
         path = str(Path(query.folder) / f"{key:016x}.block")
         self._begin(_Check(peer, _batches(found[:1]), path), now)
+
+    def _pin(self, peer: str, query: p.PoolQuery, now: float) -> None:
+        """Change the pins of blocks in DRAM, all or none; a pin lasts as long as its block stays there."""
+        found = {obj.key: obj.digest for obj in self._directory.visible_objects() if obj.key is not None}
+        for key in query.keys:
+            if key not in found:
+                self._send(peer, p.PoolEnded(_not_in_dram(key)))
+                return
+        soft_until = now + query.soft_s if query.soft_s > 0 else 0.0
+        for key in query.keys:
+            self._directory.pin(key, found[key], hard=query.hard, soft_until=soft_until)
+        self._send(peer, p.PoolEnded(blocks=len(query.keys)))
 
     def _remove(self, peer: str, query: p.PoolQuery, now: float) -> None:
         """Out of the books at once; the command ends when every tier has answered."""
@@ -199,8 +212,16 @@ def _batches(objects: list[PoolObject]) -> Iterator[list[PoolObject]]:
             yield some[start : start + CHECKED_AT_ONCE]
 
 
-def _state(obj: PoolObject) -> str:
-    return "unsaved" if obj.unsaved else "leased" if obj.held() else "pinned" if obj.hard_pinned() else ""
+def _not_in_dram(key: int) -> str:
+    return f"no block {key:016x} in DRAM; `mooncake-lite store ls` lists what there is"
+
+
+def _state(obj: PoolObject, now: float) -> str:
+    if obj.unsaved:
+        return "unsaved"
+    if obj.hard_pinned():
+        return "pinned"
+    return "leased" if obj.held() else "soft-pinned" if obj.soft_pinned(now) else ""
 
 
 def _row(obj: PoolObject, state: str) -> p.PoolRow:

@@ -76,6 +76,10 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
         where = machine.run_dir(machine.family(cluster.pid))
         look_at_the_running_pool(where)
         assert machine.wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20) < 20
+        first = json.loads(store_command("ls", where, "--json"))[0]["key"]
+        assert store_command("pin", where, first) == b"pinned 1 blocks\n"
+        assert json.loads(store_command("ls", where, "--json"))[0]["state"] == "pinned"
+        assert store_command("unpin", where, first) == b"unpinned 1 blocks\n"
         key = first_of(prompts[-1], listening.replayed(events["replay_endpoint"]))
         assert store_command("rm", where, f"{key:016x}") == b"removed 1 blocks\n"
         assert listening.removed(events["replay_endpoint"]) == {(key, "CPU"), (key, "SSD")}

@@ -142,6 +142,14 @@ def test_rm_wants_to_know_what_and_a_folder_that_nobody_uses(root, capsys) -> No
     assert as_json(capsys, "ls", str(root))[0]["state"] == "served"
 
 
+def test_only_a_running_pool_has_pins(root, capsys) -> None:
+    for wish in (["pin", str(root), "1"], ["unpin", str(root), "1"]):
+        assert main(["store", *wish]) == 2
+        assert "is no running cluster" in capsys.readouterr().err
+    assert main(["store", "pin", "live", "1", "--soft", "-1"]) == 2
+    assert "more than 0" in capsys.readouterr().err
+
+
 def test_live_without_a_cluster_says_so_and_with_two_asks_which(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("mooncake_lite.pool.live.bases", lambda: [tmp_path])
     assert main(["store", "ls", "live"]) == 2

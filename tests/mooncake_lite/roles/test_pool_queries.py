@@ -181,3 +181,20 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
     assert told[-1] == m.BlocksRemoved(3, [1], for_good=False)
     with closing(HDF5Tier(tmp_path, 1 << 30, LAYOUT, "aa")) as again:
         assert again.blocks()[0] == [1]
+
+
+def test_pins_are_set_and_taken_away_for_all_or_none_and_listed() -> None:
+    talk = Conversation()
+    assert "no block" in talk.ask(p.PoolQuery("pin", keys=[5, 99], hard=True))[-1].problem
+    assert talk.ask(p.PoolQuery("pin", keys=[5, 6], hard=True))[-1] == p.PoolEnded(blocks=2)
+    assert talk.ask(p.PoolQuery("pin", keys=[7], soft_s=10.0))[-1] == p.PoolEnded(blocks=1)
+    states = {row.key: row.state for row in talk.ask(p.PoolQuery("ls"))[-1].rows if row.state}
+    assert states == {5: "pinned", 6: "pinned", 7: "soft-pinned"}
+    wanted = [Wanted(LAYOUT.nbytes, key, key) for key in range(100, 100 + BLOCKS - 3)]
+    talk.directory.allocate_many("b", wanted, now=2.0)
+    left = {obj.key for obj in talk.directory.visible_objects()}
+    assert left == {5, 6, 7}
+    assert talk.ask(p.PoolQuery("pin", keys=[5, 6, 7]))[-1] == p.PoolEnded(blocks=3)
+    talk.directory.allocate_many("b", wanted[:3], now=2.0)
+    assert talk.directory.visible_objects() == []
+    talk.directory.check()
