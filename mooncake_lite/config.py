@@ -80,6 +80,7 @@ class ServeConfig:
     block_size          tokens of one pool block
     kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
     eviction            policy that chooses what leaves the pool's DRAM, by the names of store.policies
+    copy_cold_s         a copy of a hot block that was not read for so long is the first to leave
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
@@ -108,6 +109,7 @@ class ServeConfig:
     block_size: int = 64
     kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
     eviction: str = "lru"
+    copy_cold_s: float = 60.0
     kv_cache_bytes: int = 512 * 2**20
     staging_bytes: int = 64 * 2**20
     max_model_len: int = 0
@@ -132,6 +134,8 @@ class ServeConfig:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
             raise ConfigError(f"eviction: {error}") from None
+        if not self.copy_cold_s >= 0:
+            raise ConfigError(f"copy_cold_s={self.copy_cold_s}: give seconds, 0 or more")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:

@@ -288,12 +288,7 @@ class Directory(GeneralVerbs):
             if obj is None:
                 continue
             self.counters["dram_bad_blocks"] += 1
-            if not obj.lessees:
-                self._remove(obj)
-                continue
-            self._hide(obj)
-            self._segments[rank].set_unsaved(obj, False)
-            self._segments[rank].set_state(obj, ObjectState.UNLISTED)
+            self._retire(obj)
         self._tier.end_save(rank, keys, durable=False)
 
     def tier_evicted(self, rank: int, keys: Iterable[int]) -> None:
@@ -301,6 +296,10 @@ class Directory(GeneralVerbs):
         events = self._tier.remove(rank, keys)
         self.counters["tier_evictions"] += len(events)
         self._events += events
+
+    def tier_removed(self, rank: int, keys: Iterable[int]) -> None:
+        """No longer in the tier of rank: `remove_everywhere` wanted it."""
+        self._events += self._tier.remove(rank, keys)
 
     def drop_tier_block(self, rank: int, keys: Iterable[int]) -> None:
         """The bytes in the tier of rank were bad: a miss from now on, and counted."""

@@ -6,7 +6,7 @@ StoreError
   PoolFull            no room, and nothing more may be evicted
   UnknownObject       an object, segment or range that is not there (any more)
   WrongState          an object that is there but not in the state that this step needs
-  ObjectInUse         an object that is leased, or that its tier still has to write
+  ObjectInUse         an object that is leased or being written, or that its tier still has to write
   CopyExists          a second copy of an object for one segment
   UnknownPolicy       no eviction policy of this name, or none that can run there
   TierError           the SSD tier
@@ -80,12 +80,15 @@ class WrongState(StoreError):
         super().__init__(f"object {object_id} is {state}, not {wanted}")
 
 
-class ObjectInUse(StoreError):
-    """An object cannot be removed now: somebody holds a lease on it, or its tier has not written it."""
+LEASED = "leased"
 
-    def __init__(self, key: int, rank: int):
-        self.key, self.rank = key, rank
-        super().__init__(f"object {key:016x} on rank {rank} is leased or not yet on SSD")
+
+class ObjectInUse(StoreError):
+    """An object cannot be removed now: somebody reads or writes it, or its tier has not written it."""
+
+    def __init__(self, key: int, rank: int, why: str):
+        self.key, self.rank, self.forceable = key, rank, why == LEASED
+        super().__init__(f"object {key:016x} on rank {rank} is {why}")
 
 
 class CopyExists(StoreError):

@@ -6,9 +6,9 @@ who asks for a copy writes it. Explained in docs/lifecycle.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from store.errors import CopyExists, ObjectInUse, UnknownObject, WrongState
+from store.errors import LEASED, CopyExists, ObjectInUse, UnknownObject, WrongState
 from store.ledger import visible_copies
 from store.objects import ObjectState, PoolObject, Terms, Wanted
 from store.placement import Placement
@@ -171,9 +171,8 @@ class GeneralVerbs(Placement):
         gone = [copy for copy in visible_copies(first) if rank in (None, copy.rank)]
         if not gone:
             raise UnknownObject(f"copy of object {key:016x} on rank", rank or 0)
-        busy = [copy for copy in gone if copy.unsaved or (copy.held() and not force)]
-        if busy:
-            raise ObjectInUse(key, busy[0].rank)
+        if busy := _busy(key, gone, force):
+            raise busy
         if rank is None:
             for copy in list(first.copies or ()):
                 if copy.state is ObjectState.WRITING:
@@ -197,6 +196,49 @@ class GeneralVerbs(Placement):
             removed += 1
         return removed
 
+    def remove_everywhere(self, keys: Sequence[int], now: float, *, force: bool = False) -> None:
+        """Take keys out of DRAM and out of the index of every tier, all or none; tiers have to be told.
+
+        force   also what is leased: whoever reads it does so to the end, then it is freed
+
+        Raises UnknownObject for a key that is nowhere, ObjectInUse for one that `remove` would not take, or
+        that is being written under its key: computed, read back from a tier, copied.
+        """
+        self.expire(now)
+        writing = self._being_written()
+        for key in keys:
+            if key not in self._visible and key not in writing and not self._tier.knows(key):
+                raise UnknownObject("key", key)
+            if busy := self._in_use(key, writing, force):
+                raise busy
+        for key in dict.fromkeys(keys):
+            self.counters["tier_removals"] += self._tier.knows(key)
+            for obj in visible_copies(self._visible[key]) if key in self._visible else ():
+                self._retire(obj)
+                self.counters["removals"] += 1
+        self._events += self._tier.forget(keys)
+
+    def removable(self, now: float, *, force: bool = False) -> tuple[list[int], int]:
+        """(every key that `remove_everywhere` would take, how many are in use)."""
+        self.expire(now)
+        writing = self._being_written()
+        known = self._tier.keys().union(self._visible, writing)
+        free = sorted(key for key in known if not self._in_use(key, writing, force))
+        return free, len(known) - len(free)
+
+    def _being_written(self) -> dict[int, int]:
+        """key -> rank."""
+        objects = self._objects.values()
+        return {
+            obj.key: obj.rank for obj in objects if obj.key is not None and obj.state is ObjectState.WRITING
+        }
+
+    def _in_use(self, key: int, writing: Mapping[int, int], force: bool) -> ObjectInUse | None:
+        if key in writing:
+            return ObjectInUse(key, writing[key], "being written")
+        first = self._visible.get(key)
+        return _busy(key, visible_copies(first), force) if first is not None else None
+
     # ------------------------------------------------------------------------------- shared
 
     def _find(self, key: int, digest: int) -> PoolObject | None:
@@ -211,6 +253,14 @@ class GeneralVerbs(Placement):
         if obj is None:
             raise UnknownObject("key", key)
         return obj
+
+
+def _busy(key: int, copies: Sequence[PoolObject], force: bool) -> ObjectInUse | None:
+    """Why these copies of a key cannot go now."""
+    for copy in copies:
+        if copy.unsaved or (copy.held() and not force):
+            return ObjectInUse(key, copy.rank, "not yet on SSD" if copy.unsaved else LEASED)
+    return None
 
 
 def _group(obj: PoolObject) -> int:

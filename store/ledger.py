@@ -42,6 +42,7 @@ COUNTERS = (
     "copies_stored",
     "copies_bad",
     "removals",
+    "tier_removals",
     "puts_not_admitted",
     "pool_full",
     "evictions",
@@ -204,6 +205,15 @@ class Ledger:
         self._leave_copies(obj)
         self._segments[obj.rank].policy.on_remove(obj.key, evicted=evicted)
         self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
+
+    def _retire(self, obj: PoolObject) -> None:
+        """A VISIBLE object is found no more, and freed when its last lease ends; at once without any."""
+        if not obj.lessees:
+            self._remove(obj)
+            return
+        self._hide(obj)
+        self._segments[obj.rank].set_unsaved(obj, False)
+        self._segments[obj.rank].set_state(obj, ObjectState.UNLISTED)
 
     def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
         self.counters["puts_revoked"] += 1

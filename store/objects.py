@@ -5,7 +5,7 @@ Made by `store.directory`; read by the conductor. Explained in docs/lifecycle.md
     put_start -> WRITING -> put_end -> VISIBLE   (keyed: in the index, evictable)
                     |          `-----> PRIVATE   (no key, its key was visible already, or it is not admitted:
                     |                             its owner's alone)
-                    |                         VISIBLE -> found bad -> UNLISTED while leased, else gone
+                    |              VISIBLE -> found bad, removed -> UNLISTED while leased, else gone
                     `--- revoke -----> QUARANTINED while a writer may still write, else gone
 
 One key may be visible in several segments: copies, each an object of its own.
@@ -29,7 +29,7 @@ class ObjectState(Enum):
 
     PRIVATE       of one request alone: a tail, which has no key, or a block that is not kept
     QUARANTINED   its owner is gone, and late bytes may still come: nobody gets the range yet
-    UNLISTED      was visible and was found bad; who has a lease on it reads to the end, then it is freed
+    UNLISTED      was visible and is bad or removed; who has a lease on it reads to the end, then it is freed
     """
 
     WRITING = "being written"

@@ -1,13 +1,14 @@
 """A tier's folders looked at from outside: what lies in them, whether it is whole, and tidying up.
 
-Called by `mooncake-lite store`. Everything but `compact` only reads, and may be used while a cluster writes:
-sealed files never change, though one may vanish. Explained in docs/reference/hdf5-tier.md.
+Called by `mooncake-lite store`. All but `compact` and `remove` only read, and may be used while a cluster
+writes: sealed files never change, though one may vanish. Explained in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -172,12 +173,30 @@ def compact(folder: Path, tell: Callable[[int], None]) -> None:
 
     Raises TierInUse while somebody has the folder, TierError.
     """
-    TierFolder(folder).release()  # refuses while somebody has it, also when there is nothing to rewrite
+    with closing(_tiers(folder)) as tiers:
+        for tier in tiers:
+            while copied := tier.compact(STEP_NBYTES, merge_small=True):
+                tell(copied)
+
+
+def remove(folder: Path, keys: Collection[int]) -> None:
+    """Remove blocks of every model from a folder for good; those that are not there are passed over.
+
+    As at every start, what was not sealed is deleted and what is broken is set aside. Raises TierInUse,
+    TierError.
+    """
+    with closing(_tiers(folder)) as tiers:
+        for tier in tiers:
+            tier.remove(keys)
+
+
+def _tiers(folder: Path) -> Generator[HDF5Tier, None, None]:
+    """The tier of each model in a folder, open one after the other. Raises TierInUse, TierError."""
+    TierFolder(folder).release()  # refuses while somebody has it, also when there is nothing in it
     kinds = {(file.header.layout, file.header.fingerprint) for file in look(folder).files}
     for layout, fingerprint in sorted(kinds, key=repr):
         tier = HDF5Tier(folder, NO_LIMIT, layout, fingerprint.hex(), segment_bytes=SEGMENT_NBYTES)
         try:
-            while copied := tier.compact(STEP_NBYTES, merge_small=True):
-                tell(copied)
+            yield tier
         finally:
             tier.close()

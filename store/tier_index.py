@@ -76,6 +76,22 @@ class TierIndex:
             events.append(BlockRemoved(key, rank, "ssd"))
         return events
 
+    def forget(self, keys: Iterable[int]) -> list[BlockRemoved]:
+        """These are to leave every tier, and shall not appear in one that is about to have them."""
+        wanted = list(keys)
+        for saving in self._saving.values():
+            for key in wanted:
+                saving.pop(key, None)
+        return [event for rank in self.counts for event in self.remove(rank, wanted)]
+
+    def knows(self, key: int) -> bool:
+        """Whether any tier has it, or is about to."""
+        return key in self._held or any(key in saving for saving in self._saving.values())
+
+    def keys(self) -> set[int]:
+        """All that any tier has, or is about to."""
+        return set(self._held).union(*self._saving.values())
+
     def remove_rank(self, rank: int) -> list[BlockRemoved]:
         """The tier of rank has gone, and what was on its way there."""
         self._saving.pop(rank, None)

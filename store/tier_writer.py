@@ -9,6 +9,7 @@ in docs/reference/hdf5-tier.md:
                                     |   full disk, no time left -> on_dropped    stays in DRAM alone
                                     `-- differ           -> on_bad        the DRAM copy is not what was put
     remove ------> log                                   -> on_removed    no restart brings it back
+                    `-- nothing can be written           -> on_kept       the next start does
     nothing else to do: files of which half is dead are rewritten, at a limited rate
 """
 
@@ -54,7 +55,7 @@ class TierWriter:
 
     Invariant: every key for which submit returned True is reported exactly once as written, bad or dropped,
     and a written one exactly once more as durable or dropped. Every key given to remove is reported removed,
-    unless the disk allows neither a record nor a deletion (counted), or the thread fails.
+    or kept when the disk allows neither a record nor a deletion, unless the thread fails.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class TierWriter:
         on_bad: Report,
         on_evicted: Report,
         on_removed: Report,
+        on_kept: Report,
         max_blocks: int = 1024,
     ):
         self.tier = tier
@@ -74,7 +76,7 @@ class TierWriter:
         self.failure: BaseException | None = None
         self._on_written, self._on_durable = on_written, on_durable
         self._on_dropped, self._on_bad = on_dropped, on_bad
-        self._on_evicted, self._on_removed = on_evicted, on_removed
+        self._on_evicted, self._on_removed, self._on_kept = on_evicted, on_removed, on_kept
         self._counts = dict.fromkeys(("refused", "dropped", "bad", "removals_failed", "dropped_stopping"), 0)
         self._changed = threading.Condition()
         self._queue: dict[int, _Item] = {}  # oldest first; what was touched last, last
@@ -273,6 +275,7 @@ class TierWriter:
             self._on_removed(keys)
         else:
             self._counts["removals_failed"] += len(keys)
+            self._on_kept(keys)
 
     def _compact(self) -> None:
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,10 @@ import pytest
 from mooncake_lite.launch import namespaces
 from mooncake_lite.launch.namespaces import TwoNodes, problem
 
-__all__ = ["TwoNodes", "problem", "two_nodes"]
+CLONE_NEWNET = 0x40000000
+"""Linux: a network namespace."""
+
+__all__ = ["TwoNodes", "inside", "problem", "two_nodes"]
 
 
 @contextlib.contextmanager
@@ -21,3 +27,19 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
         pytest.skip(reason)
     with namespaces.two_nodes(folder) as nodes:
         yield nodes
+
+
+@contextlib.contextmanager
+def inside(host: str) -> Iterator[ThreadPoolExecutor]:
+    """One thread, and whatever threads it starts, in the network of a node."""
+
+    def enter() -> None:
+        namespace = os.open(f"/run/netns/{host}", os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter the network of {host}")
+        finally:
+            os.close(namespace)
+
+    with ThreadPoolExecutor(1, initializer=enter) as thread:
+        yield thread

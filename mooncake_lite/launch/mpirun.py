@@ -78,17 +78,20 @@ def rank_command(config: ServeConfig) -> list[str]:
 def mpirun_line(
     mpirun: Path, config: ServeConfig, command: list[str], environment: Mapping[str, str]
 ) -> list[str]:
-    """The whole line. `environment` is the one mpirun will run in: its names are forwarded with -x.
+    """The whole line. `environment` is the one mpirun will run in: its names are forwarded with -x. Where
+    mpi_arg binds or maps ranks itself, COMMON does not: mpirun takes these options once.
 
     Raises ConfigError when hosts or mpi_arg cannot be understood.
     """
-    line = [str(mpirun), "-n", str(config.ranks), *COMMON, *PROFILES[config.profile], "--output", "tag"]
+    words = _split(config.mpi_arg)
+    common = [word for pair in zip(COMMON[::2], COMMON[1::2]) if pair[0] not in words for word in pair]
+    line = [str(mpirun), "-n", str(config.ranks), *common, *PROFILES[config.profile], "--output", "tag"]
     if hosts := parse_hosts(config.hosts):
         line += ["--host", ",".join(f"{name}:{slots}" for name, slots in hosts)]
     for name in sorted(environment):
         if name == "OMP_WAIT_POLICY" or name.startswith("MOONCAKE_LITE_"):
             line += ["-x", name]
-    return [*line, *_split(config.mpi_arg), *command]
+    return [*line, *words, *command]
 
 
 def _split(arguments: tuple[str, ...]) -> list[str]:

@@ -41,6 +41,7 @@ HELP: dict[str, str] = {
     "block_size": "Tokens of one pool block; divides 512.",
     "kv_codec": "How blocks are encoded in the pool and on SSD; int8 takes a quarter of float32.",
     "eviction": "Policy that chooses what leaves the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].",
+    "copy_cold_s": "A hot block's copy on another node leaves first when it was not read for so long.",
     "kv_cache_bytes": "KV pages of one prefill or decode rank.",
     "staging_bytes": "Shared memory through which one of them moves KV.",
     "max_model_len": "Tokens of prompt and answer together; 0 takes the model's own.",

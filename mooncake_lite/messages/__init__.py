@@ -58,9 +58,11 @@ from mooncake_lite.messages.ranks import (
 from mooncake_lite.messages.store import (
     BlocksCopied,
     BlocksLoaded,
+    BlocksRemoved,
     BlocksSaved,
     CopyBlocks,
     LoadBlocks,
+    RemoveBlocks,
     SaveBlocks,
     TierEvicted,
     TierIndex,
@@ -78,6 +80,7 @@ __all__ = [
     "BlocksChecked",
     "BlocksCopied",
     "BlocksLoaded",
+    "BlocksRemoved",
     "BlocksSaved",
     "Cancel",
     "CheckBlocks",
@@ -108,6 +111,7 @@ __all__ = [
     "RankHello",
     "RankStats",
     "Rejected",
+    "RemoveBlocks",
     "RequestFailed",
     "Sampling",
     "SaveBlocks",
@@ -140,6 +144,7 @@ TO_CONDUCTOR = (
     | TierIndex
     | BlocksSaved
     | TierEvicted
+    | BlocksRemoved
     | BlocksLoaded
     | BlocksCopied
     | BlocksChecked
@@ -149,5 +154,5 @@ TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Sto
 TO_GATEWAY_TOKENS = Tokens
 TO_PREFILL = Prefill | Cancel | GatewayAt | Stop
 TO_DECODE = Decode | Cancel | PutGranted | GatewayAt | Stop
-TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | CompactTier | Stop
+TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

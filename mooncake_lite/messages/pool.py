@@ -13,18 +13,26 @@ from mooncake_lite.messages.parts import BlockRef, Message, Plain
 class PoolQuery(Message, frozen=True):
     """The command -> conductor.
 
-    after   ls: go on behind the object of this id; key: which block get wants
+    after   ls: go on behind the object of this id
+    keys    get: the one block; rm and pin: those meant, all or none
     folder  get: where a store rank shall put the bytes, a folder of the same user
+    force   rm and rm-all: also what is leased
+    hard    pin: never evicted
+    soft_s  pin: for so long evicted only when nothing else is left; 0.0 with not hard unpins
     """
 
-    what: Literal["ls", "stat", "get", "verify", "compact"]
+    what: Literal["ls", "stat", "get", "verify", "compact", "rm", "rm-all", "pin"]
     after: int = -1
-    key: int = 0
+    keys: list[int] = []
     folder: str = ""
+    force: bool = False
+    hard: bool = False
+    soft_s: float = 0.0
 
 
 class PoolRow(Plain, frozen=True):
-    """One block of `ls`. state: "" when it may be evicted, else "leased", "unsaved" or "pinned"."""
+    """One block of `ls`. state: "" when it may be evicted, else "leased", "unsaved", "pinned", or
+    "soft-pinned" for what goes last."""
 
     object_id: int
     key: int
@@ -59,9 +67,14 @@ class PoolProgress(Message, frozen=True):
 
 
 class PoolEnded(Message, frozen=True):
-    """The command has ended; problem: why it could not be done, "" when it could."""
+    """The command has ended; problem: why it could not be done, "" when it could.
+
+    blocks   how many it has removed or pinned; kept: how many it has not, because they are in use
+    """
 
     problem: str = ""
+    blocks: int = 0
+    kept: int = 0
 
 
 class CheckBlocks(Message, frozen=True):

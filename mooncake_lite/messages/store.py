@@ -42,11 +42,24 @@ class BlocksSaved(Message, frozen=True):
 
 
 class TierEvicted(Message, frozen=True):
-    """Store -> conductor: these blocks are no longer in the tier."""
+    """Store -> conductor: these blocks had to leave the tier, which is full."""
 
     rank: int
     keys: list[int]
-    reason: str
+
+
+class RemoveBlocks(Message, frozen=True):
+    """Conductor -> store: remove these keys from the tier for good; it need not have them."""
+
+    keys: list[int]
+
+
+class BlocksRemoved(Message, frozen=True):
+    """Store -> conductor: these keys are no longer in the tier. for_good: no restart brings them back."""
+
+    rank: int
+    keys: list[int]
+    for_good: bool
 
 
 class LoadBlocks(Message, frozen=True):

@@ -1,5 +1,5 @@
-"""`mooncake-lite store ls|stat|get|verify|compact`: KV blocks at rest in the folder of an HDF5 tier, or live.
-The group's `master` is another matter (`master.py`).
+"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder, or live
+(`live.py`). The group's `master` is another matter (`master.py`).
 
 Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
 whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
@@ -37,8 +37,8 @@ def store() -> None:
     """The KV blocks of a pool: WHERE is "live", or the folder given to --ssd-dir, or one store-<j> in it.
 
     "live" is the cluster of yours that is running here, and its blocks in DRAM; a run folder names one of
-    several. Of a folder, all but compact only read, and may be used while a cluster runs. "master" keeps the
-    books of a store without a cluster.
+    several. Of a folder, all but rm and compact only read, and may be used while a cluster runs. "master"
+    keeps the books of a store without a cluster.
     """
 
 
@@ -136,6 +136,65 @@ def get_command(where: Path, key: str, out: Path | None) -> None:
         raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
 
 
+@store.command("rm")
+@WHERE
+@click.argument("keys", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All that are not in use.")
+@click.option("--force", is_flag=True, help="Live: also blocks that are being read, to the end.")
+def remove_command(where: Path, keys: tuple[str, ...], every: bool, force: bool) -> None:
+    """Remove the blocks KEYS for good, from DRAM and SSD; all of them, or none when one cannot be.
+
+    What has not been written to SSD yet, or is being written, cannot be removed before it has been.
+    """
+    if bool(keys) == every:
+        raise UserError("name the blocks to be removed, or give --all")
+    numbers = sorted(set(map(_parse_key, keys)))
+    kept = 0
+    if running := run_folder(where):
+        with live_pool(running) as pool:
+            if every:
+                count, kept = pool.remove_all(force=force)
+            else:
+                count = pool.remove(numbers, force=force)
+    else:
+        count = _remove_resting(where, None if every else numbers)
+    click.echo(f"removed {count} blocks" + (f"; {kept} are in use and stay" if kept else ""))
+
+
+@store.command("pin")
+@WHERE
+@click.argument("keys", nargs=-1, required=True)
+@click.option("--soft", "soft_s", type=float, metavar="SECONDS", help="Only evicted last, for so long.")
+def pin_command(where: Path, keys: tuple[str, ...], soft_s: float | None) -> None:
+    """Keep the blocks KEYS in the DRAM of the running cluster WHERE: they are not evicted until unpinned.
+
+    For a system prompt, say. A pin is not saved: it ends with its block, at the latest with the cluster.
+    """
+    if soft_s is not None and not 0 < soft_s < float("inf"):
+        raise UserError(f"--soft {soft_s:g}: give seconds, more than 0")
+    with live_pool(_running(where)) as pool:
+        numbers = sorted(set(map(_parse_key, keys)))
+        count = pool.pin(numbers, hard=soft_s is None, soft_s=soft_s or 0.0)
+    click.echo(f"pinned {count} blocks" + (f" softly for {soft_s:g} s" if soft_s is not None else ""))
+
+
+@store.command("unpin")
+@WHERE
+@click.argument("keys", nargs=-1, required=True)
+def unpin_command(where: Path, keys: tuple[str, ...]) -> None:
+    """Let the blocks KEYS of the running cluster WHERE be evicted like any other."""
+    with live_pool(_running(where)) as pool:
+        count = pool.pin(sorted(set(map(_parse_key, keys))))
+    click.echo(f"unpinned {count} blocks")
+
+
+def _running(where: Path) -> Path:
+    """The run folder of a running cluster. Raises UserError for files at rest."""
+    if running := run_folder(where):
+        return running
+    raise UserError(f"{where} is no running cluster; blocks are pinned in DRAM: write live in its place")
+
+
 @store.command("verify")
 @WHERE
 @AS_JSON
@@ -176,14 +235,10 @@ def compact_command(where: Path) -> None:
             pool.compact()
         click.echo("every store rank rewrites its tier as soon as it has nothing else to do")
         return
-    from store.errors import TierInUse
     from store.tier_at_rest import compact
 
     with _one_line():
-        before = _folders(where)
-        for folder in before:
-            if folder.held_by is not None:
-                raise TierInUse(folder.path, folder.held_by)
+        before = _unused(where)
         with _progress("compacting", None) as advance:
             for folder in before:
                 compact(folder.path, advance)
@@ -213,6 +268,34 @@ def _resting_block(where: Path, number: int) -> bytes:
         if not found:
             raise UserError(f"{where} holds no block {number:016x}; `mooncake-lite store ls` lists its keys")
         return read_block(found[-1])
+
+
+def _remove_resting(where: Path, numbers: list[int] | None) -> int:
+    """Out of the folders in WHERE, which nobody may be using; None: all that they serve."""
+    from store.tier_at_rest import blocks, remove
+
+    with _one_line():
+        folders = _unused(where)
+        there = {block.key for block in blocks(folders) if block.state == "served"}
+        wanted = there if numbers is None else set(numbers)
+        if missing := wanted - there:
+            raise UserError(
+                f"{where} holds no block {min(missing):016x}; `mooncake-lite store ls` lists its keys"
+            )
+        for folder in folders:
+            remove(folder.path, wanted)
+    return len(wanted)
+
+
+def _unused(where: Path) -> list[RestingFolder]:
+    """Everything at rest in WHERE. Raises TierInUse, TierFolderError."""
+    from store.errors import TierInUse
+
+    folders = _folders(where)
+    for folder in folders:
+        if folder.held_by is not None:
+            raise TierInUse(folder.path, folder.held_by)
+    return folders
 
 
 def _live_row(row: PoolRow) -> dict[str, Any]:

@@ -83,6 +83,24 @@ class LivePool:
         assert isinstance(answer, PoolFigures)
         return answer.values
 
+    def remove(self, keys: list[int], *, force: bool) -> int:
+        """Take these blocks out of DRAM and every tier, all or none; how many. Raises UserError."""
+        answer = next(self.ask(PoolQuery("rm", keys=keys, force=force)))
+        _ended(answer)
+        return int(answer.blocks)
+
+    def pin(self, keys: list[int], *, hard: bool = False, soft_s: float = 0.0) -> int:
+        """Change the pins of these blocks in DRAM, all or none; how many. Raises UserError."""
+        answer = next(self.ask(PoolQuery("pin", keys=keys, hard=hard, soft_s=soft_s)))
+        _ended(answer)
+        return int(answer.blocks)
+
+    def remove_all(self, *, force: bool) -> tuple[int, int]:
+        """Take every block out that is not in use: (how many went, how many stayed)."""
+        answer = next(self.ask(PoolQuery("rm-all", force=force)))
+        _ended(answer)
+        return answer.blocks, answer.kept
+
     def compact(self) -> None:
         """Have every store rank begin to rewrite its tier."""
         _ended(next(self.ask(PoolQuery("compact"))))
@@ -103,7 +121,7 @@ class LivePool:
     def get(self, key: int) -> bytes:
         """The verified bytes of a block, by way of a file: control messages carry no KV. Raises UserError."""
         with tempfile.TemporaryDirectory(prefix="mooncake-lite-get-") as folder:
-            for answer in self.ask(PoolQuery("get", key=key, folder=folder)):
+            for answer in self.ask(PoolQuery("get", keys=[key], folder=folder)):
                 if _ended(answer):
                     break
                 if answer.bad:

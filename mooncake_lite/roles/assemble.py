@@ -180,7 +180,11 @@ def _conductor_role(
     must_stop: Callable[[], str | None],
     events: KVEvents | None,
 ) -> ConductorRole:
-    directory = Directory(block_layout(config, model_config), policy=policy_factory(config.eviction))
+    directory = Directory(
+        block_layout(config, model_config),
+        policy=policy_factory(config.eviction),
+        copy_cold_s=config.copy_cold_s,
+    )
     return ConductorRole(config, hub, directory, members, must_stop, events)
 
 

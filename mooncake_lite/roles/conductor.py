@@ -81,8 +81,9 @@ class ConductorRole:
             m.PutEnded: self._on_put_ended,
             m.BlocksSaved: self._on_blocks_saved,
             m.TierEvicted: self._on_tier_evicted,
+            m.BlocksRemoved: self._on_blocks_removed,
             m.BlocksCopied: self._on_blocks_copied,
-            m.PoolQuery: lambda peer, query: self.queries.on_query(peer, query, time.monotonic()),
+            m.PoolQuery: self._on_pool_query,
             m.BlocksChecked: lambda _, checked: self.queries.on_checked(checked, time.monotonic()),
             m.MetricsRequest: self._on_metrics_request,
             m.RankStats: self._on_rank_stats,
@@ -396,6 +397,17 @@ class ConductorRole:
     def _on_tier_evicted(self, peer: str, evicted: m.TierEvicted) -> None:
         self.pool.on_tier_evicted(evicted)
         self._blocked = False
+
+    def _on_blocks_removed(self, peer: str, removed: m.BlocksRemoved) -> None:
+        self.pool.on_blocks_removed(removed)
+        self.queries.on_removed(removed)
+        self._blocked = False
+
+    def _on_pool_query(self, peer: str, query: m.PoolQuery) -> None:
+        now = time.monotonic()
+        self.queries.on_query(peer, query, now)
+        self._blocked = False
+        self.pool.tell(now)
 
     def _on_blocks_copied(self, peer: str, copied: m.BlocksCopied) -> None:
         self.replicator.on_copied(copied, time.monotonic())

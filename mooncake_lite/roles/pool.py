@@ -97,8 +97,13 @@ class Pool:
         self.tell(time.monotonic())
 
     def on_tier_evicted(self, evicted: m.TierEvicted) -> None:
-        """These blocks are no longer in a tier."""
+        """These blocks had to leave a tier."""
         self.directory.tier_evicted(evicted.rank, evicted.keys)
+        self.tell(time.monotonic())
+
+    def on_blocks_removed(self, removed: m.BlocksRemoved) -> None:
+        """A tier has deleted these, in their time also those that became durable meanwhile."""
+        self.directory.tier_removed(removed.rank, removed.keys)
         self.tell(time.monotonic())
 
     def tell(self, now: float) -> None:

@@ -7,13 +7,14 @@ few blocks at a time, so that requests do not wait for it. Explained in docs/ref
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mooncake_lite import messages as m
 from mooncake_lite.messages import pool as p
 from mooncake_lite.roles.room import block_ref
 from store.directory import Directory
+from store.errors import ObjectInUse, UnknownObject
 from store.objects import PoolObject
 
 ROWS = 4096
@@ -21,6 +22,9 @@ ROWS = 4096
 
 CHECKED_AT_ONCE = 16
 """Blocks that a store rank compares before it looks at its messages again: 48 MB, some 10 ms."""
+
+REMOVED_AT_ONCE = 4096
+"""Keys in one order to a store rank: 40 kB."""
 
 LEASE_S = 30.0
 MAX_OPEN = 4
@@ -40,45 +44,122 @@ class _Check:
     batch: list[PoolObject] | None = None
 
 
+@dataclass(slots=True)
+class _Removal:
+    """Keys that have left the books: which tiers have not answered yet, and for which nothing is durable."""
+
+    peer: str
+    blocks: int
+    kept: int
+    waiting: set[tuple[int, int]]
+    unsure: set[int] = field(default_factory=set)
+
+
 class PoolQueries:
-    """Commands that need store ranks, by number."""
+    """Commands that need store ranks: checks by number, and removals in the order they came."""
 
     def __init__(self, directory: Directory, store_ranks: Callable[[], list[int]], send: Send) -> None:
         self._directory, self._store_ranks, self._send = directory, store_ranks, send
         self._checks: dict[int, _Check] = {}
+        self._removals: list[_Removal] = []
         self._number = 0
 
     def on_query(self, peer: str, query: p.PoolQuery, now: float) -> None:
         """Answer at once, or begin."""
         if query.what == "ls":
-            self._list(peer, query.after)
+            self._list(peer, query.after, now)
+        elif query.what == "pin":
+            self._pin(peer, query, now)
         elif query.what == "stat":
             self._send(peer, p.PoolFigures(self._directory.stats()))
         elif query.what == "compact":
             for rank in self._store_ranks():
                 self._send(f"rank-{rank}", p.CompactTier())
             self._send(peer, p.PoolEnded())
-        elif len(self._checks) >= MAX_OPEN:
+        elif len(self._checks) + len(self._removals) >= MAX_OPEN:
             self._send(peer, p.PoolEnded(f"{MAX_OPEN} other commands are being carried out; try again"))
         elif query.what == "verify":
             objects = self._directory.visible_objects()
             self._begin(_Check(peer, _batches(objects)), now)
-        else:
+        elif query.what == "get":
             self._get(peer, query, now)
+        else:
+            self._remove(peer, query, now)
 
-    def _list(self, peer: str, after: int) -> None:
+    def _list(self, peer: str, after: int, now: float) -> None:
         objects = [obj for obj in self._directory.visible_objects() if obj.object_id > after]
-        rows = [_row(obj, _state(obj)) for obj in objects[:ROWS]]
+        rows = [_row(obj, _state(obj, now)) for obj in objects[:ROWS]]
         self._send(peer, p.PoolRows(rows, more=len(objects) > ROWS))
 
     def _get(self, peer: str, query: p.PoolQuery, now: float) -> None:
-        found = [obj for obj in self._directory.visible_objects() if obj.key == query.key]
+        key = query.keys[0] if query.keys else -1
+        found = [obj for obj in self._directory.visible_objects() if obj.key == key]
         if not found:
-            problem = f"no block {query.key:016x} in DRAM; `mooncake-lite store ls` lists what there is"
+            self._send(peer, p.PoolEnded(_not_in_dram(key)))
+            return
+        path = str(Path(query.folder) / f"{key:016x}.block")
+        self._begin(_Check(peer, _batches(found[:1]), path), now)
+
+    def _pin(self, peer: str, query: p.PoolQuery, now: float) -> None:
+        """Change the pins of blocks in DRAM, all or none; a pin lasts as long as its block stays there."""
+        found = {obj.key: obj.digest for obj in self._directory.visible_objects() if obj.key is not None}
+        for key in query.keys:
+            if key not in found:
+                self._send(peer, p.PoolEnded(_not_in_dram(key)))
+                return
+        soft_until = now + query.soft_s if query.soft_s > 0 else 0.0
+        for key in query.keys:
+            self._directory.pin(key, found[key], hard=query.hard, soft_until=soft_until)
+        self._send(peer, p.PoolEnded(blocks=len(query.keys)))
+
+    def _remove(self, peer: str, query: p.PoolQuery, now: float) -> None:
+        """Out of the books at once; the command ends when every tier has answered."""
+        keys, kept = sorted(set(query.keys)), 0
+        if query.what == "rm-all":
+            keys, kept = self._directory.removable(now, force=query.force)
+        try:
+            self._directory.remove_everywhere(keys, now, force=query.force)
+        except UnknownObject as error:
+            problem = f"no block {error.number:016x}; `mooncake-lite store ls` lists those in DRAM"
             self._send(peer, p.PoolEnded(problem))
             return
-        path = str(Path(query.folder) / f"{query.key:016x}.block")
-        self._begin(_Check(peer, _batches(found[:1]), path), now)
+        except ObjectInUse as error:
+            problem = str(error)
+            if error.forceable and not query.force:
+                problem += "; --force lets nobody else read it"
+            self._send(peer, p.PoolEnded(problem))
+            return
+        removal = _Removal(peer, len(keys), kept, set())
+        for rank in self._store_ranks():
+            for start in range(0, len(keys), REMOVED_AT_ONCE):
+                some = keys[start : start + REMOVED_AT_ONCE]
+                if self._send(f"rank-{rank}", m.RemoveBlocks(some)):
+                    removal.waiting.update((rank, key) for key in some)
+                else:
+                    removal.unsure.update(some)
+        self._removals.append(removal)
+        self._end_removals()
+
+    def on_removed(self, removed: m.BlocksRemoved) -> None:
+        """A tier has deleted some: end the commands that waited for these last."""
+        for removal in self._removals:
+            some = {(removed.rank, key) for key in removed.keys} & removal.waiting
+            removal.waiting -= some
+            if not removed.for_good:
+                removal.unsure.update(key for _, key in some)
+        self._end_removals()
+
+    def _end_removals(self) -> None:
+        ended = [removal for removal in self._removals if not removal.waiting]
+        self._removals = [removal for removal in self._removals if removal.waiting]
+        for removal in ended:
+            problem = ""
+            if removal.unsure:
+                problem = (
+                    f"{len(removal.unsure)} of {removal.blocks} blocks may come back at the next start: "
+                    "the SSD takes no record of their removal"
+                )
+            self._send(removal.peer, p.PoolEnded(problem, removal.blocks, removal.kept))
 
     def _begin(self, check: _Check, now: float) -> None:
         self._number += 1
@@ -131,8 +212,16 @@ def _batches(objects: list[PoolObject]) -> Iterator[list[PoolObject]]:
             yield some[start : start + CHECKED_AT_ONCE]
 
 
-def _state(obj: PoolObject) -> str:
-    return "unsaved" if obj.unsaved else "leased" if obj.held() else "pinned" if obj.hard_pinned() else ""
+def _not_in_dram(key: int) -> str:
+    return f"no block {key:016x} in DRAM; `mooncake-lite store ls` lists what there is"
+
+
+def _state(obj: PoolObject, now: float) -> str:
+    if obj.unsaved:
+        return "unsaved"
+    if obj.hard_pinned():
+        return "pinned"
+    return "leased" if obj.held() else "soft-pinned" if obj.soft_pinned(now) else ""
 
 
 def _row(obj: PoolObject, state: str) -> p.PoolRow:

@@ -15,7 +15,8 @@ REPORT_EVERY_S = 0.25
 
 
 def rank_stats(number: int, role: str, values: dict[str, float], transfers: TransferEngine) -> RankStats:
-    """This rank's metrics: `values` by name (counters end in _total), and what its transfers moved."""
+    """This rank's metrics: `values` by name (counters end in _total), what its transfers moved, and
+    what others move from and to its segments over messages: done, and still asked for."""
     labels = {"rank": str(number), "role": role}
 
     def metric(name: str, value: float, **more: str) -> Metric:
@@ -26,4 +27,7 @@ def rank_stats(number: int, role: str, values: dict[str, float], transfers: Tran
     metrics = [metric(name, value) for name, value in values.items()]
     for path, moved in transfers.counters.items():
         metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
+    metrics.append(metric("mpi_serving_bytes", transfers.serving_bytes))
+    for op, nbytes in transfers.served_bytes.items():
+        metrics.append(metric("mpi_served_bytes_total", nbytes, op=op))
     return RankStats(number, metrics)

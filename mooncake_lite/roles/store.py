@@ -18,12 +18,14 @@ from mooncake_lite.messages import (
     BlocksChecked,
     BlocksCopied,
     BlocksLoaded,
+    BlocksRemoved,
     BlocksSaved,
     CheckBlocks,
     CompactTier,
     CopyBlocks,
     LoadBlocks,
     Message,
+    RemoveBlocks,
     SaveBlocks,
     Stop,
     TierEvicted,
@@ -95,8 +97,9 @@ class StoreRole:
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
             on_bad=saved("bad"),
-            on_evicted=lambda keys: tell(TierEvicted(self.number, keys, "capacity")),
-            on_removed=lambda keys: tell(TierEvicted(self.number, keys, "removed")),
+            on_evicted=lambda keys: tell(TierEvicted(self.number, keys)),
+            on_removed=lambda keys: tell(BlocksRemoved(self.number, keys, for_good=True)),
+            on_kept=lambda keys: tell(BlocksRemoved(self.number, keys, for_good=False)),
         )
 
     def _loaded(self, number: int, sums: list[list[int] | None], seconds: float) -> None:
@@ -129,6 +132,8 @@ class StoreRole:
                     self._copy(message)
                 elif isinstance(message, CheckBlocks):
                     self._check(message)
+                elif isinstance(message, RemoveBlocks):
+                    self._remove(message)
                 elif isinstance(message, CompactTier) and self._writer is not None:
                     self._writer.compact()
                 elif isinstance(message, Stop):
@@ -221,6 +226,14 @@ class StoreRole:
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
         self._conductor.send(BlocksChecked(message.number, good, problem))
+
+    def _remove(self, message: RemoveBlocks) -> None:
+        """Have the writer take blocks out of the tier; what can never be deleted is at least not served."""
+        if self._tier is None or self._writer is None:
+            self._outbox.append(BlocksRemoved(self.number, message.keys, for_good=True))
+        elif not self._writer.remove(message.keys):
+            self._tier.forget(message.keys)
+            self._outbox.append(BlocksRemoved(self.number, message.keys, for_good=False))
 
     def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
         return self.segment[offset : offset + nbytes]

@@ -44,6 +44,12 @@ def assert_all_blocks_are_heard(endpoint: Any, prompts: list[list[int]]) -> None
     assert blocks <= prefixes(replayed(endpoint), "CPU")
 
 
+def removed(endpoint: Any) -> set[tuple[int, str]]:
+    """(key, medium) of every block that has gone."""
+    gone = (fields for tag, *fields in replayed(endpoint) if tag == "BlockRemoved")
+    return {(key, where) for keys, where, *_ in gone for key in keys}
+
+
 def prefixes(events: list[list[Any]], medium: str) -> set[tuple[int, ...]]:
     """The whole prefix that each stored block stands for, put together from events alone."""
     known: dict[int | None, tuple[int, ...]] = {None: ()}

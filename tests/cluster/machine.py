@@ -62,6 +62,18 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
     return limit_s
 
 
+def settled(read: Callable[[], float], limit_s: float = 10.0) -> float:
+    """What read() gives once it has been the same for a second: ranks report a few times a second."""
+    value, since = read(), time.monotonic()
+    until = since + limit_s
+    while time.monotonic() - since < 1.0:
+        assert time.monotonic() < until, f"still changing after {limit_s:g} s: {value:g}"
+        time.sleep(0.1)
+        if (now := read()) != value:
+            value, since = now, time.monotonic()
+    return value
+
+
 def resident_bytes(processes: list[psutil.Process]) -> int:
     """Proportional set size of all: memory they share is counted once."""
     total = 0
@@ -97,9 +109,14 @@ def healthy(url: str) -> bool:
 
 def metric(url: str, name: str) -> float:
     """The sum of all samples in /metrics whose name ends in this pattern, labels apart."""
+    return samples(url, rf"\w*?{name}(?:{{.*}})?")
+
+
+def samples(url: str, pattern: str) -> float:
+    """The sum of all samples in /metrics whose name, with its labels, is this pattern."""
     text = httpx.get(f"{url}/metrics", timeout=10).text
-    found = re.findall(rf"^mooncake_lite\w*?{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-    assert found, f"no metric {name}"
+    found = re.findall(rf"^mooncake_lite_?{pattern} (\S+)$", text, re.MULTILINE)
+    assert found, f"no metric {pattern}"
     return sum(map(float, found))
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.model.config import DType
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import patient
 
 pytestmark = pytest.mark.cluster
 
@@ -49,7 +51,7 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
         cluster.wait_ready(START_LIMIT_S)
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
-        assert cluster.stop() < 5.0
+        assert cluster.stop() < patient(5.0)
 
 
 def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_exact_one_never_reads(
@@ -71,12 +73,36 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
         assert warm == (asking.ask_all(cluster.base_url, prompts)[0], full)
         assert len(warm[0]) == len(cold)
         listening.assert_all_blocks_are_heard(events["replay_endpoint"], prompts)
-        look_at_the_running_pool(machine.run_dir(machine.family(cluster.pid)))
+        where = machine.run_dir(machine.family(cluster.pid))
+        look_at_the_running_pool(where)
+        assert machine.wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20) < 20
+        first = json.loads(store_command("ls", where, "--json"))[0]["key"]
+        assert store_command("pin", where, first) == b"pinned 1 blocks\n"
+        assert json.loads(store_command("ls", where, "--json"))[0]["state"] == "pinned"
+        assert store_command("unpin", where, first) == b"unpinned 1 blocks\n"
+        key = first_of(prompts[-1], listening.replayed(events["replay_endpoint"]))
+        assert store_command("rm", where, f"{key:016x}") == b"removed 1 blocks\n"
+        assert listening.removed(events["replay_endpoint"]) == {(key, "CPU"), (key, "SSD")}
+        assert f"{key:016x}" not in {row["key"] for row in json.loads(store_command("ls", where, "--json"))}
+        assert asking.ask_all(cluster.base_url, prompts[-1:])[1] == [0]
+        assert machine.wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20) < 20
+        store_command("rm", where, "--all")
+        assert asking.ask_all(cluster.base_url, prompts)[1][0] == 0
+        assert machine.wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20) < 20
+        assert b"in use" not in store_command("rm", where, "--all")
+    at_rest = json.loads(store_command("ls", tmp_path / "tier", "--json"))
+    assert {row["state"] for row in at_rest} <= {"removed"}
     with Cluster(flags, tmp_path / "log 2") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         exact = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts[-1:]) == (exact[-1:], [0])
         assert asking.ask_all(cluster.base_url, prompts)[0] == exact
+
+
+def first_of(prompt: list[int], events: list[list[Any]]) -> int:
+    """The key of a prompt's first block, as listeners have heard it."""
+    stored = (fields for tag, *fields in events if tag == "BlockStored")
+    return next(keys[0] for keys, parent, ids, *_ in stored if parent is None and ids[:64] == prompt[:64])
 
 
 def look_at_the_running_pool(where: Path) -> None:
@@ -91,4 +117,4 @@ def look_at_the_running_pool(where: Path) -> None:
 
 def store_command(name: str, where: Path, *rest: str) -> bytes:
     command = [sys.executable, "-m", "mooncake_lite", "store", name, str(where), *rest]
-    return subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout

@@ -12,6 +12,7 @@ import pytest
 
 from mooncake_lite.demo.cluster import Cluster
 from tests.cluster import machine, reference
+from tests.patience import patient
 
 pytestmark = pytest.mark.cluster
 
@@ -157,14 +158,16 @@ def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI,
         zeromq = total(values, r"^mooncake_lite_(control|gateway)_.*bytes")
         return zeromq, total(values, r"^mooncake_lite_mpi_bytes_")
 
+    machine.settled(lambda: counts()[1])
     zeromq_before, mpi_before = counts()
     prompt = reference.prompts(model_folder)[19]
     client.completions.create(
         model="default", prompt=prompt, max_tokens=8, extra_body={"cache_salt": "only this test"}
     )
-    machine.wait_until(lambda: counts()[1] > mpi_before, 3.0)
-    zeromq, mpi = (after - before for after, before in zip(counts(), (zeromq_before, mpi_before)))
     kv_bytes = 46_080 * len(prompt)
+    # Each rank reports its own bytes, one after the other.
+    machine.wait_until(lambda: counts()[1] - mpi_before >= 2 * kv_bytes, patient(5.0))
+    zeromq, mpi = (after - before for after, before in zip(counts(), (zeromq_before, mpi_before)))
     assert mpi >= 2 * kv_bytes
     assert 0 < zeromq < 0.02 * kv_bytes
 
@@ -178,8 +181,8 @@ def test_a_client_that_leaves_frees_its_pages_within_a_second(serving: Cluster) 
         lines = response.iter_lines()
         for _ in range(20):
             next(lines)
-        assert machine.wait_until(lambda: pages() > 0, 3.0) < 3.0
-    assert machine.wait_until(lambda: pages() == 0, 3.0) < 1.0
+        assert machine.wait_until(lambda: pages() > 0, 10.0) < 10.0
+    assert machine.wait_until(lambda: pages() == 0, 10.0) < patient(1.0)
 
 
 def test_one_request_too_many_is_refused_with_a_time_to_come_back(serving: Cluster) -> None:
@@ -187,13 +190,15 @@ def test_one_request_too_many_is_refused_with_a_time_to_come_back(serving: Clust
 
     def ask(prompt: str | list[int]) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-        return httpx.post(f"{serving.base_url}/v1/completions", json=body, timeout=120)
+        return http.post(f"{serving.base_url}/v1/completions", json=body)
 
-    with ThreadPoolExecutor(31) as pool:
+    # One client for all: to make thirty takes as long as the long prompt does.
+    with httpx.Client(timeout=120, trust_env=False) as http, ThreadPoolExecutor(31) as pool:
         long = pool.submit(ask, list(range(1000, 2200)))
-        assert (
-            machine.wait_until(lambda: machine.metric(serving.base_url, "num_requests_running") > 0, 3.0) < 3
+        running = machine.wait_until(
+            lambda: machine.metric(serving.base_url, "num_requests_running") > 0, 20.0
         )
+        assert running < 20.0
         answers = list(pool.map(ask, [f"Story number {number}:" for number in range(30)]))
     assert long.result().status_code == 200
     refused = [answer for answer in answers if answer.status_code == 429]
@@ -235,6 +240,7 @@ def test_the_ranks_fit_in_four_gib(serving: Cluster) -> None:
     assert machine.resident_bytes(machine.family(serving.pid)) < 4 * 2**30
 
 
-def test_the_decision_time_is_a_histogram(serving: Cluster) -> None:
+def test_the_decision_time_is_a_histogram(serving: Cluster, client: openai.OpenAI) -> None:
+    client.completions.create(model="default", prompt="Decide", max_tokens=1)
     values = metrics(serving)
     assert total(values, r"^mooncake_lite_schedule_decision_seconds_count") > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from mooncake_lite.demo.document import document_text
 from tests import two_nodes
 from tests.cluster import asking, machine, reference
 from tests.cluster.conftest import SMALL, START_LIMIT_S
+from tests.patience import patient
 
 pytestmark = pytest.mark.cluster
 
@@ -36,9 +38,11 @@ def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is
     flags = [*SMALL, "--ssd-dir", str(tmp_path / "tier")]
     full = [len(prompt) // 64 * 64 for prompt in prompts]
     with Cluster(flags, tmp_path / "log 1", env=no_kernels(tmp_path, model_folder)) as cluster:
-        cluster.wait_ready(COLD_START_LIMIT_S)
+        cluster.wait_ready(patient(COLD_START_LIMIT_S))
         assert list(tmp_path.glob("cache/kernels-*"))
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
+        on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
+        assert machine.wait_until(lambda: on_their_way() == 0, 30.0) < 30.0  # however slow the disk
     with Cluster(flags, tmp_path / "log 2") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
@@ -49,8 +53,7 @@ def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is
     with Cluster(flags, tmp_path / "log 3") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts[-4:]) == (expected[-4:], [0] * 4)
-        machine.wait_until(lambda: bad_in_tier(cluster) > 0, 3.0)
-        assert bad_in_tier(cluster) > 0
+        assert machine.wait_until(lambda: bad_in_tier(cluster) > 0, 10.0) < 10.0
 
 
 def no_kernels(tmp_path: Path, model_folder: Path) -> dict[str, str]:
@@ -89,15 +92,16 @@ def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_de
         again, cached = asking.ask_all(cluster.base_url, prompts)
         assert again == expected
         assert cached == [len(prompt) // 64 * 64 for prompt in prompts]
-        before = machine.metric(cluster.base_url, "prefill_seconds_total")
+        prefilling_s = functools.partial(machine.metric, cluster.base_url, "prefill_seconds_total")
+        before = machine.settled(prefilling_s)
         ids = reference.tokenizer(model_folder).encode(document_text())
         body = {"prompt": (ids[::-1] * 4)[:2000], "max_tokens": 2, "ignore_eos": True}
         answer = httpx.post(f"{cluster.base_url}/v1/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 2
         assert machine.healthy(cluster.base_url)
-        machine.wait_until(lambda: machine.metric(cluster.base_url, "prefill_seconds_total") > before, 3.0)
-        seconds = machine.metric(cluster.base_url, "prefill_seconds_total") - before
+        assert machine.wait_until(lambda: prefilling_s() > before, 10.0) < 10.0
+        seconds = machine.settled(prefilling_s) - before
     if seconds < SILENCE_S:
         pytest.skip(
             f"this machine prefills 2,000 tokens in {seconds:.1f} s: too soon to be taken for a death"
@@ -109,7 +113,7 @@ def test_a_tier_folder_in_use_is_refused_in_one_line_and_its_cluster_goes_on(tmp
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         command = [*machine.SERVE, *flags, "--port", str(free_port())]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=150)
         assert second.returncode == 2
         assert "in use" in second.stderr
         assert len(second.stderr.strip().splitlines()) == 1
@@ -130,7 +134,9 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_fo
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen(serve, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            ask = [*nodes.on(0), sys.executable, str(program), url, str(reference.ANSWER_TOKENS)]
+            kv_bytes = 46_080 * sum(map(len, prompts))
+            ask = [*nodes.on(0), sys.executable, str(program), url]
+            ask += [str(reference.ANSWER_TOKENS), str(kv_bytes)]
             answer = subprocess.run(
                 ask, input=json.dumps(prompts), capture_output=True, text=True, timeout=START_LIMIT_S + 60
             )
@@ -138,7 +144,7 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_fo
         finally:
             family = machine.family(process.pid)
             process.terminate()
-            machine.wait_until(lambda: not machine.alive(family), 5.0)
+            machine.wait_until(lambda: not machine.alive(family), patient(5.0))
             left = machine.alive(family)
             for member in family:
                 if member.is_running():
@@ -147,4 +153,4 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path, model_fo
     assert left == []
     texts, bytes_between = json.loads(answer.stdout)
     assert texts == expected
-    assert bytes_between > 46_080 * sum(map(len, prompts))
+    assert bytes_between > kv_bytes

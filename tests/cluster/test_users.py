@@ -104,5 +104,6 @@ def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
     assert asking.ask_all(second, prompts[:1]) == (expected[:1], [0])
     family: list[psutil.Process] = machine.family(pair.first.pid)
     pair.first.stop()
+    machine.wait_until(lambda: not machine.alive(family), 5.0)
     assert machine.alive(family) == []
     assert asking.ask_all(second, prompts)[0] == expected

@@ -161,10 +161,10 @@ def test_many_holes_of_one_size_are_as_cheap_as_few() -> None:
         offsets = [allocator.allocate(256) for _ in range(blocks)]
         for offset in offsets[::2]:
             allocator.free(offset)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(1000):
             allocator.allocate(256)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     few = min(seconds(4_000) for _ in range(3))
     assert min(seconds(80_000) for _ in range(3)) < 5 * few

@@ -448,3 +448,62 @@ def test_a_pool_without_a_block_layout_has_objects_of_any_size_and_no_tier() -> 
     with pytest.raises(StoreError, match="no layout"):
         directory.add_segment(9, KIB, 0, tier=True)
     assert there(directory, 1) == [1]
+
+
+def tiered() -> Directory:
+    """Blocks of SMALL: 1 in DRAM and durable, 2 in a tier alone, 3 on its way there, 4 not yet saved."""
+    directory = Directory(SMALL)
+    directory.add_segment(1, 8 * SMALL.nbytes, 0, tier=True)
+    for key in (1, 3, 4):
+        obj = directory.allocate("w", SMALL.nbytes, now=0, key=key)
+        directory.put_end(obj.object_id, [1, 2], 0)
+    directory.take_saves()
+    directory.durable(1, [1])
+    directory.saved(1, [3])
+    directory.add_tier_blocks(1, [2], [0])
+    directory.drain_events()
+    return directory
+
+
+def test_a_key_that_is_removed_everywhere_is_found_nowhere_and_everybody_hears_it() -> None:
+    directory = tiered()
+    directory.remove_everywhere([1, 2, 3], 0)
+    directory.check()
+    assert directory.places() == {(4, 1, "dram")}
+    gone = [(1, "dram"), (3, "dram"), (1, "ssd"), (2, "ssd")]
+    assert sorted(directory.drain_events()) == sorted(BlockRemoved(key, 1, tier) for key, tier in gone)
+    directory.durable(1, [3])  # sealed before the tier heard of it
+    assert directory.lookup([3], [0], 0) == []
+    assert (directory.counters["removals"], directory.counters["tier_removals"]) == (2, 3)
+
+
+def test_all_are_removed_or_none() -> None:
+    directory = tiered()
+    directory.allocate("w", SMALL.nbytes, now=0, key=5)
+    before = directory.places()
+    for keys, error, why in (
+        ([1, 9], UnknownObject, "key 9"),
+        ([1, 4], ObjectInUse, "0000000000000004 on rank 1 is not yet on SSD"),
+        ([1, 5], ObjectInUse, "0000000000000005 on rank 1 is being written"),
+    ):
+        for force in (False, True):
+            with pytest.raises(error, match=why):
+                directory.remove_everywhere(keys, 0, force=force)
+    assert directory.places() == before
+    assert directory.removable(0) == ([1, 2, 3], 2)
+
+
+def test_what_is_removed_by_force_is_read_to_the_end_by_those_who_do() -> None:
+    directory = tiered()
+    (obj,) = (obj for obj in directory.visible_objects() if obj.key == 1)
+    directory.lease("reader", [obj.object_id], 0, until=10)
+    with pytest.raises(ObjectInUse, match="is leased"):
+        directory.remove_everywhere([1], 0)
+    directory.remove_everywhere([1], 0, force=True)
+    directory.check()
+    assert directory.lookup([1], [0], 0) == []
+    assert (obj.state, directory.object(obj.object_id)) == (ObjectState.UNLISTED, obj)
+    directory.release("reader", 1)
+    with pytest.raises(UnknownObject):
+        directory.object(obj.object_id)
+    directory.check()

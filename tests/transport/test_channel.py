@@ -15,7 +15,7 @@ from transport.errors import ChannelError, WireError
 from transport.wire import Decoder, encode
 
 pytestmark = pytest.mark.quick
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 
 
 class Note(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
 from transport import membership
 from transport.channel import CurveKeys, Spoke
 from transport.membership import Answer, Beat, Heart, Monitor
@@ -18,7 +19,7 @@ from transport.wire import Decoder
 
 pytestmark = pytest.mark.cluster
 
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 
 
 def eventually(condition: Callable[[], object]) -> bool:
@@ -36,9 +37,15 @@ def told() -> queue.SimpleQueue:
 
 
 @pytest.fixture
-def monitor(tmp_path: Path, told: queue.SimpleQueue) -> Iterator[Monitor]:
+def dead_s() -> float:
+    """After how much silence a peer is given up."""
+    return patient(0.6)
+
+
+@pytest.fixture
+def monitor(tmp_path: Path, told: queue.SimpleQueue, dead_s: float) -> Iterator[Monitor]:
     monitor = Monitor(
-        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.2, 0.6, on_lost=lambda name, why: told.put((name, why))
+        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.2, dead_s, on_lost=lambda name, why: told.put((name, why))
     )
     yield monitor
     monitor.stop()
@@ -102,7 +109,7 @@ def test_a_killed_local_process_is_told_of_at_once(
     start = time.monotonic()
     sleeper.kill()
     assert told.get(timeout=LIMIT_S) == ("a", f"its process {sleeper.pid} ended")
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < patient(0.5)
     heart.stop()
 
 
@@ -115,18 +122,18 @@ def test_a_process_that_is_gone_before_it_is_watched_is_lost(monitor: Monitor, t
 
 
 def test_a_stopped_local_process_gets_longer_than_a_remote_one(
-    monitor: Monitor, told, sleeper: subprocess.Popen
+    monitor: Monitor, told, sleeper: subprocess.Popen, dead_s: float
 ) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     with Spoke(monitor.endpoints[0], "a", Decoder(Answer)) as once:
+        start = time.monotonic()
         once.send(Beat(1))
         assert once.receive(LIMIT_S) == [Answer(1)]
-        start = time.monotonic()
         monitor.watch_pid("a", sleeper.pid)
         name, reason = told.get(timeout=LIMIT_S)
     assert name == "a"
     assert "no sign of life" in reason
-    assert time.monotonic() - start > 0.6 * membership.STUCK_FACTOR - 0.3
+    assert time.monotonic() - start > dead_s * membership.STUCK_FACTOR
 
 
 @pytest.mark.quick
@@ -143,12 +150,12 @@ def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
 
 @pytest.mark.quick
 def test_a_peer_has_longer_for_its_first_beat(tmp_path: Path, told) -> None:
+    start = time.monotonic()
     monitor = Monitor(
         [f"ipc://{tmp_path}/h"], ["late"], 0.1, 0.2, on_lost=lambda *lost: told.put(lost), first_s=0.7
     )
-    start = time.monotonic()
     assert told.get(timeout=LIMIT_S)[0] == "late"
-    assert time.monotonic() - start >= 0.6
+    assert time.monotonic() - start >= 0.7
     monitor.stop()
 
 

@@ -14,7 +14,7 @@ from transport.publisher import END, Publisher
 
 pytestmark = pytest.mark.quick
 
-LIMIT_MS = 5000
+LIMIT_MS = 20_000
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Run inside a node: wait for a server, ask it every prompt of standard input, tell what moved.
 
-ask.py URL MAX_TOKENS < [[token ids], ...]; prints JSON [[answers], bytes over the two-sided path].
+ask.py URL MAX_TOKENS MOVED < [[token ids], ...]; prints JSON [[answers], bytes between nodes], once more than
+MOVED have been reported, or ten seconds after the last answer.
 """
 
 import json
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-url, max_tokens = sys.argv[1], int(sys.argv[2])
+url, max_tokens, expected = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 prompts = json.load(sys.stdin)
 deadline = time.monotonic() + 120
 with httpx.Client(timeout=60, trust_env=False) as client:
@@ -34,9 +35,10 @@ with httpx.Client(timeout=60, trust_env=False) as client:
     if refused := [answer.text for answer in answers if answer.status_code != 200]:
         sys.exit(refused[0])
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
-    time.sleep(1.0)  # ranks report their counters a few times a second
-    lines = client.get(f"{url}/metrics").text.splitlines()
-moved = sum(
-    float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r".*mpi_bytes_.*(two_sided|sockets)", line)
-)
+    moved, deadline = 0.0, time.monotonic() + 10
+    while moved <= expected and time.monotonic() < deadline:  # ranks report a few times a second
+        lines = client.get(f"{url}/metrics").text.splitlines()
+        pattern = r".*mpi_bytes_.*(two_sided|sockets)"
+        moved = sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(pattern, line))
+        time.sleep(0.1)
 print(json.dumps([texts, moved]))

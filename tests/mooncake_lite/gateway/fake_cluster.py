@@ -25,7 +25,7 @@ from mooncake_lite.config import ServeConfig
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 SERVED_ID = "tiny-model"
 MAX_MODEL_LEN = 512
 FINGERPRINT = bytes(range(16))

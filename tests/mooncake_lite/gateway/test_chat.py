@@ -20,7 +20,7 @@ from mooncake_lite.chat import ChatFailed, Turn, chat, texts_of
 from mooncake_lite.cli import main
 from mooncake_lite.errors import UserError
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, free_port
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, free_port
 
 CODE = """
 import signal, sys
@@ -134,7 +134,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_chat_cleanly(
         os.write(ours, b"\x04")
     else:
         process.send_signal(key)
-    _, written = process.communicate(timeout=10)
+    _, written = process.communicate(timeout=LIMIT_S)
 
     assert (prompt, process.returncode, written) == ("> ", 0, "")
 
@@ -152,7 +152,7 @@ def test_ctrl_c_in_an_answer_ends_the_chat_and_the_work(
     process.stdin.flush()
     submit = cluster.wait_for(m.Submit)
     process.send_signal(signal.SIGINT)
-    _, written = process.communicate(timeout=10)
+    _, written = process.communicate(timeout=LIMIT_S)
 
     assert (process.returncode, written) == (0, "")
     cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)

@@ -9,12 +9,12 @@ import openai
 import pytest
 
 from mooncake_lite import messages as m
-from tests.mooncake_lite.gateway.fake_cluster import SERVED_ID, FakeCluster, GatewayProcess, answer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, SERVED_ID, FakeCluster, GatewayProcess, answer
 
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S) as client:
         yield client
 
 

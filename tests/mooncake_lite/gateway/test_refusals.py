@@ -11,7 +11,13 @@ import pytest
 
 from mooncake_lite import messages as m
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import MAX_MODEL_LEN, SERVED_ID, FakeCluster, GatewayProcess
+from tests.mooncake_lite.gateway.fake_cluster import (
+    LIMIT_S,
+    MAX_MODEL_LEN,
+    SERVED_ID,
+    FakeCluster,
+    GatewayProcess,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -20,7 +26,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as client:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as client:
         yield client
         # whatever was wrong before, the next request is served
         assert client.post("/v1/completions", json={"prompt": "hello"}).status_code == 200
@@ -110,7 +116,7 @@ def test_a_path_that_is_not_there_is_404_and_a_wrong_method_405(
 def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
     gateway, _ = start(api_key="secret")
     right = {"Authorization": "Bearer secret"}
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as http:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
                 error = error_of(http.post(path, json={"prompt": "x"}, headers=headers), 401)
@@ -126,7 +132,7 @@ def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
 def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
     cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=10) as http:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
         with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
             lines = stream.iter_lines()
             next(lines)  # kept: a stream whose iterator is gone is closed

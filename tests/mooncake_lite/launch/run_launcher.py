@@ -12,7 +12,7 @@ from mooncake_lite.launch import launcher
 if __name__ == "__main__":
     program = str(Path(__file__).with_name("dummy_rank.py"))
     launcher.START_SLACK_S = 0.2  # dummies do not watch the limit themselves
-    limit = 5.0 if sys.argv[2] == "silent" else 60.0
+    limit = 8.0 if sys.argv[2] == "silent" else 60.0
     config = ServeConfig(port=int(sys.argv[1]), start_timeout_s=limit)
     try:
         sys.exit(launcher.Launcher(config, command=[sys.executable, program, *sys.argv[1:]]).run())

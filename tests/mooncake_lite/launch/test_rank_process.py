@@ -27,7 +27,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 
@@ -63,7 +63,7 @@ def test_an_exit_limit_ends_a_process_that_hangs() -> None:
     started = time.perf_counter()
     done = run("exit_within(0.1, 5); signal.pause()")
     assert done.returncode == 5
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 30
 
 
 def test_an_exit_limit_ends_even_a_process_that_never_lets_go_of_the_interpreter() -> None:
@@ -112,7 +112,7 @@ def test_a_child_dies_with_its_parent_and_hears_signals_that_the_parent_has_bloc
     assert processes.processes_with("MINE", str(pid)) == {pid: started}
     process.kill()
     process.wait()
-    assert wait_for(lambda: not processes.alive(pid, started), 5.0)
+    assert wait_for(lambda: not processes.alive(pid, started))
 
 
 def test_a_command_that_cannot_be_run_is_told_by_exit_code_127() -> None:
@@ -120,14 +120,14 @@ def test_a_command_that_cannot_be_run_is_told_by_exit_code_127() -> None:
     assert child.stderr is not None
     with child.stderr:
         assert child.stderr.read() == b"/nonexistent/program: No such file or directory\n"
-    assert child.wait(10) == 127
+    assert child.wait(30) == 127
 
 
 def test_processes_of_a_job_are_found_by_their_environment_and_named_for_good() -> None:
     environment = {**os.environ, "MOONCAKE_LITE_TEST": "unique-7f3a"}
     child = subprocess.Popen(["sleep", "60"], env=environment)
     try:
-        assert wait_for(lambda: processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a"), 5.0)
+        assert wait_for(lambda: processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a"))
         found = processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a")
         assert list(found) == [child.pid]
         processes.send(
@@ -135,7 +135,7 @@ def test_processes_of_a_job_are_found_by_their_environment_and_named_for_good() 
         )  # an older process of this pid: not it
         assert child.poll() is None
         processes.send(child.pid, found[child.pid], signal.SIGKILL)
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(30) == -signal.SIGKILL
     finally:
         child.kill()
         child.wait()

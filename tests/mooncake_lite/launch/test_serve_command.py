@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -94,6 +94,14 @@ def test_hosts_and_more_words_for_mpirun_stand_in_the_line() -> None:
     assert line[-5:] == ["--mca", "btl_tcp_if_include", "eth0", "--report-bindings", "rank"]
 
 
+def test_who_maps_ranks_to_hosts_otherwise_gives_the_only_such_option() -> None:
+    config = ServeConfig(mpi_arg=("--map-by node:OVERSUBSCRIBE",))
+    line = mpirun_line(Path("mpirun"), config, ["rank"], {})
+    assert line.count("--map-by") == 1
+    assert line[line.index("--map-by") + 1] == "node:OVERSUBSCRIBE"
+    assert line[line.index("--bind-to") + 1] == "none"
+
+
 @pytest.mark.parametrize(
     ("profile", "words"), [("ft", "--with-ft ulfm"), ("fast", "--mca pml ucx --mca osc ucx")]
 )
@@ -160,7 +168,7 @@ def test_wrong_role_counts_are_told_once_and_every_rank_ends_with_2() -> None:
     for rank in ("0", "1", "2"):
         environment = {**os.environ, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "3"}
         command = [sys.executable, "-m", "mooncake_lite", "serve"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         said.append(done.stderr)
     assert said[1:] == ["", ""]
@@ -186,11 +194,16 @@ def test_help_answers_in_a_third_of_a_second_and_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'numba', 'mpi4py', 'numpy', 'zmq', 'rich'} & set(sys.modules); "
         "print(heavy, file=sys.stderr)"
     )
+
+    def children_s() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
     best = 9.0
-    for _ in range(3):  # the best of three: others may be using this machine
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-        best = min(best, time.perf_counter() - started)
+    for _ in range(3):  # the least of three, of a core's time: others may be using this machine
+        before = children_s()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        best = min(best, children_s() - before)
     assert done.stderr.strip() == "set()"
     assert best < 0.35
 

@@ -119,6 +119,37 @@ def test_compact_touches_nothing_while_any_of_the_folders_is_in_use(root, capsys
     tier.close()
 
 
+def test_rm_removes_for_good_all_or_none(root, capsys) -> None:
+    assert main(["store", "rm", str(root), "1", "77"]) == 2
+    assert "holds no block 0000000000000077" in capsys.readouterr().err
+    assert main(["store", "rm", str(root), "1", "3"]) == 0
+    assert capsys.readouterr().out == "removed 2 blocks\n"
+    served = [row["key"][-1] for row in as_json(capsys, "ls", str(root)) if row["state"] == "served"]
+    assert served == ["4"]
+    assert main(["store", "rm", str(root), "--all"]) == 0
+    assert capsys.readouterr().out == "removed 1 blocks\n"
+    assert [row for row in as_json(capsys, "ls", str(root)) if row["state"] == "served"] == []
+
+
+def test_rm_wants_to_know_what_and_a_folder_that_nobody_uses(root, capsys) -> None:
+    for wish in ([], ["1", "--all"]):
+        assert main(["store", "rm", str(root), *wish]) == 2
+        assert "name the blocks to be removed, or give --all" in capsys.readouterr().err
+    tier = HDF5Tier(root / "store-1", 1 << 30, SMALL, FINGERPRINT)
+    assert main(["store", "rm", str(root), "1"]) == 2
+    assert "store-1: in use by process" in capsys.readouterr().err
+    tier.close()
+    assert as_json(capsys, "ls", str(root))[0]["state"] == "served"
+
+
+def test_only_a_running_pool_has_pins(root, capsys) -> None:
+    for wish in (["pin", str(root), "1"], ["unpin", str(root), "1"]):
+        assert main(["store", *wish]) == 2
+        assert "is no running cluster" in capsys.readouterr().err
+    assert main(["store", "pin", "live", "1", "--soft", "-1"]) == 2
+    assert "more than 0" in capsys.readouterr().err
+
+
 def test_live_without_a_cluster_says_so_and_with_two_asks_which(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("mooncake_lite.pool.live.bases", lambda: [tmp_path])
     assert main(["store", "ls", "live"]) == 2

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-LEASE_S = 0.5
+LEASE_S = 1.0
 MIB = 2**20
 
 MODULE = importlib.import_module(sys.argv[1] if __name__ == "__main__" else "store")

@@ -15,7 +15,7 @@ from tests.store.distributed.running import ENVIRONMENT, ROOT, master_process
 
 PROGRAM = Path(__file__).with_name("conformance.py")
 CHECKS = re.findall(r"^def (check_\w+)", PROGRAM.read_text(encoding="utf-8"), re.MULTILINE)
-LEASE_MS = 500
+LEASE_MS = 1000
 
 
 def results(python: str, module: str, master: str, environment: dict[str, str]) -> dict[str, str]:

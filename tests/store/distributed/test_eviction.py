@@ -13,7 +13,7 @@ from store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from store.distributed.master import Master
 from tests.store.distributed.running import MIB, address, master_thread, new_store, rest
 
-LEASE_MS = 300
+LEASE_MS = 1500
 OBJECT = bytes(MIB - 64)
 
 
@@ -72,7 +72,7 @@ def test_a_read_protects_its_object_for_the_time_of_a_lease(store: MooncakeDistr
     assert store.is_exist("k1") == 1
     fill(store, 14, 20)
     assert {0, 1} <= set(there(store, 0, 14))
-    time.sleep(2 * LEASE_MS / 1000)
+    time.sleep(1.1 * LEASE_MS / 1000)
     fill(store, 20, 40)
     assert not {0, 1} & set(there(store, 0, 20))
 
@@ -83,7 +83,7 @@ def test_a_pool_of_leased_objects_is_full(store: MooncakeDistributedStore) -> No
         assert store.is_exist(f"k{number}") == 1
     assert fill(store, 16, 17) == [-200]
     assert there(store, 0, 16) == list(range(16))
-    time.sleep(2 * LEASE_MS / 1000)
+    time.sleep(1.1 * LEASE_MS / 1000)
     assert store.put("later", OBJECT) == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
 from tests.mpi import run_mpi
+from tests.patience import patient
 from tests.store.distributed.running import (
     LIMIT_S,
     MIB,
@@ -134,7 +135,7 @@ def test_clients_of_a_dead_master_get_codes_soon() -> None:
         assert store.remove("a") < 0
         assert store.health_check() == 2
         assert store.remove_all() < 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < patient(5)
         assert store.get("a") == b"1", "what was published can still be read"
 
 
@@ -149,7 +150,7 @@ def test_a_master_that_is_not_there_is_a_code_within_seconds() -> None:
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", "127.0.0.1:1") == -900
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", "no port") == -900
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", "192.0.2.1:50051") == -900
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < patient(10)
 
 
 def test_garbage_on_the_masters_port_is_dropped_and_counted() -> None:
@@ -179,7 +180,7 @@ def test_busy_local_clients_do_not_keep_the_master_from_others(monkeypatch: pyte
         try:
             began = time.monotonic()
             assert [far.put(f"k{number}", b"1") for number in range(20)] == [0] * 20
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < patient(5)
         finally:
             stop.set()
             thread.join()
@@ -235,7 +236,7 @@ def test_a_segment_of_many_gigabytes_is_only_reserved() -> None:
         began = time.monotonic()
         with stores(address(master), 1, 512 * 2**30) as (store,):
             assert store.put("a", b"1") == 0
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < patient(5)
 
 
 @pytest.mark.parametrize("path", ["", "tcp"])
@@ -323,14 +324,14 @@ def test_a_key_file_lets_clients_in_and_nobody_else(tmp_path: Path, monkeypatch:
 def test_the_master_ends_within_two_seconds_of_a_signal() -> None:
     began = time.monotonic()
     with master_process() as (master, process):
-        assert time.monotonic() - began < 10  # two on a machine that has nothing else to do
+        assert time.monotonic() - began < patient(5)  # two on a machine that has nothing else to do
         store = new_store(master)
         for number in (signal.SIGTERM, signal.SIGINT):
             if process.poll() is None:
                 process.send_signal(number)
         began = time.monotonic()
         assert process.wait(LIMIT_S) == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < patient(2)
         store.close()
 
 

@@ -20,7 +20,10 @@ from transport.pids import process_exists
 from transport.world import World
 
 MIB = 2**20
-LIMIT_S = 8.0
+LIMIT_S = 15.0
+
+STALL_S = {True: 5.0, False: 2.0}
+"""By whether the survivors are told, or else have to find out by this silence."""
 
 
 def wait_for_end(pid: int) -> None:
@@ -67,14 +70,14 @@ def expect_loss(engine: TransferEngine, victim: int, told: bool) -> None:
     with pytest.raises(PeerLost if at_once else (PeerLost, TransferTimeout), match=str(victim)) as caught:
         read(engine, victim, 8 * MIB)
     assert caught.value.rank == victim, "the time limit was the caller's, not the engine's"
-    assert time.monotonic() - start < (0.5 if at_once else LIMIT_S)
+    assert time.monotonic() - start < (STALL_S[told] / 2 if at_once else LIMIT_S)
 
 
 def main() -> None:
     told = sys.argv[1] == "told"
     world = World.start(limit_s=20)
     victim = world.size - 1
-    engine = TransferEngine(world, 8 * MIB, stall_s=1.0, path=sys.argv[2])
+    engine = TransferEngine(world, 8 * MIB, stall_s=STALL_S[told], path=sys.argv[2])
     engine.local[:] = world.rank
     pids = [int(pid) for pid in world.allgather_bytes(str(os.getpid()).encode())]
     world.barrier()
@@ -106,7 +109,7 @@ def main() -> None:
     start = time.monotonic()
     ended = world.finish(3.0, lost=True)
     print(f"rank {world.rank} finish {ended} after {time.monotonic() - start:.1f} s", flush=True)
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
     if not ended:
         os._exit(0)
 

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from tests.patience import patient
 from tests.transport.programs.harness import run
 from transport.engine import Batch, Transfer, TransferEngine
 from transport.errors import BadTransfer, TransferCancelled, TransferRefused, TransferTimeout
 from transport.world import World
 
 MIB = 2**20
-STALL_S = 0.5
+STALL_S = 1.0
 
 
 def read(rank: int, nbytes: int, segment: int = 0, offset: int = 0) -> tuple[np.ndarray, Transfer]:
@@ -27,7 +28,7 @@ def read(rank: int, nbytes: int, segment: int = 0, offset: int = 0) -> tuple[np.
 
 
 def was_measured(world: World, engine: TransferEngine, seconds: float) -> None:
-    assert seconds < 1.0, f"opening the engine took {seconds:.2f} s"
+    assert seconds < patient(1.0), f"opening the engine took {seconds:.2f} s"
     for rank in range(world.size):
         near = world.node_of[rank] == world.node_of[world.rank]
         assert sorted(engine.ways_to(rank)) == (["shared"] if near else ["sockets", "two_sided"])
@@ -79,8 +80,8 @@ def second_try(world: World, engine: TransferEngine, first: str, second: str) ->
                 other, transfer = read(2, 100_000)
                 engine.submit([transfer]).wait(STALL_S)
                 assert (other == 2).all()
-            slow.wait(5)
-            assert STALL_S * 0.9 < time.monotonic() - start < STALL_S + 3
+            slow.wait(10)
+            assert STALL_S * 0.9 < time.monotonic() - start < STALL_S + 8
             assert (buffer == 3).all()
             after = engine.counters
             assert after[second]["retried"] == before[second]["retried"] + 2
@@ -110,7 +111,7 @@ def cancelled(world: World, engine: TransferEngine) -> None:
                     batch.wait(0.05)
                 batch.cancel()
                 with pytest.raises(TransferCancelled):
-                    batch.wait(STALL_S + 3)
+                    batch.wait(STALL_S + 8)
                 assert ended == [batch]
                 assert engine.load(3).queued_bytes == 0
             del engine._remote.ways

@@ -1,0 +1,93 @@
+"""Blocks that another node reads again and again: a copy comes, is read there, and goes when it is cold."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.demo.cluster import Cluster
+from tests import two_nodes
+from tests.cluster import asking, machine, reference, tiny
+from tests.cluster.conftest import START_LIMIT_S
+
+pytestmark = pytest.mark.cluster
+
+BLOCK = 16
+COLD_S = 1.0
+PREFILL, FAR = 1, "two_sided|sockets"
+"""The rank that prefills, and the paths between nodes."""
+
+FLAGS = [
+    *("--prefill", "1", "--decode", "1", "--store", "2", "--block-size", str(BLOCK), "--pool-bytes", "1MiB"),
+    *("--kv-cache-bytes", "16MiB", "--max-model-len", "256", "--copy-cold-s", str(COLD_S)),
+]
+
+
+@pytest.mark.skipif(bool(two_nodes.problem()), reason=two_nodes.problem())
+def test_a_hot_block_is_copied_to_the_node_that_reads_it_and_goes_when_it_is_cold(tmp_path: Path) -> None:
+    """Ranks 0, 2 (decode) and 4 (store) on one node, 1 (prefill) and 3 (store) on the other: what decode
+    gives back lies far from prefill."""
+    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
+    prompt, follow_up = conversation(folder)
+    with two_nodes.two_nodes(tmp_path) as nodes, two_nodes.inside(nodes.hosts[0]) as thread:
+        spread = ["--mpi-arg", "--map-by node:OVERSUBSCRIBE"]
+        serve = (*nodes.on(0), *machine.SERVE)
+        with Cluster(
+            [str(folder), *FLAGS, *nodes.serve_args(3, 2), *spread], tmp_path / "log", serve
+        ) as cluster:
+            thread.submit(cluster.wait_ready, START_LIMIT_S).result()
+            thread.submit(watch, cluster.base_url, folder, prompt, follow_up).result()
+
+
+def conversation(folder: Path) -> tuple[list[int], list[int]]:
+    """A prompt of less than a block, and the same with its answer behind it: decode fills two blocks."""
+    chosen = random.Random(1)
+    while True:
+        prompt = [chosen.randrange(3, tiny.VOCABULARY) for _ in range(BLOCK - 1)]
+        (answer,) = reference.greedy_ids(folder, [prompt])
+        if len(answer) == reference.ANSWER_TOKENS:
+            return prompt, prompt + answer
+
+
+def watch(url: str, folder: Path, prompt: list[int], follow_up: list[int]) -> None:
+    """Runs in the network of the gateway's node."""
+
+    def count(name: str) -> float:
+        return machine.metric(url, f"pool_{name}")
+
+    def read_from_afar() -> float:
+        labels = rf'(?=.*rank="{PREFILL}")(?=.*path="(?:{FAR})").*'
+        pattern = rf"mpi_bytes_read_total{{{labels}}}"
+        return machine.samples(url, pattern)
+
+    expected = reference.greedy_texts(folder, [prompt, follow_up])
+    assert asking.ask_all(url, [prompt]) == (expected[:1], [0])
+    assert machine.wait_until(lambda: count("keys_dram") == 2, 10.0) < 10.0  # decode has given them back
+    answer = (expected[1:], [2 * BLOCK])
+    before = read_from_afar()
+    for _ in range(2):
+        assert asking.ask_all(url, [follow_up]) == answer
+    assert machine.wait_until(lambda: count("copies_stored_total") == 2, 10.0) < 10.0
+    assert count("copies_dram") == 4  # each block on both nodes
+    assert count("copies_bad_total") == 0
+    far = machine.settled(read_from_afar)
+    assert far > before
+    assert asking.ask_all(url, [follow_up]) == answer
+    assert machine.settled(read_from_afar) == far
+
+    time.sleep(1.2 * COLD_S)
+    chosen = random.Random(2)
+    until = time.monotonic() + 20.0
+    while not count("evictions_total"):
+        assert time.monotonic() < until
+        asking.ask_all(
+            url, [[chosen.randrange(3, tiny.VOCABULARY) for _ in range(3 * BLOCK)] for _ in range(2)]
+        )
+    assert count("evictions_total") == count("copies_evicted_total"), "something went before cold copies"
+    while count("copies_dram"):
+        assert time.monotonic() < until
+        asking.ask_all(url, [[chosen.randrange(3, tiny.VOCABULARY) for _ in range(3 * BLOCK)]])
+    assert asking.ask_all(url, [follow_up])[0] == answer[0]

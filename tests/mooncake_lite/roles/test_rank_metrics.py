@@ -1,0 +1,28 @@
+"""What a rank reports of itself for /metrics."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mooncake_lite.roles.rank_metrics import rank_stats
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_rank_tells_what_it_moved_what_it_served_and_what_it_is_asked_for() -> None:
+    engine: Any = SimpleNamespace(
+        counters={"sockets": {"bytes_read": 7}}, serving_bytes=5, served_bytes={"read": 30, "written": 4}
+    )
+    stats = rank_stats(3, "store", {"queued": 2.0}, engine)
+    found = {(m.name, m.kind, m.labels.get("path", m.labels.get("op", ""))): m.value for m in stats.metrics}
+    assert found == {
+        ("queued", "gauge", ""): 2.0,
+        ("mpi_bytes_read_total", "counter", "sockets"): 7.0,
+        ("mpi_serving_bytes", "gauge", ""): 5.0,
+        ("mpi_served_bytes_total", "counter", "read"): 30.0,
+        ("mpi_served_bytes_total", "counter", "written"): 4.0,
+    }
+    assert {(m.labels["rank"], m.labels["role"]) for m in stats.metrics} == {("3", "store")}
