@@ -38,15 +38,28 @@ def device_of(name: str, array: Any) -> str:
     raise KindError(name, type(array).__name__, "a NumPy array, a torch tensor or a Numba device array")
 
 
+def _place_of(name: str, array: Any) -> str:
+    """CPU, or CUDA with the device's number: "cuda:1". The simulator's arrays have none. Raises KindError."""
+    device = device_of(name, array)
+    if device == CPU:
+        return CPU
+    if _torch_of(array) is not None:
+        return f"{CUDA}:{array.device.index}"
+    memory = getattr(array, "gpu_data", None)
+    return CUDA if memory is None else f"{CUDA}:{memory.context.device.id}"
+
+
 def common_device(arrays: dict[str, Any]) -> str:
-    """The one device of all arrays. Raises KindError naming the first that lives elsewhere."""
+    """CPU or CUDA, where all arrays live. Raises KindError naming the first that lives elsewhere, on another
+    CUDA device as well."""
     names = iter(arrays)
     first = next(names)
-    device = device_of(first, arrays[first])
+    place = _place_of(first, arrays[first])
     for name in names:
-        if device_of(name, arrays[name]) != device:
-            raise KindError(name, device_of(name, arrays[name]), f"an array on {device}, where {first} lives")
-    return device
+        other = _place_of(name, arrays[name])
+        if other != place:
+            raise KindError(name, other, f"an array on {place}, where {first} lives")
+    return device_of(first, arrays[first])
 
 
 def dtype_name(array: Any) -> str:

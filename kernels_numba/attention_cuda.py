@@ -28,7 +28,7 @@ import numpy as np
 
 from kernels_numba.arrays import dtype_name
 from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
-from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
+from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend, prefill_warps
 from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_device, widen
 from kernels_numba.checks import NO_WINDOW
 
@@ -190,7 +190,7 @@ def launch_prefill(
     """v3 where it fits, else v2, on device arrays that paged_attention_prefill has checked.
 
     Reads no length on the host, so it neither waits for the device nor breaks the capture of a graph: the
-    grid covers the worst case. warps: of a v3 block, 16 rows each; 0 chooses four, eight for a big group.
+    grid covers the worst case. warps: of a v3 block; 0 chooses them by the group.
     """
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
@@ -198,7 +198,7 @@ def launch_prefill(
     if element == "float32" or head_dim not in HEAD_DIMS or not aligned(query, key_cache, value_cache, out):
         launch_tiled(query, key_cache, value_cache, tables, new, lens, scale, out, window)
         return
-    warps = warps or (4 if group <= 64 else 8)
+    warps = warps or prefill_warps(group)
     step = warps * 16 // group
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
     pointers, stream = addresses(query, key_cache, value_cache, tables, new, lens, out)

@@ -32,6 +32,7 @@ from kernels_numba.attention_mma_cuda import (
     ONE,
     PIECE_STEP,
     ZERO,
+    decode_warps,
     make_attend,
 )
 from kernels_numba.backend_cuda import (
@@ -274,7 +275,7 @@ def launch_split(
     factor, last = np.float32(scale * LOG2_E), np.int64(window)
     fits = element != "float32" and head_dim in HEAD_DIMS
     if fits if tensor_cores is None else tensor_cores:
-        warps = 1 << (-(-group // 16) - 1).bit_length()
+        warps = decode_warps(group)
         kernel = _compiled(make_attend, element, head_dim, True, warps)
         kernel[(splits, kv_heads, batch), warps * 32, stream](
             q, k, v, table, lengths, lengths, parts, *sizes, factor, last

@@ -62,6 +62,16 @@ ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
 
 
+def prefill_warps(group: int) -> int:
+    """Warps of a prefill block, 16 rows each. group: query heads of a kv head."""
+    return 4 if group <= 64 else 8
+
+
+def decode_warps(group: int) -> int:
+    """Warps of a decode block, whose rows are one token's group."""
+    return 1 << (-(-group // 16) - 1).bit_length()
+
+
 def bounds(warps: int) -> tuple[int, int]:
     """Threads of a block, and blocks that must find room on a multiprocessor: 12 warps, so 168 registers a
     thread. With head_dim 128 the sums, scores and queries alone are 112, and 128 registers spill."""
@@ -251,9 +261,9 @@ def make_attend(element: str, head_dim: int, split: bool, warps: int) -> Any:
                     p1 = pack(scores[2 * s, 2], scores[2 * s, 3])
                     p2 = pack(scores[2 * s + 1, 0], scores[2 * s + 1, 1])
                     p3 = pack(scores[2 * s + 1, 2], scores[2 * s + 1, 3])
-                    at = values + (s * 16 + (lane & 15)) * chunks
+                    at = values + (s * 16 + (lane & 15)) * chunks + ((lane >> 4) ^ (lane & 7))
                     for n in range(steps):
-                        v = load_transposed(stages, at + ((2 * n + (lane >> 4)) ^ (lane & 7)))
+                        v = load_transposed(stages, at ^ (2 * n))
                         x = (sums[2 * n, 0], sums[2 * n, 1], sums[2 * n, 2], sums[2 * n, 3])
                         y = (sums[2 * n + 1, 0], sums[2 * n + 1, 1], sums[2 * n + 1, 2], sums[2 * n + 1, 3])
                         x = mma(x, p0, p1, p2, p3, v[0], v[1])

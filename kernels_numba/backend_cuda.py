@@ -191,24 +191,31 @@ def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any
 
     shared: the memory that L1 and shared memory divide between them is wanted for shared memory. bounds:
     threads of a block, and how many blocks must find room on a multiprocessor: a limit for the registers.
+    Numba links LTO-IR where there is nvJitLink: assembled from PTX as a relocatable object, each exchange of
+    a warp inside a loop brings a call for the case that its lanes have parted, which costs up to 139
+    registers a thread on sm_80, and there spills.
     """
     wishes = {"shared_memory_carveout": 100 if shared else None, "launch_bounds": bounds}
     known = () if SIMULATED else inspect.signature(cuda.jit).parameters
     return cuda.jit(kernel, **{name: wish for name, wish in wishes.items() if name in known})
 
 
-def lower(kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds: Bounds = None) -> list[str]:
-    """PTX of a kernel for several compute capabilities. Numba's front end takes nine tenths of the time, and
-    what it makes does not depend on the capability: where it can be asked for by itself, it runs once."""
+def lower(
+    kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds: Bounds = None
+) -> list[bytes]:
+    """LTO-IR of a kernel for several compute capabilities, the bytes that Numba hands to nvJitLink when it
+    launches a kernel of `compiled`. Numba's front end takes nine tenths of the time, and what it makes does
+    not depend on the capability: where it can be asked for by itself, it runs once."""
     signature = types.void(*arguments)
     try:
         from numba.cuda.compiler import _compile_pyfunc_with_fixup  # type: ignore[attr-defined]
     except ImportError:
-        return [cuda.compile_ptx(kernel, signature, cc=cc, launch_bounds=bounds)[0] for cc in ccs]
+        wishes: Any = {"device": False, "abi": "numba", "output": "ltoir", "launch_bounds": bounds}
+        return [cuda.compile(kernel, signature, cc=cc, **wishes)[0] for cc in ccs]
     library, _ = _compile_pyfunc_with_fixup(
         kernel, signature, device=False, cc=ccs[0], abi="numba", launch_bounds=bounds
     )
-    return [library.get_asm_str(cc=cc) for cc in ccs]
+    return [library.get_ltoir(cc=cc) for cc in ccs]
 
 
 @functools.cache

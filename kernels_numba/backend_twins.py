@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,47 +43,47 @@ class Memory:
 
 
 class _Warp:
-    """Where the 32 lanes of a warp meet: two lists by turns, so that one meeting an exchange will do. A lock
-    for each lane: a threading.Barrier would wake them one after the other, and take twice as long."""
+    """Where the 32 lanes of a warp meet: the last to come computes for all, and wakes them. A lock for each
+    lane: a threading.Barrier would wake them one after the other, and take twice as long."""
 
     def __init__(self):
-        self.slots: tuple[list, list] = ([None] * 32, [None] * 32)
+        self.passed: list = [None] * 32
+        self.results: Any = None
         self.arriving, self.arrived = threading.Lock(), 0
         self.gates = [threading.Lock() for _ in range(32)]
         for gate in self.gates:
             gate.acquire()
 
-    def meet(self, lane: int):
-        """Returns when all lanes have come. Raises TimeoutError."""
+    def meet(self, lane: int, value: Any, compute: Callable[[list], Any]) -> Any:
+        """compute(what each lane passed)[lane], when all lanes have come. Raises TimeoutError."""
         with self.arriving:
+            self.passed[lane] = value
             self.arrived += 1
-            if self.arrived == 32:
-                self.arrived = 0
-                for other, gate in enumerate(self.gates):
-                    if other != lane:
-                        gate.release()
-                return
-        if not self.gates[lane].acquire(timeout=WAIT_S):
+            last = self.arrived == 32
+            if last:
+                self.arrived, self.results = 0, None
+                try:
+                    self.results = compute(self.passed)
+                finally:
+                    for other, gate in enumerate(self.gates):
+                        if other != lane:
+                            gate.release()
+        if not last and not self.gates[lane].acquire(timeout=WAIT_S):
             raise TimeoutError(f"lane {lane}: not all of its warp came within {WAIT_S} s")
+        return self.results[lane]
 
 
 _CREATION = threading.Lock()
 
 
-def _exchange(value: Any) -> tuple[int, list]:
-    """(own lane, what each lane of the warp passed)."""
+def _together(value: Any, compute: Callable[[list], Any]) -> Any:
+    """This lane's part of what the warp computes from the values that its 32 lanes pass."""
     thread: Any = threading.current_thread()
     if not hasattr(thread, "warp"):
         with _CREATION:
             warps = thread._manager.__dict__.setdefault("warps", {})
             thread.warp = warps.setdefault(thread.thread_id // 32, _Warp())
-        thread.turn = 0
-    slots = thread.warp.slots[thread.turn % 2]
-    thread.turn += 1
-    lane = thread.thread_id % 32
-    slots[lane] = value
-    thread.warp.meet(lane)
-    return lane, list(slots)
+    return thread.warp.meet(thread.thread_id % 32, value, compute)
 
 
 def load8(base: Memory, offset: Any):
@@ -215,22 +216,24 @@ def pack_float16(low: Any, high: Any):
 
 
 def broadcast(value: Any, lane: Any):
-    return _exchange(value)[1][int(lane)]
+    return _together((value, int(lane)), lambda passed: [passed[wanted][0] for _, wanted in passed])
 
 
 def warp_sum(value: Any, lanes: int):
     """Added in the butterfly's order."""
-    own, values = _exchange(value)
-    distance = lanes // 2
-    while distance:
-        values = [np.float32(v + values[i ^ distance]) for i, v in enumerate(values)]
-        distance //= 2
-    return values[own]
+
+    def compute(values: list) -> list:
+        distance = lanes // 2
+        while distance:
+            values = [np.float32(v + values[i ^ distance]) for i, v in enumerate(values)]
+            distance //= 2
+        return values
+
+    return _together(value, compute)
 
 
 def warp_max(value: Any, lanes: int):
-    own, values = _exchange(value)
-    return max(values[own // lanes * lanes :][:lanes])
+    return _together(value, lambda values: [max(values[i // lanes * lanes :][:lanes]) for i in range(32)])
 
 
 def copy_async(target: np.ndarray, chunk: Any, base: Memory, offset: Any, bytes_there: Any):
@@ -252,16 +255,16 @@ def copy_wait(pending: int):
             chunk[:] = base.part(offset, 16, np.uint8) if bytes_there else 0
 
 
-def _rows(source: np.ndarray, chunk: Any) -> tuple[int, np.ndarray]:
-    """(own lane, the 8 numbers of 16 bits that each lane names): (32, 8)."""
-    lane, chunks = _exchange(int(chunk))
-    return lane, source.reshape(-1).view(np.uint16).reshape(-1, 8)[chunks]
+def _matrices(source: np.ndarray, chunks: list, *, transposed: bool) -> list:
+    """Four words for each lane, from the 8 numbers of 16 bits in the chunk that each lane names."""
+    rows = source.reshape(-1).view(np.uint16).reshape(-1, 8)[chunks].reshape(4, 8, 8)
+    if transposed:
+        rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
+    return [tuple(words) for words in rows.view(np.uint32).reshape(4, 32).T]
 
 
 def load_matrices(source: np.ndarray, chunk: Any):
-    lane, rows = _rows(source, chunk)
-    mine = rows.reshape(4, 8, 8)[:, lane // 4, lane % 4 * 2 :][:, :2]
-    return tuple(np.ascontiguousarray(mine).view(np.uint32)[:, 0])
+    return _together(int(chunk), lambda chunks: _matrices(source, chunks, transposed=False))
 
 
 def load_transposed(source: np.ndarray, chunk: Any):
@@ -270,21 +273,21 @@ def load_transposed(source: np.ndarray, chunk: Any):
         thread.loads = getattr(thread, "loads", 0) + 1
         if thread.loads % DAWDLE_EVERY == 0:
             time.sleep(DAWDLE_S)
-    lane, rows = _rows(source, chunk)
-    mine = rows.reshape(4, 8, 8)[:, lane % 4 * 2 :, lane // 4][:, :2]
-    return tuple(np.ascontiguousarray(mine).view(np.uint32)[:, 0])
+    return _together(int(chunk), lambda chunks: _matrices(source, chunks, transposed=True))
 
 
 def _multiply(element: str, sums: Any, words: tuple):
-    """The four sums of this lane, from the words that its two rows and two columns are spread over."""
-    lane, spread = _exchange(words)
-    q, c = lane // 4, lane % 4
-    a = np.array([spread[4 * q + i][:4] for i in range(4)], np.uint32)  # (quarter of k, word)
-    b = np.array([spread[8 * c + i][4:] for i in range(8)], np.uint32)  # (column and quarter of k, word)
-    rows = _widened(a.T.reshape(-1), element).reshape(2, 2, 8)  # (half of k, row, k)
-    columns = _widened(b.reshape(2, 4, 2).transpose(2, 0, 1).reshape(-1), element).reshape(2, 2, 8)
-    products = np.einsum("hrk,hck->rc", rows, columns, dtype=np.float32)
-    return tuple(np.float32(s + p) for s, p in zip(sums, products.reshape(-1)))
+    """The four sums of this lane; what lies where is in backend_ptx."""
+
+    def compute(passed: list) -> list:
+        factors = _widened(np.array([words for _, words in passed], np.uint32).reshape(-1), element)
+        lanes = factors.reshape(8, 4, 6, 2)  # (i // 4, i % 4, word, half of it)
+        a = lanes[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
+        b = lanes[:, :, 4:].transpose(2, 1, 3, 0).reshape(16, 8)
+        products = (a @ b).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+        return [tuple(total) for total in np.array([own for own, _ in passed], np.float32) + products]
+
+    return _together((sums, words), compute)
 
 
 def mma_bfloat16(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any):

@@ -63,7 +63,8 @@ def scatter_kv(
         positions               (tokens,) int64, rows of the tables; with `rotary` only
         query                   (tokens, heads, head_dim), as `key`; turned in place; with `rotary` only
 
-    The key itself stays as it is. Both forms give the bits of rope.rotate on the CPU and a plain scatter_kv.
+    The key itself stays as it is. Both forms give the bits of torch's product and addcmul on the CPU, and a
+    plain scatter_kv.
     Raises ShapeError, DtypeError, LayoutError, KindError; RangeError for a slot or a position out of range
     (CPU only). Then nothing is written.
     """
@@ -98,27 +99,6 @@ def scatter_kv(
         _scatter_rotated(key, key_cache, slots, rotary, positions, query)
     step = arrays.strides_of(value)[0] * key_cache.dtype.itemsize
     move_tokens(_address(value_cache), _address(value), step, slots, heads, page_size, row_bytes)
-
-
-def _scatter_on_device(
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slots: Any,
-    rotary: Any,
-    positions: Any,
-    query: Any,
-) -> None:
-    """scatter_kv on checked device arrays."""
-    if rotary is None:
-        from kernels_numba.block_kernels_cuda import launch_scatter_kv
-
-        launch_scatter_kv(key, value, key_cache, value_cache, slots)
-    else:
-        from kernels_numba.rotary_cuda import launch_scatter_rotated
-
-        launch_scatter_rotated(key, value, key_cache, value_cache, slots, rotary, positions, query)
 
 
 def _check_scatter(named: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Every CUDA kernel with the types it is launched with, lowered to PTX and assembled.
+"""Every CUDA kernel with the types it is launched with, lowered, linked and assembled as for a launch.
 
 Used by gpu_report and by the tests. Needs NVVM and nvJitLink, which come with numba-cuda[cu13], but no GPU.
 """
@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+GROUPS = (8, 128)
+"""Query heads of a kv head that ask for the fewest and the most warps."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Kernel:
     tuned: bool
     bounds: tuple[int, int] | None = None
 
-    def ptx(self, *ccs: tuple[int, int]) -> list[str]:
-        """Lowered for each compute capability."""
+    def lowered(self, *ccs: tuple[int, int]) -> list[bytes]:
+        """LTO-IR for each compute capability."""
         from kernels_numba.backend_cuda import lower
 
         return lower(self.function, self.arguments, ccs, self.bounds)
@@ -44,18 +47,22 @@ def kernels() -> Iterator[Kernel]:
 
     from kernels_numba import attention_cuda, block_kernels_cuda
     from kernels_numba.attention_decode_cuda import make_decode_v3, make_merge
-    from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend
+    from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, decode_warps, make_attend, prefill_warps
     from kernels_numba.codec_kernels_cuda import recode_v1
     from kernels_numba.rotary_cuda import scatter_rotated_v1
 
     i64, i32, f32 = types.int64, types.int32, types.float32
     for element in ("bfloat16", "float16"):
         for head_dim in HEAD_DIMS:
-            for split, what, warps in ((False, "prefill", 4), (True, "decode", 1)):
-                attend = make_attend(element, head_dim, split, warps)
-                limit = None if split else bounds(warps)
-                name = f"{what} mma {element} {head_dim}"
-                yield Kernel(name, attend, (i64,) * 13 + (f32, i64), True, limit)
+            for group in GROUPS:
+                for split, what, warps in (
+                    (False, "prefill", prefill_warps(group)),
+                    (True, "decode", decode_warps(group)),
+                ):
+                    attend = make_attend(element, head_dim, split, warps)
+                    limit = None if split else bounds(warps)
+                    name = f"{what} mma {element} {head_dim}, group {group}"
+                    yield Kernel(name, attend, (i64,) * 13 + (f32, i64), True, limit)
     for element, head_dim in (("float32", 64), ("float32", 256), ("bfloat16", 256), ("float16", 96)):
         decode = make_decode_v3(element, head_dim)
         yield Kernel(f"decode v3 {element} {head_dim}", decode, (i64,) * 12 + (f32, i64), True)
@@ -105,16 +112,19 @@ def _tuned_movers() -> Iterator[Kernel]:
                 yield Kernel(name, make_recode_v2(*kind), (i64,) * 13, True)
 
 
-def assemble(ptx: str, cc: tuple[int, int]) -> Assembled:
-    """As numba-cuda does when it launches a kernel. Raises RuntimeError with the assembler's words."""
+def linked(code: bytes, cc: tuple[int, int], *options: str) -> tuple[bytes, str]:
+    """(machine code, what the linker says) of LTO-IR; without options the bytes that Numba loads.
+
+    Raises RuntimeError with the linker's words.
+    """
     from cuda.bindings import nvjitlink
 
-    options = [f"-arch=sm_{cc[0]}{cc[1]}", "-verbose"]
-    linker = nvjitlink.create(len(options), options)
+    options = (f"-arch=sm_{cc[0]}{cc[1]}", "-lto", *options)
+    linker = nvjitlink.create(len(options), list(options))
     try:
-        source, words = ptx.encode(), bytearray()
+        words = bytearray()
         try:
-            nvjitlink.add_data(linker, nvjitlink.InputType.PTX, source, len(source), "kernel")
+            nvjitlink.add_data(linker, nvjitlink.InputType.LTOIR, code, len(code), "kernel")
             nvjitlink.complete(linker)
         except nvjitlink.nvJitLinkError as error:
             words = bytearray(nvjitlink.get_error_log_size(linker))
@@ -122,9 +132,22 @@ def assemble(ptx: str, cc: tuple[int, int]) -> Assembled:
             raise RuntimeError(f"{error}: {_text(words)}") from None
         words = bytearray(nvjitlink.get_info_log_size(linker))
         nvjitlink.get_info_log(linker, words)
+        what = "ptx" if "-ptx" in options else "cubin"
+        made = bytearray(getattr(nvjitlink, f"get_linked_{what}_size")(linker))
+        getattr(nvjitlink, f"get_linked_{what}")(linker, made)
     finally:
         nvjitlink.destroy(linker)
-    return read_log(_text(words))
+    return bytes(made), _text(words)
+
+
+def ptx_of(code: bytes, cc: tuple[int, int]) -> str:
+    """The PTX that LTO-IR becomes on its way. Raises RuntimeError with the linker's words."""
+    return linked(code, cc, "-ptx")[0].decode().strip("\0\n ")
+
+
+def assemble(code: bytes, cc: tuple[int, int]) -> Assembled:
+    """Figures of LTO-IR linked as for a launch. Raises RuntimeError with the linker's words."""
+    return read_log(linked(code, cc, "-verbose")[1])
 
 
 def _text(log: bytearray) -> str:
@@ -132,17 +155,20 @@ def _text(log: bytearray) -> str:
 
 
 def read_log(log: str) -> Assembled:
-    """The figures in what the assembler said. Raises RuntimeError where one is missing."""
+    """The figures in what the assembler said. Raises RuntimeError where one is missing; shared memory is
+    named only where there is some."""
 
-    def number(pattern: str) -> int:
+    def number(pattern: str, otherwise: int | None = None) -> int:
         found = re.search(pattern, log)
+        if found is None and otherwise is not None:
+            return otherwise
         if found is None:
             raise RuntimeError(f"the assembler does not say {pattern!r}: {log[:500]}")
         return int(found[1])
 
     return Assembled(
         registers=number(r"[Uu]sed (\d+) registers"),
-        shared_bytes=number(r"(\d+) bytes smem"),
+        shared_bytes=number(r"(\d+) bytes smem", otherwise=0),
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         stack_bytes=number(r"(\d+) bytes stack frame"),
     )

@@ -61,7 +61,7 @@ def lowered(kernel: Any, cc: tuple[int, int]) -> list[Record]:
     """What the assembler says of one kernel; a tuned one that spills is a failed check."""
     from kernels_numba.gpu_lowering import assemble
 
-    found = assemble(kernel.ptx(cc)[0], cc)
+    found = assemble(kernel.lowered(cc)[0], cc)
     arch = f"sm_{cc[0]}{cc[1]}"
     records: list[Record] = [
         {"kind": "kernel", "name": kernel.name, "tuned": kernel.tuned, "arch": arch, **asdict(found)}
@@ -153,10 +153,10 @@ def print_tables(report: dict[str, Any]) -> None:
         ratios = [f"{r:7.2f}" if r else "      -" for r in (row["ratio_to_peer"], row["ratio_to_limit"])]
         print(f"{row['name']:62} {row['ours']:10.2f} {row['unit']:8} {ratios[0]} {ratios[1]}")
     if report["kernels"]:
-        print(f"\n{'kernel':32} {'registers':>9} {'shared':>7} {'spilled':>7}")
+        print(f"\n{'kernel':36} {'registers':>9} {'shared':>7} {'spilled':>7}")
     for kernel in report["kernels"]:
         figures = f"{kernel['registers']:9} {kernel['shared_bytes']:7} {kernel['spill_bytes']:7}"
-        print(f"{kernel['name']:32} {figures}")
+        print(f"{kernel['name']:36} {figures}")
 
 
 class Report:

@@ -32,9 +32,9 @@ import numpy as np
 
 from kernels_numba import arrays
 from kernels_numba.errors import RangeError, ShapeError
-from kernels_numba.linear_blocks import FLOAT32, INT8, Q4_0, Q4_1, Q8_0, Rows, as_rows, dequantize_v0
 from kernels_numba.linear_blocks import GgufRows as GgufRows
 from kernels_numba.linear_blocks import Int8Rows as Int8Rows
+from kernels_numba.linear_blocks import Rows, as_rows, dequantize_v0
 from kernels_numba.linear_tiles import (
     HALVES_ADDRESS,
     TABLE_COLUMNS,
@@ -51,9 +51,8 @@ MAX_ROWS_OF_X = 32
 """Above it a product is a matrix product and not a reading of weights: torch's business."""
 MAX_FIXED_ROWS_OF_X = 2
 """Up to here v3 multiplies, a row of x at a time; above, v2 makes float32 of a weight once for all rows."""
-NS_PER_VALUE = {FLOAT32: 0.16, INT8: 0.045, Q8_0: 0.05, Q4_0: 0.08, Q4_1: 0.085}
-"""What a weight costs one thread, to judge whether a second one pays: float32 by memory, the others by
-arithmetic. Measured on a core with AVX-512; an older one is slower, and gains more from the second."""
+_RUNS = 5
+"""Of one thread over weights of a new shape; the first may have to fetch them from the disk."""
 _PAUSE_S = 200e-6
 """Between two parallel regions: about what a decode step computes on one core between them."""
 
@@ -77,12 +76,12 @@ class Linears:
                     f"weights[{i}]", f"of width {part.width}", f"width {self.width}, as weights[0]"
                 )
         self.rows = [part.rows for part in parts]
-        self._serial_us = sum(part.rows * part.width * NS_PER_VALUE[part.kind] for part in parts) / 1e3
         self._total = sum(self.rows)
         self._parts = parts
         self._seen: tuple[Any, Any] = (None, None)
         self._table = np.array([_table_row(part) for part in parts], np.int64)
         _load_drivers()
+        self._serial_us = _measured_serial_us(parts, self._table)
 
     def __call__(self, x: Any) -> list[Any]:
         """x @ weight.T for each weight: arrays of the kind of x, (n, rows) float32.
@@ -178,6 +177,25 @@ def _load_drivers() -> None:
     linear_v2(table, 0, 0, 1, 0, 0, False)
     with PARALLEL_CALL:
         linear_v2_parallel(table, 0, 0, 1, 0, 0, False, get_num_threads())
+
+
+_serial_us: dict[tuple, float] = {}
+"""Formats and shapes of weights of one x -> what one thread takes for a row of x, in microseconds."""
+
+
+def _measured_serial_us(parts: list[Rows], table: np.ndarray) -> float:
+    """By the best of a few runs over the first weights of these formats and shapes, to judge whether a second
+    thread pays."""
+    key = tuple((part.kind, part.rows, part.width) for part in parts)
+    if key not in _serial_us:
+        width, taken = parts[0].width, []
+        x, out = np.ones((1, width), np.float32), np.empty(sum(part.rows for part in parts), np.float32)
+        for _ in range(_RUNS):
+            start = time.perf_counter()
+            linear_v2(table, HALVES_ADDRESS, x.ctypes.data, 1, width, out.ctypes.data, True)
+            taken.append(time.perf_counter() - start)
+        _serial_us[key] = 1e6 * min(taken)
+    return _serial_us[key]
 
 
 @functools.cache

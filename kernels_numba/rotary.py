@@ -7,8 +7,7 @@ channels (c, c + head_dim // 2) by an angle that grows with the position:
 
 where the tables hold both halves of a row, with the sine of the first half negated.
 
-As torch computes it: one rounded product, then one fused multiply-add, so the bits are those of
-mooncake_lite/model/rope.py. The ladder:
+As torch computes it: one rounded product, then one fused multiply-add (a product and addcmul). The ladder:
     v0  NumPy in float64, the oracle of the tests
     v1  a row at a time through a scratch row: read once, written once, where torch's four operations would
         read and write six times and the copy into the pages a seventh time

@@ -16,7 +16,7 @@ from kernels_numba import paged_attention_decode, paged_attention_prefill, scatt
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.projection import Projection, embedded, measure_limits
-from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
+from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
@@ -104,13 +104,10 @@ class Model:
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
         """
         hidden = embedded(token_ids, self.weights.embedding)
-        angles = None if self.device.type == "cpu" else (self.cosine[positions], self.sine[positions])
         layers = zip(self.weights.layers, self.projections, caches, self.config.windows, strict=True)
         for layer, projections, cache, window in layers:
             normed = self._norm(hidden, layer.attention_norm)
-            hidden = hidden + self._attention(
-                normed, layer, projections, cache, positions, angles, batch, window
-            )
+            hidden = hidden + self._attention(normed, layer, projections, cache, positions, batch, window)
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), projections)
         if rows is not None:
             hidden = hidden[rows]
@@ -123,26 +120,17 @@ class Model:
         projections: _LayerProjections,
         cache: torch.Tensor,
         positions: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
         batch: AttentionBatch,
         window: int | None,
     ) -> torch.Tensor:
-        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden).
-
-        angles: the positions' rows of the rotary tables; None on the CPU, whose scatter_kv looks them up
-        and rotates to the same bits in two thirds of the time.
-        """
+        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden)."""
         tokens, head_dim = hidden.shape[0], self.config.head_dim
         query, key, value = (part.view(tokens, -1, head_dim) for part in projections.query_key_value(hidden))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         keys, values, slots = cache[0], cache[1], batch.slot_mapping
-        if angles is None:
-            rotary = self.cosine, self.sine
-            scatter_kv(key, value, keys, values, slots, rotary=rotary, positions=positions, query=query)
-        else:
-            query, key = rotate(query, *angles), rotate(key, *angles)
-            scatter_kv(key, value, keys, values, slots)
+        rotary = self.cosine, self.sine
+        scatter_kv(key, value, keys, values, slots, rotary=rotary, positions=positions, query=query)
         tables, lens = batch.block_tables, batch.context_lens
         if batch.one_token_each:
             attended = paged_attention_decode(

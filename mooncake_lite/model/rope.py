@@ -1,4 +1,4 @@
-"""The rotary position embedding: tables made once, and the rotation itself.
+"""The tables of the rotary position embedding, made once; scatter_kv of kernels_numba rotates with them.
 
 Used by forward.py. Plain functions on tensors; knows no model and no cache.
 Explained in docs/model.md.
@@ -37,21 +37,9 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | No
 def rotary_tables(inverse: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of every position, each (positions, 1, 2 * len(inverse)) float32.
 
-    Both halves of a row are equal but for the sign of the sine, which is minus in the first: `rotate`
-    then needs no negation. A table makes a position's values the same in every batch.
+    Both halves of a row are equal but for the sign of the sine, which is minus in the first: the
+    rotation then needs no negation. A table makes a position's values the same in every batch.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat((cosine, cosine), 1).unsqueeze(1), torch.cat((-sine, sine), 1).unsqueeze(1)
-
-
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of channels (c, c + head_dim // 2) by its position's angle.
-
-    heads         (tokens, heads, head_dim)  float32 or bfloat16; computed in float32
-    cosine, sine  (tokens, 1, head_dim)      float32, rows of `rotary_tables`
-    Returns the shape and dtype of heads, contiguous.
-    """
-    half = heads.shape[-1] // 2
-    swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
-    return (heads * cosine).addcmul_(swapped, sine).to(heads.dtype)

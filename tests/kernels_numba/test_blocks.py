@@ -16,7 +16,7 @@ from kernels_numba.blocks import PARALLEL_BYTES
 from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.rotary import rotate_v0
 from kernels_numba.runtime import PARALLEL_CALL
-from mooncake_lite.model.rope import inverse_frequencies, rotary_tables, rotate
+from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
 
 SHAPE = (3, 2, 12, 4, 8, 16)
 """layers, key or value, pages, kv_heads, page_size, head_dim"""
@@ -119,6 +119,13 @@ def test_a_view_of_one_head_or_one_token_is_taken_whatever_the_steps_of_those_ax
     two = np.lib.stride_tricks.as_strided(wide, (5, 2, 16), (wide.strides[0], 8, wide.strides[2]))
     with pytest.raises(LayoutError, match=r"key=.*\(64, 2, 1\): expected strides \(any, 16, 1\)"):
         kernels_numba.scatter_kv(two, two, *np.zeros((2, 3, 2, 8, 16), np.float32), slots)
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """By torch, in float32: (tokens, heads, head_dim), with rows of `rotary_tables` (tokens, 1, head_dim)."""
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
+    return (heads * cosine).addcmul_(swapped, sine).to(heads.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

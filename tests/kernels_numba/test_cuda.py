@@ -14,42 +14,41 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_numba.errors import BackendError
-from kernels_numba.gpu_lowering import Kernel, assemble, read_log
+from kernels_numba.gpu_lowering import Kernel, assemble, linked, ptx_of, read_log
 
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURES = ((8, 0), (9, 0), (10, 0))
 EVERYWHERE = (
-    "prefill mma bfloat16 128",
-    "decode mma float16 64",
+    "prefill mma bfloat16 128, group 8",
+    "decode mma float16 128, group 8",
     "decode v3 bfloat16 256",
     "merge float16",
     "scatter_kv v2",
     "scatter_rotated v2 bfloat16",
     "encode v2 int4 bfloat16 128",
     "decode v2 fp8 float16 64",
-    "recode v1 bfloat16",
     "move_blocks v2",
     "copy_pages v2",
-    "attention v2 float16",
 )
-"""Lowered for each architecture: every kernel once."""
+"""Assembled for each architecture: every tuned kernel once."""
 HERE = (
-    "decode mma bfloat16 128",
+    "prefill mma float16 64, group 128",
     "decode v3 float32 256",
-    "merge float32",
-    "attention v1 bfloat16",
     "encode v2 int8 float16 64",
     "encode v2 fp8 float32 64",
     "decode v2 bfloat16 bfloat16 128",
     "decode v2 int8 float32 64",
     "decode v2 int4 bfloat16 128",
     "scatter_rotated v2 float32",
+    "attention v1 bfloat16",
+    "attention v2 float16",
+    "recode v1 bfloat16",
     "scatter_rotated v1 float16",
     "scatter_kv v1 float16",
     "move_blocks v1 bfloat16",
     "copy_pages v1 float32",
 )
-"""Lowered for sm_90 as well. gpu_report lowers them all."""
+"""Assembled for sm_90 alone: other types, more warps, plain rungs. gpu_report assembles them all."""
 
 
 def has_nvvm() -> str:
@@ -75,14 +74,15 @@ def kernels() -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in gpu_lowering.kernels()}
 
 
-def is_attention(name: str) -> bool:
-    return "mma" in name or "decode v3" in name
+@functools.cache
+def lowered(name: str) -> dict[tuple[int, int], bytes]:
+    ccs = ARCHITECTURES if name in EVERYWHERE else ((9, 0),)
+    return dict(zip(ccs, kernels()[name].lowered(*ccs)))
 
 
 @functools.cache
-def ptx_of(name: str) -> dict[tuple[int, int], str]:
-    ccs = ARCHITECTURES if name in EVERYWHERE else ((9, 0),)
-    return dict(zip(ccs, kernels()[name].ptx(*ccs)))
+def ptx_for_sm_90(name: str) -> str:
+    return ptx_of(lowered(name)[9, 0], (9, 0))
 
 
 def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
@@ -102,25 +102,37 @@ def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
 
 @pytest.mark.ptx
 @needs_nvvm
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_every_cuda_kernel_lowers_to_ptx_for_three_architectures(name) -> None:
-    assert list(ptx_of(name)) == list(ARCHITECTURES)
-    for cc, ptx in ptx_of(name).items():
-        assert f".target sm_{cc[0]}{cc[1]}" in ptx
-        assert ".visible .entry" in ptx
+@pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
+def test_every_cuda_kernel_assembles_and_the_tuned_ones_without_spills(name) -> None:
+    for cc, code in lowered(name).items():
+        found = assemble(code, cc)
+        assert 0 < found.registers <= 255
+        assert found.shared_bytes <= 48 * 1024
+        assert (found.shared_bytes > 0) == ("mma" in name or "attention v2" in name)
+        if kernels()[name].tuned:
+            assert (found.spill_bytes, found.stack_bytes) == (0, 0), cc
 
 
 @pytest.mark.ptx
 @needs_nvvm
-@pytest.mark.parametrize("name", HERE)
-def test_the_other_types_lower_to_ptx_for_sm_90(name) -> None:
-    assert ".target sm_90" in ptx_of(name)[9, 0]
+def test_what_is_assembled_here_is_what_numba_loads() -> None:
+    from numba.cuda.cudadrv.driver import _Linker
+
+    from kernels_numba.backend_cuda import compiled
+
+    kernel = kernels()["merge float16"]
+    assert compiled(kernel.function).targetoptions["lto"], "Numba would assemble relocatable PTX"
+    for cc, code in lowered(kernel.name).items():
+        linker = _Linker(cc=cc, lto=True)
+        linker.add_ltoir(code)
+        assert bytes(linker.complete().code) == linked(code, cc)[0]
 
 
 @pytest.mark.ptx
 @needs_nvvm
 def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_for() -> None:
-    ptx = ptx_of("prefill mma bfloat16 128")[9, 0]
+    ptx = ptx_for_sm_90("prefill mma bfloat16 128, group 8")
+    assert ".target sm_90" in ptx
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
@@ -131,7 +143,7 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
         assert instruction in ptx
     assert ".shared .align 16 .b8" in ptx
     assert ptx.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
-    assert "ld.global.v4.u32" in ptx_of("move_blocks v2")[9, 0]
+    assert "ld.global.v4.u32" in ptx_for_sm_90("move_blocks v2")
 
 
 @pytest.mark.ptx
@@ -139,23 +151,8 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
 def test_the_ptx_of_attention_computes_in_single_precision_only() -> None:
     """Python's floats are doubles: one stray constant would make a GPU crawl."""
     for name in (*EVERYWHERE, *HERE):
-        lines = [] if name.startswith("attention v1") else ptx_of(name)[9, 0].splitlines()
+        lines = [] if name.startswith("attention v1") else ptx_for_sm_90(name).splitlines()
         assert not [line for line in lines if ".f64" in line and "ld.param" not in line], name
-
-
-@pytest.mark.ptx
-@needs_nvvm
-def test_the_ptx_of_the_tuned_kernels_assembles_without_spills() -> None:
-    for name in (*EVERYWHERE, *HERE):
-        for cc, ptx in ptx_of(name).items():
-            found = assemble(ptx, cc)
-            assert 0 < found.registers <= 255, name
-            assert found.shared_bytes <= 48 * 1024, name
-            # nvJitLink 13.5 spills attention on sm_80 where ptxas 13.0 does not; it is tuned for sm_90
-            if kernels()[name].tuned and not (cc == (8, 0) and is_attention(name)):
-                assert found.spill_bytes == 0, (name, cc)
-                # NVVM leaves a loop of 16-bit decode v3 rolled for sm_100: its sums lie on the stack there
-                assert found.stack_bytes == 0 or (cc == (10, 0) and "decode v3" in name), (name, cc)
 
 
 def test_figures_that_an_assembler_does_not_give_are_an_error_and_no_zero() -> None:
@@ -165,9 +162,9 @@ def test_figures_that_an_assembler_does_not_give_are_an_error_and_no_zero() -> N
 
 @pytest.mark.ptx
 @needs_nvvm
-def test_ptx_that_cannot_be_assembled_is_an_error_with_the_assembler_s_words() -> None:
-    with pytest.raises(RuntimeError, match=r"ERROR_PTX_COMPILE.*: .*u33"):
-        assemble(ptx_of("copy_pages v2")[9, 0].replace("mov.u32", "mov.u33"), (9, 0))
+def test_code_that_cannot_be_linked_is_an_error_with_the_linker_s_words() -> None:
+    with pytest.raises(RuntimeError, match="ERROR"):
+        assemble(b"no code", (9, 0))
 
 
 @needs_nvvm

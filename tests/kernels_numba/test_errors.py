@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import kernels_numba
+from kernels_numba import arrays
 from kernels_numba.errors import (
     ArgumentError,
     DtypeError,
@@ -119,6 +121,28 @@ def test_a_page_or_a_length_outside_the_cache_is_refused_before_anything_is_read
 def test_query_lengths_that_contradict_the_rest_are_refused(new, argument) -> None:
     refused = refusal("paged_attention_prefill", prefill_arguments, query_lens=np.array(new, np.int32))
     assert (type(refused), refused.argument) == (RangeError, argument)
+
+
+class OnGpu:
+    """As much of a CUDA array as tells where it lives: torch's and Numba's, without a GPU."""
+
+    def __init__(self, index: int):
+        self.device = torch.device("cuda", index)
+        self.gpu_data = SimpleNamespace(context=SimpleNamespace(device=SimpleNamespace(id=index)))
+
+
+class OnGpuByNumba(OnGpu):
+    __cuda_ndarray__ = True
+
+
+@pytest.mark.parametrize("kind", [OnGpu, OnGpuByNumba])
+def test_arrays_on_two_cuda_devices_are_refused_with_the_name_of_the_second(kind, monkeypatch) -> None:
+    monkeypatch.setattr(arrays, "_torch_of", lambda array: torch if type(array) is OnGpu else None)
+    assert arrays.common_device({"query": kind(1), "key_cache": OnGpu(1)}) == "cuda"
+    for other, place in ((kind(1), "cuda:1"), (np.zeros(1), "cpu")):
+        with pytest.raises(KindError) as caught:
+            arrays.common_device({"query": OnGpu(0), "key_cache": kind(0), "value_cache": other})
+        assert str(caught.value) == f"value_cache={place}: expected an array on cuda:0, where query lives"
 
 
 BLOCKS = [

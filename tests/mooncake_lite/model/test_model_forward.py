@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mooncake_lite.model import load_config, load_model
+from mooncake_lite.model.forward import AttentionBatch
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -141,3 +142,47 @@ def test_the_sizes_of_what_transformers_writes_are_read_back(pair: tuple[Any, Pa
     assert config.kv_heads == oracle.config.num_key_value_heads
     assert config.tie_embeddings == oracle.config.tie_word_embeddings
     assert config.eos_ids == (2,)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_decode_step_reads_its_inputs_anew_each_time_so_that_a_graph_of_it_can_be_replayed(
+    device: str, tmp_path: Path, make_tiny: Callable[..., Any]
+) -> None:
+    """On CUDA it is captured, which a synchronisation, or an allocation not by torch, would break."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device: capture can only be tried on one")
+    make_tiny("llama", tmp_path)
+    model = load_model(tmp_path, "float32", device)
+    sizes = model.config
+    shape = (sizes.layers, 2, 4, sizes.kv_heads, 16, sizes.head_dim)
+    caches = torch.zeros(shape, device=device)
+    ids, positions, slots = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(3))
+    new, lens = (torch.ones(2, dtype=torch.int32, device=device) for _ in range(2))
+    tables = torch.tensor([[2, 0], [3, 1]], dtype=torch.int32, device=device)
+    batch = AttentionBatch(new, lens, tables, slots)
+    logits = torch.zeros(2, sizes.vocab_size, device=device)
+
+    def step() -> None:
+        logits.copy_(model.forward(ids, positions, caches, batch))
+
+    replay = step
+    if device == "cuda":
+        from kernels_numba.gpu_checks import captured
+
+        replay = captured(step)  # type: ignore[assignment]
+    seen = []
+    for position in range(3):
+        inputs = {"dtype": torch.int64, "device": device}
+        ids.copy_(torch.tensor([5 + position, 90 - position], **inputs))
+        positions.fill_(position)
+        slots.copy_(torch.tensor([32 + position, 48 + position], **inputs))
+        lens.fill_(position + 1)
+        fresh = AttentionBatch(new.clone(), lens.clone(), tables.clone(), slots.clone())
+        want = model.forward(ids.clone(), positions.clone(), caches, fresh)
+        written = caches[:, :, 2:4, :, position].clone()
+        caches[:, :, 2:4, :, position] = torch.nan
+        replay()
+        assert torch.equal(logits, want)
+        assert torch.equal(caches[:, :, 2:4, :, position], written)
+        seen.append(logits.clone())
+    assert not torch.equal(seen[0], seen[1])
