@@ -1,7 +1,7 @@
 """A Job: the transfers of one batch with one rank in one direction; and what a path between nodes must do.
 
-Made by `engine`, done by `courier` (two-sided MPI), `one_sided` (windows) and `socket_path` (TCP). Knows none.
-Explained in docs/explain/transport.md.
+Made by `engine`, done by `courier` (two-sided MPI), `one_sided` (windows) and `socket_path` (TCP). Knows
+none of them. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder, or live
-(`live.py`). The group's `master` is another matter (`master.py`).
+"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder, or
+live (`live.py`). The group's `master` is another matter (`master.py`).
 
 Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
 whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.

@@ -81,8 +81,8 @@ def lowered(name: str) -> dict[tuple[int, int], bytes]:
 
 
 @functools.cache
-def ptx_for_sm_90(name: str) -> str:
-    return ptx_of(lowered(name)[9, 0], (9, 0))
+def ptx(name: str, cc: tuple[int, int] = (9, 0)) -> str:
+    return ptx_of(lowered(name)[cc], cc)
 
 
 def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
@@ -103,7 +103,16 @@ def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
 @pytest.mark.ptx
 @needs_nvvm
 @pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
-def test_every_cuda_kernel_assembles_and_the_tuned_ones_without_spills(name) -> None:
+def test_every_cuda_kernel_lowers_to_ptx(name) -> None:
+    for cc in lowered(name):
+        assert f".target sm_{cc[0]}{cc[1]}" in ptx(name, cc)
+        assert ".visible .entry" in ptx(name, cc)
+
+
+@pytest.mark.ptx
+@needs_nvvm
+@pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
+def test_the_ptx_of_every_cuda_kernel_assembles_and_the_tuned_ones_without_spills(name) -> None:
     for cc, code in lowered(name).items():
         found = assemble(code, cc)
         assert 0 < found.registers <= 255
@@ -115,7 +124,7 @@ def test_every_cuda_kernel_assembles_and_the_tuned_ones_without_spills(name) -> 
 
 @pytest.mark.ptx
 @needs_nvvm
-def test_what_is_assembled_here_is_what_numba_loads() -> None:
+def test_the_ptx_that_is_assembled_here_is_what_numba_loads() -> None:
     from numba.cuda.cudadrv.driver import _Linker
 
     from kernels_numba.backend_cuda import compiled
@@ -131,8 +140,7 @@ def test_what_is_assembled_here_is_what_numba_loads() -> None:
 @pytest.mark.ptx
 @needs_nvvm
 def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_for() -> None:
-    ptx = ptx_for_sm_90("prefill mma bfloat16 128, group 8")
-    assert ".target sm_90" in ptx
+    text = ptx("prefill mma bfloat16 128, group 8")
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
@@ -140,10 +148,10 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
         "cp.async.cg.shared.global",
         "cvt.rn.bf16x2.f32",
     ):
-        assert instruction in ptx
-    assert ".shared .align 16 .b8" in ptx
-    assert ptx.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
-    assert "ld.global.v4.u32" in ptx_for_sm_90("move_blocks v2")
+        assert instruction in text
+    assert ".shared .align 16 .b8" in text
+    assert text.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
+    assert "ld.global.v4.u32" in ptx("move_blocks v2")
 
 
 @pytest.mark.ptx
@@ -151,7 +159,7 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
 def test_the_ptx_of_attention_computes_in_single_precision_only() -> None:
     """Python's floats are doubles: one stray constant would make a GPU crawl."""
     for name in (*EVERYWHERE, *HERE):
-        lines = [] if name.startswith("attention v1") else ptx_for_sm_90(name).splitlines()
+        lines = [] if name.startswith("attention v1") else ptx(name).splitlines()
         assert not [line for line in lines if ".f64" in line and "ld.param" not in line], name
 
 
@@ -162,7 +170,7 @@ def test_figures_that_an_assembler_does_not_give_are_an_error_and_no_zero() -> N
 
 @pytest.mark.ptx
 @needs_nvvm
-def test_code_that_cannot_be_linked_is_an_error_with_the_linker_s_words() -> None:
+def test_ptx_code_that_cannot_be_linked_is_an_error_with_the_linker_s_words() -> None:
     with pytest.raises(RuntimeError, match="ERROR"):
         assemble(b"no code", (9, 0))
 
