@@ -76,6 +76,7 @@ class ServeConfig:
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
     pool_bytes          DRAM of one store rank's segment
+    lend_bytes          DRAM that each prefill and decode rank lends to the pool as well
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
     kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
@@ -104,6 +105,7 @@ class ServeConfig:
     control_host: str = ""
     mpi_arg: tuple[str, ...] = ()
     pool_bytes: int = 512 * 2**20
+    lend_bytes: int = 0
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
@@ -171,7 +173,7 @@ class ServeConfig:
         return asdict(self)
 
 
-_SIZES = ("pool_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
+_SIZES = ("pool_bytes", "lend_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
 
 
 def config_from(values: dict[str, Any], source: str) -> ServeConfig:

@@ -10,11 +10,16 @@ from mooncake_lite.config import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model import ModelConfig
 from mooncake_lite.model.config import ITEMSIZE
+from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
 
 MIN_STAGING_BLOCKS = 6
 """Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""
+
+SAVE_SLOTS, LOAD_SLOTS = 16, 8
+"""Blocks of a store rank's own memory, through which it writes lent blocks to its tier and reads blocks of
+the tier for other ranks' DRAM. 16 is what the tier's writer takes at once: fewer would keep it waiting."""
 
 
 def block_layout(config: ServeConfig, model: ModelConfig) -> BlockLayout:
@@ -36,31 +41,51 @@ def num_pages(config: ServeConfig, model: ModelConfig) -> int:
     return config.kv_cache_bytes // page_nbytes(config, model)
 
 
+def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes at the start of a rank's segment that belong to the pool: whole blocks, as allocated."""
+    block = padded_size(block_layout(config, model).nbytes)
+    given = {"conductor": 0, "store": config.pool_bytes}.get(role, config.lend_bytes)
+    return given // block * block
+
+
 def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
-    """Bytes of a rank's segment: whole blocks."""
+    """Bytes of a rank's segment: its part of the pool, and behind it a compute rank's staging blocks."""
+    in_pool = pool_bytes(config, model, role)
+    if role in ("conductor", "store"):
+        return in_pool
     block = block_layout(config, model).nbytes
-    if role == "conductor":
+    return in_pool + max(config.staging_bytes // block, MIN_STAGING_BLOCKS) * block
+
+
+def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes of a store rank's private memory for saving and loading what other ranks hold of the pool."""
+    if role != "store" or not config.ssd_dir:
         return 0
-    if role == "store":
-        return config.pool_bytes // block * block
-    return max(config.staging_bytes // block, MIN_STAGING_BLOCKS) * block
+    slots = SAVE_SLOTS + LOAD_SLOTS if config.lend_bytes else LOAD_SLOTS if config.store > 1 else 0
+    return slots * block_layout(config, model).nbytes
 
 
 def context_length(config: ServeConfig, model: ModelConfig) -> int:
     """Tokens of prompt and answer together.
 
-    Raises ConfigError when --max-model-len is beyond the model's context, or when the pool or a KV cache
-    cannot hold one such request.
+    Raises ConfigError when --max-model-len is beyond the model's context, when the pool or a KV cache cannot
+    hold one such request, or when what compute ranks lend is not even one block.
     """
     length = config.max_model_len or model.max_position
     if length > model.max_position:
         raise ConfigError(f"max_model_len={length}, but the model's context is {model.max_position} tokens")
-    block = block_layout(config, model).nbytes
-    blocks = -(-length // config.block_size) + 1
-    if config.store * (config.pool_bytes // block) < blocks:
-        needed = -(-blocks // config.store) * block
+    block = padded_size(block_layout(config, model).nbytes)
+    if 0 < config.lend_bytes < block:
         raise ConfigError(
-            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {block} B, a "
+            f"lend_bytes={config.lend_bytes} holds no block of {block} B; raise it to that, or to 0"
+        )
+    blocks = -(-length // config.block_size) + 1
+    lent = (config.prefill + config.decode) * (config.lend_bytes // block)
+    if config.store * (config.pool_bytes // block) + lent < blocks:
+        needed = -(-(blocks - lent) // config.store) * block
+        size = f"{block} B" + (f" beside {lent} that are lent" if lent else "")
+        raise ConfigError(
+            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {size}, a "
             f"request of {length} tokens needs {blocks}; raise pool_bytes to {needed} or lower max_model_len"
         )
     page = page_nbytes(config, model)

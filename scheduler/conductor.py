@@ -191,8 +191,7 @@ class Conductor:
             self._prefill[event.rank] = _PrefillRank(event.rank, event.node)
         elif event.role == "decode":
             self._decode[event.rank] = _DecodeRank(event.rank, event.slots)
-        elif event.role == "store":
-            self.index.add_rank(event.rank, event.node)
+        self.index.add_rank(event.rank, event.node)
 
     def _prefill_ended(self, event: PrefillEnded) -> None:
         if event.computed_tokens > 0 and event.seconds > 0:

@@ -20,7 +20,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block can be read in a tier of a store rank."""
+    """A block can be read in this rank's part of the pool, in DRAM or on SSD."""
 
     key: int
     rank: int

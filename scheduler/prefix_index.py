@@ -40,7 +40,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def add_rank(self, rank: int, node: int) -> None:
-        """Tell on which node a store rank runs."""
+        """Tell on which node a rank runs that may hold blocks."""
         self._node_of[rank] = node
 
     def on(self, event: BlockStored | BlockRemoved) -> None:

@@ -29,26 +29,32 @@ class Directory(GeneralVerbs):
 
     # ------------------------------------------------------------------------------ segments
 
-    def add_segment(self, rank: int, nbytes: int, node: int, *, tier: bool = False) -> None:
-        """Rank lends nbytes of DRAM on this node; tier: it also has an SSD tier to write behind to.
+    def add_segment(
+        self, rank: int, nbytes: int, node: int, *, tier: bool = False, saver: int | None = None
+    ) -> None:
+        """Rank lends nbytes of DRAM on this node.
+
+        tier    it also has an SSD tier to write behind to
+        saver   without one: the rank whose tier takes its blocks, which may register later
 
         Raises StoreError when the rank has a segment already, or a tier would have no layout of blocks.
         """
         if rank in self._segments:
             raise StoreError(f"rank {rank} has a segment already")
-        if tier and self.layout is None:
+        saver = rank if tier else saver
+        if saver is not None and self.layout is None:
             raise StoreError(f"rank {rank} has a tier, but tiers hold blocks and this pool has no layout")
         if self.layout is None:
             items = nbytes // GENERAL_OBJECT_NBYTES
         else:
             items = nbytes // padded_size(self.layout.nbytes)
         self._segments[rank] = Segment(rank, nbytes, node, self._policy(max(1, items)))
-        self._segments[rank].has_tier = tier
+        self._segments[rank].saver = saver
 
     def remove_segment(self, rank: int) -> list[str]:
         """Rank is gone, with its DRAM and its tier; returns the owners that lost an object or a lease.
 
-        Raises UnknownObject when the rank has no segment.
+        What it was to save for others stays in their DRAM alone. Raises UnknownObject when it has no segment.
         """
         self._segment(rank)
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
@@ -56,9 +62,15 @@ class Directory(GeneralVerbs):
         for obj in lost:
             owners.update(obj.lessees or ())
             self._remove(obj)
-        self._saves = [obj for obj in self._saves if obj.rank != rank]
-        self._events += self._tier.remove_rank(rank)
         del self._segments[rank]
+        for segment in self._segments.values():
+            if segment.saver == rank:
+                segment.saver = None
+        for obj in self._objects.values():
+            if obj.unsaved and self._segments[obj.rank].saver is None:
+                self._segments[obj.rank].set_unsaved(obj, False)
+        self._saves = [obj for obj in self._saves if obj.unsaved]
+        self._events += self._tier.remove_rank(rank)
         return sorted(owners)
 
     # --------------------------------------------------------------------- lookups and leases
@@ -150,11 +162,13 @@ class Directory(GeneralVerbs):
         now: float,
         node: int | None = None,
         rank: int | None = None,
+        first: int | None = None,
         contiguous: bool = True,
     ) -> list[PoolObject]:
         """put_start of several objects, all or none: each WRITING, with an id of its own.
 
         node         preferred; others serve when it is full.     rank   this rank's segment only
+        first        preferred to all others: this rank's segment
         contiguous   False: an object that no hole is large enough for may get several extents
 
         Room is taken where most is free, then by evicting where the coldest block is. Lease what the
@@ -162,7 +176,7 @@ class Directory(GeneralVerbs):
         rule it out), LayoutError, UnknownObject for a rank without a segment.
         """
         segments = [self._segment(rank)] if rank is not None else list(self._segments.values())
-        return self._allocate(owner, wanted, segments, node, contiguous, now)
+        return self._allocate(owner, wanted, segments, node, contiguous, now, first)
 
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """All writers have reported: publish the object under its key. True when it became visible.
@@ -237,18 +251,20 @@ class Directory(GeneralVerbs):
 
     def add_tier_blocks(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> None:
         """What the tier of a store rank holds at the start (may come in pieces; empty is fine)."""
-        self._segment(rank).has_tier = True
+        self._segment(rank).saver = rank
         self._events += self._tier.add(rank, keys, digests)
 
     def take_saves(self) -> dict[int, list[PoolObject]]:
-        """Objects to write behind since the last call, per store rank, in the order of their put_end.
+        """Objects to write behind since the last call, by the rank whose tier takes them, as they were put.
 
         Each stays where it is until saved() or dropped() names its key.
         """
         taken, self._saves = self._saves, []
         by_rank: dict[int, list[PoolObject]] = {}
         for obj in taken:
-            by_rank.setdefault(obj.rank, []).append(obj)
+            saver = self._segments[obj.rank].saver
+            assert saver is not None
+            by_rank.setdefault(saver, []).append(obj)
         return by_rank
 
     def saved(self, rank: int, keys: Iterable[int]) -> None:
@@ -256,13 +272,13 @@ class Directory(GeneralVerbs):
         for key in keys:
             obj = self._unsaved(rank, key)
             if obj is not None:
-                self._segments[rank].set_unsaved(obj, False)
+                self._segments[obj.rank].set_unsaved(obj, False)
                 self.counters["saves"] += 1
 
     def _unsaved(self, rank: int, key: int) -> PoolObject | None:
         """The object that waits for this rank's tier. Copies, which were published later, never do."""
         obj = self._visible.get(key)
-        return obj if obj is not None and obj.rank == rank and obj.unsaved else None
+        return obj if obj is not None and obj.unsaved and self._segments[obj.rank].saver == rank else None
 
     def durable(self, rank: int, keys: Sequence[int]) -> None:
         """In a sealed file of rank: from now on a hit there. Implies saved."""
@@ -274,7 +290,7 @@ class Directory(GeneralVerbs):
         for key in keys:
             obj = self._unsaved(rank, key)
             if obj is not None:
-                self._segments[rank].set_unsaved(obj, False)
+                self._segments[obj.rank].set_unsaved(obj, False)
         self.counters["saves_dropped"] += len(keys)
         self._tier.end_save(rank, keys, durable=False)
 

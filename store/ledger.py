@@ -158,7 +158,7 @@ class Ledger:
             raise UnknownObject("segment of rank", rank) from None
 
     def _publish(self, obj: PoolObject, key: int, now: float) -> None:
-        """WRITING -> VISIBLE, and into the line for the tier where there is one that lacks it."""
+        """WRITING -> VISIBLE, and into the line for its tier where there is one, and none has it."""
         segment = self._segments[obj.rank]
         self._disown(obj)
         is_copy = key in self._visible
@@ -171,13 +171,13 @@ class Ledger:
             self.counters["copies_stored"] += 1
             self._join_copies(obj, now)
             return
-        if not segment.has_tier or self._tier.holds(obj.rank, key):
+        if segment.saver is None or self._tier.knows(key):
             return
         if segment.unsaved_bytes + obj.nbytes > self._max_unsaved_share * segment.allocator.capacity:
             self.counters["saves_skipped"] += 1
             return
         segment.set_unsaved(obj, True)
-        self._tier.start_save(obj.rank, key, obj.digest)
+        self._tier.start_save(segment.saver, key, obj.digest)
         self._saves.append(obj)
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
@@ -351,6 +351,11 @@ class Ledger:
             gauges[f"{state.name.lower()}_bytes"] = sum(segment.state_bytes[state] for segment in segments)
         return self.counters | gauges
 
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(rank, bytes, free bytes) of each segment, in the order in which they came."""
+        found = self._segments.values()
+        return [(seg.rank, seg.allocator.capacity, seg.allocator.free_bytes) for seg in found]
+
     def visible_objects(self) -> list[PoolObject]:
         """All that lookups can find in DRAM, copies too, in the order of their put_start."""
         return [obj for obj in self._objects.values() if obj.state is ObjectState.VISIBLE]
@@ -428,4 +433,5 @@ class Ledger:
             visible = obj.state is ObjectState.VISIBLE
             assert obj.evictable == (visible and not obj.held() and not obj.hard_pinned())
             assert visible or not obj.unsaved
+            assert segment.saver is not None or not obj.unsaved
             assert obj.lessees or obj.state is not ObjectState.UNLISTED

@@ -123,7 +123,7 @@ class PoolObject:
         sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
         parent        key of the block before it in its prefix, and position: how many there are; for policies
         lessees       owners that hold a lease on it, None or empty when there are none
-        unsaved       waits to be written to its rank's tier: not evictable until then
+        unsaved       waits to be written to the tier of its segment's saver: not evictable until then
         evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
 
     Immutable once VISIBLE, except for who leases and pins it, copies, unsaved, evictable, last_use_s, and

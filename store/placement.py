@@ -25,6 +25,7 @@ class Placement(Ledger):
         node: int | None,
         contiguous: bool,
         now: float,
+        first: int | None = None,
     ) -> list[PoolObject]:
         """`Directory.allocate_many`, in these segments."""
         for item in wanted:
@@ -34,7 +35,7 @@ class Placement(Ledger):
         made: list[PoolObject] = []
         try:
             for item in wanted:
-                made.append(self._put_start(owner, item, segments, node, contiguous, now))
+                made.append(self._put_start(owner, item, segments, node, contiguous, now, first))
         except PoolFull:
             self.counters["pool_full"] += 1
             for obj in made:
@@ -67,9 +68,10 @@ class Placement(Ledger):
         node: int | None,
         contiguous: bool,
         now: float,
+        first: int | None,
     ) -> PoolObject:
         """One object, WRITING, in the segment with most room or else the coldest block."""
-        segment, extents = self._place(item.nbytes, segments, node, contiguous, now)
+        segment, extents = self._place(item.nbytes, segments, node, contiguous, now, first)
         object_id, self._next_id = self._next_id, self._next_id + 1
         obj = PoolObject(
             object_id,
@@ -95,10 +97,18 @@ class Placement(Ledger):
         return obj
 
     def _place(
-        self, nbytes: int, segments: list[Segment], node: int | None, contiguous: bool, now: float
+        self,
+        nbytes: int,
+        segments: list[Segment],
+        node: int | None,
+        contiguous: bool,
+        now: float,
+        first: int | None,
     ) -> tuple[Segment, tuple[Extent, ...]]:
         if len(segments) > 1:
-            segments = sorted(segments, key=lambda s: (s.node != node, -s.allocator.free_bytes))
+            segments = sorted(
+                segments, key=lambda s: (s.rank != first, s.node != node, -s.allocator.free_bytes)
+            )
         for segment in segments:
             extents = segment.place(nbytes, contiguous)
             if extents is not None:

@@ -18,6 +18,7 @@ class Segment:
 
     Invariant: evictable_bytes is the sum over objects with `evictable` set; unsaved_bytes over those
     with `unsaved`; state_bytes[s] over those in state s; the allocator's used bytes over all.
+    saver: the rank whose tier takes what becomes visible here, None for none.
     copies: VISIBLE objects here whose key is VISIBLE on another segment too, by id, longest unused first.
     """
 
@@ -27,7 +28,7 @@ class Segment:
         self.allocator = RangeAllocator(nbytes)
         self.policy = policy
         self.copies: OrderedDict[int, PoolObject] = OrderedDict()
-        self.has_tier = False
+        self.saver: int | None = None
         self.evictable_bytes = 0
         self.unsaved_bytes = 0
         self.state_bytes = dict.fromkeys(ObjectState, 0)

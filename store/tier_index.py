@@ -40,13 +40,6 @@ class TierIndex:
         """Every (key, rank, "ssd") held."""
         return {(key, hit.rank, hit.tier) for key, (_, hits) in self._held.items() for hit in hits}
 
-    def holds(self, rank: int, key: int) -> bool:
-        """Whether the tier of rank has it, or is about to."""
-        if key in self._saving.get(rank, ()):
-            return True
-        entry = self._held.get(key)
-        return entry is not None and any(hit.rank == rank for hit in entry[1])
-
     def add(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> list[BlockStored]:
         """These are in the tier of rank. A key held elsewhere with another digest is left out."""
         events = []

@@ -24,7 +24,7 @@ from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
-from mooncake_lite.sizes import context_length, segment_bytes
+from mooncake_lite.sizes import context_length, scratch_bytes, segment_bytes
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -223,7 +223,7 @@ def check_shared_memory(config: ServeConfig, model: FoundModel, machine: Machine
         size = -(-needed >> 20)
         raise LaunchError(
             f"/dev/shm has {_mib(machine.shared_memory_bytes)} free, {_mib(needed)} are needed (pools and "
-            f"staging); lower --pool-bytes, enlarge it (mount -o remount,size={size}m /dev/shm, or "
+            f"staging); lower {_pool_flags(config)}, enlarge it (mount -o remount,size={size}m /dev/shm, or "
             f"docker run --shm-size={size}m), or use a folder: --mpi-arg '--mca osc_sm_backing_directory DIR'"
         )
 
@@ -233,12 +233,18 @@ def check_memory(config: ServeConfig, model: FoundModel, machine: Machine, roles
     needed = model.weights_bytes
     for role in roles:
         needed += RANK_BYTES + segment_bytes(config, model.config, role)
+        needed += scratch_bytes(config, model.config, role)
         needed += config.kv_cache_bytes if role in COMPUTE_ROLES else 0
     if needed > machine.memory_bytes:
         raise LaunchError(
             f"{_mib(machine.memory_bytes)} of memory are available, {_mib(needed)} are needed (weights, "
-            "pages, pools, runtime); lower --kv-cache-bytes or --pool-bytes, or use fewer ranks"
+            f"pages, pools, runtime); lower --kv-cache-bytes or {_pool_flags(config)}, or use fewer ranks"
         )
+
+
+def _pool_flags(config: ServeConfig) -> str:
+    """The flags that say how large the pool is."""
+    return "--pool-bytes or --lend-bytes" if config.lend_bytes else "--pool-bytes"
 
 
 def _mib(size: int) -> str:

@@ -30,12 +30,13 @@ HELP: dict[str, str] = {
     "api_key": f"Key that clients must send. Better set {SECRET}: a flag can be read by every user here.",
     "prefill": "Ranks that compute prompts.",
     "decode": "Ranks that generate.",
-    "store": "Ranks that lend DRAM to the KVCache pool.",
+    "store": "Ranks that lend DRAM to the KVCache pool, and keep the HDF5 tier.",
     "profile": "ft survives a killed rank; fast uses UCX, for RDMA fabrics.",
     "hosts": "Hosts and their slots for mpirun, as a:2,b:2.",
     "control_host": "Address at which other hosts reach the conductor.",
     "mpi_arg": "More words for mpirun, as '--mca NAME VALUE'. May be repeated.",
     "pool_bytes": "DRAM of one store rank, in /dev/shm, as 512MiB.",
+    "lend_bytes": "DRAM that each prefill and decode rank lends to the pool as well; none by default.",
     "ssd_dir": "Folder of the HDF5 tier; no tier without it.",
     "ssd_bytes": "Capacity of one store rank's tier.",
     "block_size": "Tokens of one pool block; divides 512.",
@@ -55,7 +56,7 @@ HELP: dict[str, str] = {
     "start_timeout_s": "Limit for starting up.",
 }
 
-SIZES = ("pool_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
+SIZES = ("pool_bytes", "lend_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:

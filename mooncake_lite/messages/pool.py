@@ -49,10 +49,20 @@ class PoolRows(Message, frozen=True):
     more: bool
 
 
+class SegmentFigures(Plain, frozen=True):
+    """What one rank gives to the pool, and how much of it is free."""
+
+    rank: int
+    role: str
+    capacity_bytes: int
+    free_bytes: int
+
+
 class PoolFigures(Message, frozen=True):
-    """`stat`: the directory's counters and gauges."""
+    """`stat`: the directory's counters and gauges, and its segments by rank."""
 
     values: dict[str, int]
+    segments: list[SegmentFigures]
 
 
 class PoolProgress(Message, frozen=True):
@@ -78,7 +88,7 @@ class PoolEnded(Message, frozen=True):
 
 
 class CheckBlocks(Message, frozen=True):
-    """Conductor -> store: compare these blocks with their checksums.
+    """Conductor -> store: compare these blocks of one segment with their checksums.
 
     path   of a file to be made, for the bytes of the one block; "" for none
     """
@@ -90,7 +100,7 @@ class CheckBlocks(Message, frozen=True):
 
 
 class BlocksChecked(Message, frozen=True):
-    """Store -> conductor: `good` by block; problem: why the file could not be made."""
+    """Store -> conductor: `good` by block; problem: why no file could be made, or a block not be read."""
 
     number: int
     good: list[bool]

@@ -12,7 +12,7 @@ class RankHello(Message, frozen=True):
     """A rank has loaded, compiled and made its segment; sent once.
 
     pages           KV pages this rank's engine has (0 for a store rank)
-    segment_bytes   DRAM that a store rank gives to the pool (0 for the others)
+    segment_bytes   DRAM that it gives to the pool, from the start of its segment on (0: none)
     tier            a store rank with an SSD tier; it says in TierIndex what that holds
     """
 

@@ -20,7 +20,8 @@ class TierIndex(Message, frozen=True):
 
 
 class SaveBlocks(Message, frozen=True):
-    """Conductor -> store: these objects became visible; write them behind to the tier."""
+    """Conductor -> store: these objects, its own or those of a rank that only lends, became visible; write
+    them behind to the tier."""
 
     refs: list[BlockRef]
     keys: list[int]
@@ -63,7 +64,8 @@ class BlocksRemoved(Message, frozen=True):
 
 
 class LoadBlocks(Message, frozen=True):
-    """Conductor -> store: read these keys from the tier into the objects allocated for them."""
+    """Conductor -> store: read these keys from the tier into the objects allocated for them, which lie in one
+    segment, the store rank's own or another's. number is positive."""
 
     number: int
     keys: list[int]
@@ -73,12 +75,14 @@ class LoadBlocks(Message, frozen=True):
 
 class BlocksLoaded(Message, frozen=True):
     """Store -> conductor: LoadBlocks is done; `ok[i]` false where a block was bad (a miss, and counted).
-    checksums[i] are those verified for block i."""
+    checksums[i] are those verified for block i. problem: why it could not be finished; bytes may then still
+    arrive in what is not ok."""
 
     number: int
     ok: list[bool]
     checksums: list[list[int]]
     seconds: float
+    problem: str = ""
 
 
 class CopyBlocks(Message, frozen=True):

@@ -78,10 +78,15 @@ class LivePool:
                 return found
 
     def figures(self) -> dict[str, int]:
-        """The directory's counters and gauges."""
+        """The directory's counters and gauges, and for each rank what it gives to the pool."""
         answer = next(self.ask(PoolQuery("stat")))
         assert isinstance(answer, PoolFigures)
-        return answer.values
+        figures = dict(answer.values)
+        for segment in answer.segments:
+            name = f"rank {segment.rank} ({segment.role})"
+            figures[f"{name} capacity_bytes"] = segment.capacity_bytes
+            figures[f"{name} free_bytes"] = segment.free_bytes
+        return figures
 
     def remove(self, keys: list[int], *, force: bool) -> int:
         """Take these blocks out of DRAM and every tier, all or none; how many. Raises UserError."""

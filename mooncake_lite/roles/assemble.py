@@ -33,7 +33,7 @@ from mooncake_lite.roles.gateway_process import GatewayProcess
 from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.pool import KVEvents
 from mooncake_lite.roles.rank import RankProcess
-from mooncake_lite.sizes import block_layout, context_length, num_pages, segment_bytes
+from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
 from store.directory import Directory
 from store.policies import policy_factory
 from transport.address import reachable_address, tcp_endpoint
@@ -375,13 +375,14 @@ class _Compute:
         engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
         process.file.write("starting", "compiling kernels")
         warm_up(engine)
-        staging = Staging(start.transfers.local, block_layout(config, start.model_config), engine)
+        lent = pool_bytes(config, start.model_config, role)
+        staging = Staging(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         self._rank = ComputeRank(
             near.number, role, config, engine, context_length(config, start.model_config), start.transfers,
             staging, near.conductor, near.open_gateway, near.conductor_is_gone,
         )  # fmt: skip
         self._role = PrefillRole(self._rank) if role == "prefill" else DecodeRole(self._rank)
-        near.conductor.send(m.RankHello(near.number, role, near.node, engine.pages.num_pages))
+        near.conductor.send(m.RankHello(near.number, role, near.node, engine.pages.num_pages, lent))
 
     def run(self) -> m.Stop | None:
         """Serve until told to stop; None when the conductor is gone."""

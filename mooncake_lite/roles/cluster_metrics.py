@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from mooncake_lite.messages import Metric, RankStats
+from mooncake_lite.messages.pool import SegmentFigures
 
 DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, math.inf]
 """Around the promise of 100 us a decision."""
@@ -20,6 +21,19 @@ HELP = {
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
 }
+
+
+def segment_samples(segments: Iterable[SegmentFigures]) -> list[Metric]:
+    """What each rank gives to the pool: its size, and how much of it is free."""
+    found = []
+    for segment in segments:
+        labels = {"rank": str(segment.rank), "role": segment.role}
+        for name, words, value in (
+            ("pool_segment_bytes", "DRAM that a rank gives to the pool", segment.capacity_bytes),
+            ("pool_segment_free_bytes", "How much of it is free", segment.free_bytes),
+        ):
+            found.append(Metric(name, "gauge", words, labels, float(value)))
+    return found
 
 
 class ClusterMetrics:

@@ -7,7 +7,6 @@ holds what it knows of one request. Explained in docs/lifecycle.md.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import scheduler
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.roles.cluster_metrics import ClusterMetrics
+from mooncake_lite.roles.cluster_metrics import ClusterMetrics, segment_samples
 from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.pool import KVEvents, Pool
 from mooncake_lite.roles.pool_queries import PoolQueries
@@ -56,12 +55,12 @@ class ConductorRole:
         self.room = Room(directory, members, config.block_size)
         self.pool = Pool(directory, self.policy, hub.send, events)
         self.replicator = Replicator(self.pool, members, hub.send)
-        self.queries = PoolQueries(directory, lambda: config.ranks_of("store"), hub.send)
+        self.queries = PoolQueries(directory, members, hub.send)
         self.room.s_per_token = self.policy.prefill_s_per_token
         self.metrics = ClusterMetrics()
         self.records: dict[str, RequestRecord] = {}
         self._must_stop = must_stop
-        self._loads: dict[int, RequestRecord] = {}
+        self._loads: dict[int, tuple[RequestRecord, int]] = {}  # and whose tier is read
         self._next_load = 1
         self._blocked = False
         self.stop: m.Stop | None = None
@@ -125,6 +124,9 @@ class ConductorRole:
         self.policy.on(joined, time.monotonic())
         if hello.role == "store":
             self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node, tier=hello.tier)
+        elif hello.segment_bytes:
+            saver = self.members.keeper_of(hello.rank) if self.config.ssd_dir else None
+            self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node, saver=saver)
         self._introduce()
 
     def _introduce(self) -> None:
@@ -208,34 +210,27 @@ class ConductorRole:
         self.pool.tell(time.monotonic())
 
     def _try_start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> bool:
-        """Start a request; False, and nothing is held, when the pool has no room for it now.
-
-        Blocks on SSD return to the segment of their own rank, which alone may be too small for them. When
-        nobody is left who could free anything, what lies on SSD is computed again.
-        """
-        for use_ssd in (True, False):
-            with contextlib.suppress(PoolFull):
-                record.begin(placement, now)
-                on_ssd = self.room.reserve(record, now, use_ssd)
-                if on_ssd:
-                    self._promote(record, on_ssd)
-                else:
-                    self._send_prefill(record)
-                return True
+        """Start a request; False, and nothing is held, when the pool has no room for it now."""
+        record.begin(placement, now)
+        try:
+            on_ssd = self.room.reserve(record, now)
+        except PoolFull:
             self.directory.revoke_owner(record.request_id, now)
             record.reset()
-            others = any(other.holds_pool for other in self.records.values())
-            if others or self.directory.stats()["unsaved_bytes"]:
-                return False
-        return False
+            return False
+        if on_ssd:
+            self._promote(record, on_ssd)
+        else:
+            self._send_prefill(record)
+        return True
 
-    def _promote(self, record: RequestRecord, on_ssd: dict[int, list[int]]) -> None:
+    def _promote(self, record: RequestRecord, on_ssd: dict[tuple[int, int], list[int]]) -> None:
         """Ask store ranks to read blocks from SSD into the DRAM just allocated."""
         record.stage = "promoting"
-        for rank, indices in on_ssd.items():
+        for (rank, _), indices in on_ssd.items():
             number = self._next_load
             self._next_load += 1
-            self._loads[number] = record
+            self._loads[number] = record, rank
             refs = [record.load[index] for index in indices]
             record.awaiting[number] = refs
             keys = [record.keys[index] for index in indices]
@@ -243,7 +238,7 @@ class ConductorRole:
             self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
 
     def _on_blocks_loaded(self, peer: str, loaded: m.BlocksLoaded) -> None:
-        record = self._loads.pop(loaded.number, None)
+        record, rank = self._loads.pop(loaded.number, (None, 0))
         if record is None:
             return
         refs = record.awaiting.pop(loaded.number)
@@ -251,16 +246,21 @@ class ConductorRole:
         for ref, ok, sums in zip(refs, loaded.ok, loaded.checksums):
             if ok:
                 self.directory.put_end(ref.object_id, sums, now)
+            elif loaded.problem:
+                self.directory.put_revoke(ref.object_id, writer_may_live=True)
+                record.problem = loaded.problem
             else:
                 self.directory.put_revoke(ref.object_id)
-                self.directory.drop_tier_block(ref.rank, [record.key_of(ref)])
+                self.directory.drop_tier_block(rank, [record.key_of(ref)])
                 record.bad_blocks += 1
         nbytes = sum(ref.nbytes for ref, ok in zip(refs, loaded.ok) if ok)
-        record.spans.append(m.Span("promote", ref.rank, loaded.seconds, nbytes, len(refs)))
+        record.spans.append(m.Span("promote", rank, loaded.seconds, nbytes, len(refs)))
         if record.awaiting:
             return
         if record.cancelled:
             self._drop(record)
+        elif record.problem:
+            self._fail(record, f"KV could not be moved: {record.problem}")
         elif record.bad_blocks:
             self._restart(record, now)
         else:
@@ -289,10 +289,13 @@ class ConductorRole:
         """Hand a request to a rank; when that cannot be sent, the request has failed."""
         if self.hub.send(f"rank-{rank}", message):
             return True
-        reason = f"rank {rank} cannot be reached"
+        self._fail(record, f"rank {rank} cannot be reached")
+        return False
+
+    def _fail(self, record: RequestRecord, reason: str) -> None:
+        """The request cannot be finished: its client hears why."""
         self.hub.send(record.submit.gateway, m.Failed(record.request_id, reason))
         self._drop(record)
-        return False
 
     # ------------------------------------------------------------------------------ prefill -> decode
 
@@ -421,6 +424,7 @@ class ConductorRole:
             "num_requests_running": self.policy.num_running,
         }
         samples = self.metrics.samples(gauges, self.pool.stats(), self.hub.counters.as_dict())
+        samples += segment_samples(self.queries.segments())
         self.hub.send(peer, m.MetricsReply(request.number, samples))
 
     def _on_rank_stats(self, peer: str, stats: m.RankStats) -> None:

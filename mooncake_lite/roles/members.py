@@ -32,6 +32,23 @@ class Members:
         """Number of the node that this rank is on."""
         return self._nodes[rank]
 
+    def role_of(self, rank: int) -> str:
+        """The role that this rank plays."""
+        return self._config.role_of(rank)
+
+    def store_ranks(self) -> list[int]:
+        """All store ranks, there or not."""
+        return self._config.ranks_of("store")
+
+    def keeper_of(self, rank: int) -> int:
+        """The store rank that saves and checks the blocks in this rank's segment: itself, or for a rank that
+        only lends one of its node where there is one, taken in turn."""
+        stores = self.store_ranks()
+        if rank in stores:
+            return rank
+        near = [store for store in stores if self._nodes[store] == self._nodes[rank]] or stores
+        return near[rank % len(near)]
+
     def add_rank(self, hello: RankHello) -> None:
         """A rank has loaded and registered."""
         self.ranks[hello.rank] = hello

@@ -1,6 +1,6 @@
 """What `mooncake-lite store` asks of a running cluster, answered by the conductor.
 
-Used by the conductor role alone. Books are read here; bytes are compared by the store ranks that hold them, a
+Used by the conductor role alone. Books are read here; bytes are compared by the store ranks that keep them, a
 few blocks at a time, so that requests do not wait for it. Explained in docs/reference/hdf5-tier.md.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mooncake_lite import messages as m
 from mooncake_lite.messages import pool as p
+from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.room import block_ref
 from store.directory import Directory
 from store.errors import ObjectInUse, UnknownObject
@@ -58,8 +59,8 @@ class _Removal:
 class PoolQueries:
     """Commands that need store ranks: checks by number, and removals in the order they came."""
 
-    def __init__(self, directory: Directory, store_ranks: Callable[[], list[int]], send: Send) -> None:
-        self._directory, self._store_ranks, self._send = directory, store_ranks, send
+    def __init__(self, directory: Directory, members: Members, send: Send) -> None:
+        self._directory, self._members, self._send = directory, members, send
         self._checks: dict[int, _Check] = {}
         self._removals: list[_Removal] = []
         self._number = 0
@@ -71,9 +72,9 @@ class PoolQueries:
         elif query.what == "pin":
             self._pin(peer, query, now)
         elif query.what == "stat":
-            self._send(peer, p.PoolFigures(self._directory.stats()))
+            self._send(peer, p.PoolFigures(self._directory.stats(), self.segments()))
         elif query.what == "compact":
-            for rank in self._store_ranks():
+            for rank in self._members.store_ranks():
                 self._send(f"rank-{rank}", p.CompactTier())
             self._send(peer, p.PoolEnded())
         elif len(self._checks) + len(self._removals) >= MAX_OPEN:
@@ -85,6 +86,14 @@ class PoolQueries:
             self._get(peer, query, now)
         else:
             self._remove(peer, query, now)
+
+    def segments(self) -> list[p.SegmentFigures]:
+        """What each rank gives to the pool, by rank."""
+        role_of = self._members.role_of
+        return [
+            p.SegmentFigures(rank, role_of(rank), nbytes, free)
+            for rank, nbytes, free in sorted(self._directory.segments())
+        ]
 
     def _list(self, peer: str, after: int, now: float) -> None:
         objects = [obj for obj in self._directory.visible_objects() if obj.object_id > after]
@@ -130,7 +139,7 @@ class PoolQueries:
             self._send(peer, p.PoolEnded(problem))
             return
         removal = _Removal(peer, len(keys), kept, set())
-        for rank in self._store_ranks():
+        for rank in self._members.store_ranks():
             for start in range(0, len(keys), REMOVED_AT_ONCE):
                 some = keys[start : start + REMOVED_AT_ONCE]
                 if self._send(f"rank-{rank}", m.RemoveBlocks(some)):
@@ -167,7 +176,7 @@ class PoolQueries:
         self._go_on(self._number, check, now)
 
     def _go_on(self, number: int, check: _Check, now: float) -> None:
-        """Send the next blocks to the rank that holds them; those that have gone meanwhile are skipped."""
+        """Send the next blocks to the rank that keeps them; those that have gone meanwhile are skipped."""
         for batch in check.left:
             there = [obj for obj in batch if self._directory.is_visible(obj)]
             check.done += len(batch) - len(there)
@@ -177,7 +186,8 @@ class PoolQueries:
             refs = [block_ref(obj) for obj in there]
             sums = [list(obj.checksums) for obj in there]
             check.batch = there
-            if self._send(f"rank-{there[0].rank}", p.CheckBlocks(number, refs, sums, check.path)):
+            keeper = self._members.keeper_of(there[0].rank)
+            if self._send(f"rank-{keeper}", p.CheckBlocks(number, refs, sums, check.path)):
                 return
             self._directory.release(f"check/{number}", now)
         del self._checks[number]

@@ -16,6 +16,7 @@ class RequestRecord:
         store       pool objects that prefill writes, in order; load + store are all full blocks
         tail        pool object of the last, partial block
         awaiting    objects that are being read from SSD, by number of LoadBlocks
+        problem     why one of them cannot be, for another reason than its bytes
 
     Owner of all its pool objects and leases in the directory: request_id.
     """
@@ -35,11 +36,6 @@ class RequestRecord:
         self._waiting_since = now
         self.reset()
 
-    @property
-    def holds_pool(self) -> bool:
-        """It has objects or leases in the pool, which it will give back."""
-        return self.stage in ("promoting", "prefill", "loading")
-
     def reset(self) -> None:
         """Nothing is allocated or leased."""
         self.stage = "waiting"
@@ -48,6 +44,7 @@ class RequestRecord:
         self.tail: BlockRef | None = None
         self.awaiting: dict[int, list[BlockRef]] = {}
         self.bad_blocks = 0
+        self.problem = ""
         self.cached: dict[str, int] = {}
 
     def begin(self, placement: Placement, now: float) -> None:

@@ -7,7 +7,6 @@ happens when there is no room, is decided in `conductor.py`. Explained in docs/l
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -56,20 +55,19 @@ class Room:
         self._grants: dict[int, Grant] = {}
         self._promotion = SecondHit()
 
-    def reserve(self, record: RequestRecord, now: float, use_ssd: bool) -> dict[int, list[int]]:
-        """Fill in load, store and tail of a record; by store rank, which of load must come from SSD first.
+    def reserve(self, record: RequestRecord, now: float) -> dict[tuple[int, int], list[int]]:
+        """Fill in load, store and tail of a record; by (rank with the tier, rank whose DRAM gets it),
+        which of load must come from SSD first.
 
-        use_ssd False: the reused prefix ends at the first block that lies on SSD alone. Raises PoolFull; what
-        was taken until then belongs to the request, for revoke_owner.
+        Raises PoolFull; what was taken until then belongs to the request, for revoke_owner.
         """
         directory, owner = self._directory, record.request_id
         node = self._members.node_of(record.prefill)
         hits = directory.lookup(record.keys, record.digests, now, node=node)
-        if not use_ssd:
-            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)
         on_ssd: dict[int, list[int]] = {}
+        moves: dict[tuple[int, int], list[int]] = {}
         for index, hit in enumerate(hits):
             if hit.object_id is None:
                 on_ssd.setdefault(hit.rank, []).append(index)
@@ -80,14 +78,15 @@ class Room:
                 self._wanted(record, index) if stay else Wanted(self._block_nbytes)
                 for index, stay in zip(indices, stays)
             ]
-            places = directory.allocate_many(owner, wanted, now=now, rank=rank)
+            places = directory.allocate_many(owner, wanted, now=now, node=node, first=rank)
             for index, place in zip(indices, places):
                 record.load[index] = block_ref(place)
+                moves.setdefault((rank, place.rank), []).append(index)
         self._place_new(record, now)
         mine = [ref.object_id for ref in record.load + record.store]
         directory.lease(owner, mine, now, now + LEASE_S)  # until decode has read them
         record.count_cached(self._block_tokens, {i for indices in on_ssd.values() for i in indices})
-        return on_ssd
+        return moves
 
     def _place_new(self, record: RequestRecord, now: float) -> None:
         """Places for the KV that prefill will write: full blocks, then the tail. Raises PoolFull."""

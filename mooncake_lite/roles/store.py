@@ -1,7 +1,8 @@
 """The store role: DRAM that others read and write over MPI, and an HDF5 tier on SSD below it.
 
 The segment is passive: the conductor's directory says what lies where. This rank's own work is to write
-blocks behind to the tier, and to read them back on demand. Explained in docs/lifecycle.md.
+blocks behind to the tier, and to read them back on demand; its own, and those of ranks that only lend
+(`lent_blocks.py`). Explained in docs/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,9 @@ from mooncake_lite.messages import (
     TierEvicted,
     TierIndex,
 )
+from mooncake_lite.roles.lent_blocks import LentCheck, LentLoads, LentSaves
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
@@ -47,6 +50,9 @@ INDEX_CHUNK = 4096
 
 READ_LIMIT_S = 0.1
 """For reading what the threads have begun, when stopping: one block each."""
+
+WRITE_LIMIT_S = 0.5
+"""When stopping: what the tier's writer has left at least for lent blocks that came to it last."""
 
 SEAL_LIMIT_S = 0.15
 """A user's own mpirun kills a quarter of a second after its signal."""
@@ -72,9 +78,14 @@ class StoreRole:
         self._conductor = conductor
         self._must_stop = must_stop
         self._tier = tier
-        self._outbox: deque[Message] = deque()  # filled by the writer's and the readers' threads
+        self._outbox: deque[Message] = deque()  # these are filled by the writer's and the readers' threads
+        self._lent_saved: deque[list[int]] = deque()
+        self._lent_read: deque[list[list[int] | None]] = deque()
+        self._lent_checks: list[LentCheck] = []
         self._writer = self._start_writer(tier) if tier is not None else None
         self._reader = TierReader(tier, self._loaded) if tier is not None else None
+        self._lent_saves = LentSaves(transfers, layout, SAVE_SLOTS, self._submit)
+        self._lent_loads = LentLoads(transfers, layout, LOAD_SLOTS, self._read)
         self._counters = dict.fromkeys(
             ("tier_blocks_bad_total", "tier_load_seconds_total",
              "tier_blocks_saved_total", "tier_blocks_dropped_total", "copied_bytes_total"), 0.0
@@ -89,7 +100,12 @@ class StoreRole:
             self._conductor.wake()
 
         def saved(state: Literal["written", "durable", "dropped", "bad"]) -> Callable[[list[int]], None]:
-            return lambda keys: tell(BlocksSaved(self.number, keys, state))
+            def report(keys: list[int]) -> None:
+                if state != "durable":
+                    self._lent_saved.append(keys)
+                tell(BlocksSaved(self.number, keys, state))
+
+            return report
 
         return TierWriter(
             tier,
@@ -103,10 +119,13 @@ class StoreRole:
         )
 
     def _loaded(self, number: int, sums: list[list[int] | None], seconds: float) -> None:
-        """From a reader's thread: an order is done."""
-        self._outbox.append(
-            BlocksLoaded(number, [s is not None for s in sums], [s or [] for s in sums], seconds)
-        )
+        """From a reader's thread: an order is done. The numbers of those of `LentLoads` are negative."""
+        if number < 0:
+            self._lent_read.append(sums)
+        else:
+            self._outbox.append(
+                BlocksLoaded(number, [s is not None for s in sums], [s or [] for s in sums], seconds)
+            )
         self._conductor.wake()
 
     def announce(self) -> None:
@@ -123,7 +142,7 @@ class StoreRole:
     def run(self) -> None:
         """Serve until told to stop."""
         while self.stop is None and not self._must_stop():
-            for message in self._conductor.receive(COPY_WAIT_S if self._copies else IDLE_WAIT_S):
+            for message in self._conductor.receive(COPY_WAIT_S if self._moving else IDLE_WAIT_S):
                 if isinstance(message, SaveBlocks):
                     self._save(message)
                 elif isinstance(message, LoadBlocks):
@@ -140,6 +159,7 @@ class StoreRole:
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
             self._finish_copies()
+            self._advance_lent()
             self._send_outbox()
             self._report_when_due()
 
@@ -147,14 +167,24 @@ class StoreRole:
         """Flush what waits to be written, hottest first, for limit_s at most; blocks that were dropped."""
         if self._writer is None or self._reader is None:
             return 0
+        until = time.monotonic() + limit_s
         self._reader.stop(READ_LIMIT_S)
-        dropped = self._writer.stop(max(limit_s - READ_LIMIT_S, 0.0))
+        while self._lent_saves.left and time.monotonic() < until - WRITE_LIMIT_S:
+            self._advance_lent(newest_first=True)
+            self._send_outbox()
+            time.sleep(COPY_WAIT_S)
+        dropped = self._writer.stop(max(until - time.monotonic(), 0.0)) + self._lent_saves.left
         if self._tier is not None and self._writer.ended:
             try:
                 self._tier.close()
             except StoreError as error:
                 print(f"mooncake-lite: {error}", flush=True)
         return dropped
+
+    @property
+    def _moving(self) -> bool:
+        """Transfers are under way, whose end is to be noticed."""
+        return bool(self._copies or self._lent_checks or self._lent_saves.busy or self._lent_loads.busy)
 
     @property
     def still_reading(self) -> bool:
@@ -173,25 +203,35 @@ class StoreRole:
             self._outbox.append(BlocksSaved(self.number, message.keys, "dropped"))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
-            if not self._writer.submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
+            if ref.rank != self.number:
+                self._lent_saves.add(ref, key, digest, sums)
+            elif not self._submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
                 self._outbox.append(BlocksSaved(self.number, [key], "dropped"))
 
-    def _load(self, message: LoadBlocks) -> None:
-        """Have blocks read from the tier into the segment; a bad one is a miss, never served.
+    def _submit(self, key: int, digest: int, sums: Sequence[int], block: np.ndarray) -> bool:
+        return self._writer is not None and self._writer.submit(key, digest, sums, block)
 
-        When the readers have too much to do this thread reads, and takes no more orders meanwhile.
-        """
+    def _load(self, message: LoadBlocks) -> None:
+        """Have blocks read from the tier into a segment; a bad one is a miss, never served."""
         if self._reader is None:
             self._loaded(message.number, [None] * len(message.keys), 0.0)
+            return
+        if message.refs[0].rank != self.number:
+            self._lent_loads.add(message)
             return
         reads = [
             Read(key, digest, self._bytes(ref.offset, ref.nbytes))
             for key, digest, ref in zip(message.keys, message.digests, message.refs)
         ]
+        self._read(message.number, reads)
+
+    def _read(self, number: int, reads: list[Read]) -> None:
+        """When the readers have too much to do this thread reads, and takes no more orders meanwhile."""
+        assert self._reader is not None
         began = time.perf_counter()
-        if not self._reader.submit(message.number, reads):
+        if not self._reader.submit(number, reads):
             sums = self._reader.read_now(reads)
-            self._loaded(message.number, sums, time.perf_counter() - began)
+            self._loaded(number, sums, time.perf_counter() - began)
 
     def _copy(self, message: CopyBlocks) -> None:
         """Begin to read objects of other ranks into the own segment."""
@@ -214,15 +254,21 @@ class StoreRole:
             self._conductor.send(BlocksCopied(message.number, sums, writing=bool(batch.failures)))
 
     def _check(self, message: CheckBlocks) -> None:
-        """Compare blocks with their checksums; write the bytes of a good one where that is wanted."""
+        """Compare blocks with their checksums."""
+        if message.refs[0].rank != self.number:
+            self._lent_checks.append(LentCheck(self._transfers, self._layout, message))
+            return
         blocks = [self._bytes(ref.offset, ref.nbytes) for ref in message.refs]
         good = [self._layout.checksums(block) == sums for block, sums in zip(blocks, message.checksums)]
-        problem = ""
-        if message.path and all(good):
+        self._checked(message, good, blocks[0])
+
+    def _checked(self, message: CheckBlocks, good: list[bool], block: np.ndarray, problem: str = "") -> None:
+        """Tell, after writing the bytes of the one block, when it is good, where that is wanted."""
+        if message.path and all(good) and not problem:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
                 with open(os.open(message.path, flags, 0o600), "wb") as file:
-                    file.write(blocks[0].data)
+                    file.write(block.data)
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
         self._conductor.send(BlocksChecked(message.number, good, problem))
@@ -234,6 +280,20 @@ class StoreRole:
         elif not self._writer.remove(message.keys):
             self._tier.forget(message.keys)
             self._outbox.append(BlocksRemoved(self.number, message.keys, for_good=False))
+
+    def _advance_lent(self, *, newest_first: bool = False) -> None:
+        """Go on with what is done for ranks that only lend."""
+        while self._lent_saved:
+            self._lent_saves.reported(self._lent_saved.popleft())
+        if lost := self._lent_saves.advance(newest_first=newest_first):
+            self._outbox.append(BlocksSaved(self.number, lost, "dropped"))
+        answers = [self._lent_loads.advance()]
+        while self._lent_read:
+            answers.append(self._lent_loads.arrived(self._lent_read.popleft()))
+        self._outbox.extend(answer for answer in answers if answer is not None)
+        for check in [check for check in self._lent_checks if check.advance()]:
+            self._lent_checks.remove(check)
+            self._checked(check.message, check.good, check.block, check.problem)
 
     def _bytes(self, offset: int, nbytes: int) -> np.ndarray:
         return self.segment[offset : offset + nbytes]

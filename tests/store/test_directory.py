@@ -437,3 +437,66 @@ def test_an_index_fed_by_the_events_equals_the_directory() -> None:
             assert (hits[0].tier if hits else None) == (
                 "dram" if "dram" in tiers else next(iter(tiers), None)
             )
+
+
+def lending() -> Directory:
+    """Rank 3 has a tier and two blocks, rank 1 on another node lends four."""
+    directory = Directory(SMALL)
+    directory.add_segment(1, 4 * BLOCK, 1, saver=3)
+    directory.add_segment(3, 2 * BLOCK, 0, tier=True)
+    return directory
+
+
+def test_what_lies_in_lent_dram_is_saved_by_another_rank_and_not_evicted_before() -> None:
+    directory = lending()
+    lent, own = put_on(directory, 1, key=1), put_on(directory, 3, key=2)
+    assert directory.take_saves() == {3: [lent, own]}
+    assert (lent.unsaved, own.unsaved) == (True, True)
+    directory.saved(3, [1])
+    directory.check()
+    assert (lent.evictable, own.evictable) == (True, False)
+    directory.durable(3, [1, 2])
+    directory.remove_segment(1)
+    directory.check()
+    assert directory.lookup([1], [digest_of(1)], 0)[0][1:4] == ("ssd", None, 3)
+
+
+def test_a_lent_block_that_went_bad_before_it_was_saved_is_a_miss() -> None:
+    directory = lending()
+    put_on(directory, 1, key=1)
+    directory.take_saves()
+    directory.bad_in_dram(3, [1])
+    assert keys_found(directory, [1]) == []
+
+
+def test_a_block_that_any_tier_has_is_not_saved_a_second_time() -> None:
+    directory = lending()
+    directory.add_segment(4, 2 * BLOCK, 0, tier=True)
+    directory.add_tier_blocks(4, [1], [digest_of(1)])
+    put_on(directory, 1, key=1)
+    assert directory.take_saves() == {}
+
+
+def test_when_the_rank_that_saves_is_lost_lent_blocks_stay_in_dram_and_may_be_evicted() -> None:
+    directory = lending()
+    lent = put_on(directory, 1, key=1)
+    put_on(directory, 3, key=2)
+    directory.remove_segment(3)
+    assert directory.take_saves() == {}
+    assert keys_found(directory, [1]) == [1]
+    assert lent.evictable
+    put_on(directory, 1, key=3)
+    assert directory.take_saves() == {}
+
+
+def test_one_segment_may_be_preferred_to_all_others_and_others_serve_when_it_is_full() -> None:
+    directory = lending()
+    wanted = [Wanted(BLOCK)] * 3
+    places = directory.allocate_many("r", wanted, now=0, node=1, first=3)
+    assert [place.rank for place in places] == [3, 3, 1]
+
+
+def put_on(directory: Directory, rank: int, key: int) -> PoolObject:
+    obj = directory.allocate("put", BLOCK, now=0, rank=rank, key=key, digest=digest_of(key))
+    directory.put_end(obj.object_id, SUMS, 0)
+    return obj

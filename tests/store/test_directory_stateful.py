@@ -23,7 +23,7 @@ ranks = st.sampled_from([None, *RANKS])
 
 
 class Lives(RuleBasedStateMachine):
-    """Two segments of three blocks; rank 1 has a tier.
+    """Two segments of three blocks; rank 1 has a tier, and takes what rank 2 holds where that `lends`.
 
     objects    id -> object, all that must exist; states is the model's own record of their state
     order      object ids of visible ones, least recently used first; used: when
@@ -32,7 +32,7 @@ class Lives(RuleBasedStateMachine):
     own        object id -> until when it is leased to its readers; leases: owner -> (ids, until)
     """
 
-    high_water, evict_share = 1.0, 0.0
+    high_water, evict_share, lends = 1.0, 0.0, False
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Lives(RuleBasedStateMachine):
             evict_share=self.evict_share,
         )
         self.directory.add_segment(TIER_RANK, SEGMENT, 0, tier=True)
-        self.directory.add_segment(PLAIN_RANK, SEGMENT, 1)
+        self.directory.add_segment(PLAIN_RANK, SEGMENT, 1, saver=TIER_RANK if self.lends else None)
         self.now = 0.0
         self.objects: dict[int, PoolObject] = {}
         self.states: dict[int, ObjectState] = {}
@@ -235,8 +235,10 @@ class Lives(RuleBasedStateMachine):
                     self.copied.append(i)
                     self.used[i] = self.now
         saves = self.directory.take_saves()
-        new = obj.rank == TIER_RANK and key not in self.tier | self.in_flight and not is_copy
-        assert list(saves) == ([TIER_RANK] if new and len(self.unsaved) < 2 else [])
+        is_saved = self.lends or obj.rank == TIER_RANK
+        new = is_saved and key not in self.tier | self.in_flight and not is_copy
+        waiting = [i for i in self.unsaved if self.objects[i].rank == obj.rank]
+        assert list(saves) == ([TIER_RANK] if new and len(waiting) < 2 else [])
         if saves:
             assert saves[TIER_RANK] == [obj]
             self.unsaved.add(object_id)
@@ -506,8 +508,15 @@ class EagerLives(Lives):
     high_water, evict_share = 0.6, 0.3
 
 
+class LendingLives(Lives):
+    """Rank 1 saves the blocks of both."""
+
+    lends = True
+
+
 TestLives = Lives.TestCase
+TestLendingLives = LendingLives.TestCase
 TestEagerLives = EagerLives.TestCase
-TestLives.settings = TestEagerLives.settings = settings(
+TestLives.settings = TestEagerLives.settings = TestLendingLives.settings = settings(
     max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )

@@ -95,6 +95,17 @@ def test_a_shared_memory_too_small_is_refused_with_the_size_it_should_have() -> 
     assert "docker run --shm-size=720m" in said
 
 
+def test_dram_that_compute_ranks_lend_counts_as_shared_memory_and_as_memory() -> None:
+    said = refusal(replace(ROOMY, shared_memory_bytes=64 * 2**20), lend_bytes=GIB, prefill=2)
+    # as above with a prefill rank more, and a GiB in each of three ranks
+    assert "64 MiB free, 3,876 MiB are needed" in said
+    assert "lower --pool-bytes or --lend-bytes" in said
+    lent = {"lend_bytes": GIB, "ssd_dir": "/tmp"}
+    said = refusal(replace(ROOMY, memory_bytes=2 * GIB), **lent)
+    # as below, 2 GiB more, and 24 blocks of 32 KiB through which they are saved
+    assert "5,761 MiB are needed" in said
+
+
 def test_shared_memory_elsewhere_is_not_measured_in_dev_shm() -> None:
     config = ServeConfig(port=free_port(), mpi_arg=("--mca osc_sm_backing_directory /somewhere",))
     assert preflight(config, model=SMALL_MODEL, machine=replace(ROOMY, shared_memory_bytes=0)) == []
@@ -113,6 +124,8 @@ def test_a_memory_too_small_is_refused() -> None:
         ({"max_model_len": 2048}, "max_model_len=2048"),
         ({"max_model_len": 1}, "max_model_len=1 has no room"),
         ({"pool_bytes": 16 * 32768}, "pool_bytes=524288 holds 16 blocks of 32768 B"),
+        ({"pool_bytes": 65536, "lend_bytes": 7 * 32768}, "holds 2 blocks of 32768 B beside 14 that are lent"),
+        ({"lend_bytes": 32767}, "lend_bytes=32767 holds no block of 32768 B"),
         ({"kv_cache_bytes": 8192}, "kv_cache_bytes=8192 holds 16 tokens"),
     ],
 )

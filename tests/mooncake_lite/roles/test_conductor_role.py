@@ -45,9 +45,11 @@ class FakeHub:
 
 
 class Cluster:
-    """Rank 1 prefills, rank 2 decodes, rank 3 stores; a pool of `blocks` blocks."""
+    """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks."""
 
-    def __init__(self, blocks: int = 32, tier: tuple[int, ...] = (), **options: object) -> None:
+    def __init__(
+        self, blocks: int = 32, tier: tuple[int, ...] = (), lent: int = 0, **options: object
+    ) -> None:
         config = ServeConfig(block_size=BLOCK, **options)  # type: ignore[arg-type]
         self.hub = FakeHub()
         self.directory = Directory(LAYOUT, policy=policy_factory(config.eviction))
@@ -58,7 +60,7 @@ class Cluster:
         self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))
         self.tell("rank-3", m.RankHello(3, "store", 0, 0, nbytes, True))
         self.tell("rank-3", m.TierIndex(3, list(tier), digests, True))
-        self.tell("rank-1", m.RankHello(1, "prefill", 0, 64))
+        self.tell("rank-1", m.RankHello(1, "prefill", 0, 64, lent * LAYOUT.nbytes))
         self.tell("rank-2", m.RankHello(2, "decode", 0, 64))
         self.hub.sent.clear()
 
@@ -281,16 +283,73 @@ def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
     assert [type(message) for message in sent] == [m.Prefill]
 
 
-def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_is_computed_again() -> None:
+def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_goes_to_another_one_too() -> None:
     """Written by one store rank, read by two: the tier of rank 3 holds more than its DRAM."""
     tokens = list(range(6 * BLOCK + 5))
     keys = prefix_keys(tokens, BLOCK, b"model")
     Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
     cluster = Cluster(blocks=4, tier=tuple(keys))
     cluster.directory.add_segment(4, 4 * LAYOUT.nbytes, 0)
+    asked = cluster.submit("a", tokens)
+    assert [(ask.keys, {ref.rank for ref in ask.refs}) for ask in asked] == [  # type: ignore[attr-defined]
+        (keys[:4], {3}), (keys[4:], {4})
+    ]  # fmt: skip
+    for ask in asked:
+        count = len(ask.keys)  # type: ignore[attr-defined]
+        sent = cluster.tell("rank-3", m.BlocksLoaded(ask.number, [True] * count, [SUMS] * count, 0.01))  # type: ignore[attr-defined]
+    (job,) = sent
+    assert isinstance(job, m.Prefill)
+    assert (len(job.load), job.cached_tokens) == (6, {"dram": 0, "ssd": 6 * BLOCK})
+
+
+def test_a_prefill_rank_lends_and_the_store_rank_saves_loads_and_checks_its_blocks() -> None:
+    cluster = Cluster(blocks=1, lent=8, ssd_dir="tier")
+    tokens = list(range(5 * BLOCK + 1))
     (job,) = cluster.submit("a", tokens)
     assert isinstance(job, m.Prefill)
-    assert (len(job.load), len(job.store)) == (0, 6)
+    assert [ref.rank for ref in job.store] == [1] * 5
+    cluster.prefill_done(job)
+    saves = [(peer, sent) for peer, sent in cluster.hub.sent if isinstance(sent, m.SaveBlocks)]
+    assert [peer for peer, _ in saves] == ["rank-3"]
+    save = saves[0][1]
+    assert isinstance(save, m.SaveBlocks)
+    assert [ref.rank for ref in save.refs] == [1] * 4  # half a segment may wait, and one is skipped
+    cluster.tell("rank-3", m.BlocksSaved(3, save.keys, "written"))
+    cluster.tell("rank-3", m.BlocksSaved(3, save.keys, "durable"))
+    assert cluster.directory.stats()["keys_ssd"] == 4
+    cluster.tell("pool-1", m.PoolQuery("verify"))
+    (peer, check) = cluster.hub.sent[-1]
+    assert isinstance(check, m.CheckBlocks)
+    assert (peer, {ref.rank for ref in check.refs}) == ("rank-3", {1})
+
+
+def test_blocks_on_ssd_come_back_into_lent_dram_and_a_transfer_that_fails_ends_its_request_alone() -> None:
+    tokens = list(range(3 * BLOCK + 1))
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
+    cluster = Cluster(blocks=1, lent=8, tier=tuple(keys), ssd_dir="tier")
+    own, lent = cluster.submit("a", tokens)
+    assert isinstance(own, m.LoadBlocks)
+    assert isinstance(lent, m.LoadBlocks)
+    assert ([ref.rank for ref in own.refs], [ref.rank for ref in lent.refs]) == ([3], [1, 1])
+    assert cluster.tell("rank-3", m.BlocksLoaded(own.number, [True], [SUMS], 0.01)) == []
+    loaded = m.BlocksLoaded(lent.number, [True, False], [SUMS, []], 0.01, "rank 1 has gone")
+    (failed,) = cluster.tell("rank-3", loaded)
+    assert failed == m.Failed("a", "KV could not be moved: rank 1 has gone")
+    assert cluster.role.records == {}
+    assert cluster.idle_bytes == LAYOUT.nbytes  # into which late bytes may come
+    assert cluster.directory.stats()["keys_ssd"] == 3
+    assert cluster.directory.counters["tier_bad_blocks"] == 0
+
+
+def test_the_metrics_and_the_figures_of_the_pool_name_each_rank_that_lends() -> None:
+    cluster = Cluster(blocks=4, lent=8)
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+    assert isinstance(reply, m.MetricsReply)
+    sizes = {s.labels["role"]: s.value for s in reply.metrics if s.name == "pool_segment_bytes"}
+    assert sizes == {"prefill": 8 * LAYOUT.nbytes, "store": 4 * LAYOUT.nbytes}
+    (figures,) = cluster.tell("pool-1", m.PoolQuery("stat"))
+    assert [(one.rank, one.role) for one in figures.segments] == [(1, "prefill"), (3, "store")]  # type: ignore[attr-defined]
 
 
 def test_the_queue_is_bounded() -> None:

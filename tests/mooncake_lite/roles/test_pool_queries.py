@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.messages import pool as p
+from mooncake_lite.roles.members import Members
 from mooncake_lite.roles.pool_queries import CHECKED_AT_ONCE, PoolQueries
 from mooncake_lite.roles.store import StoreRole
 from store.directory import Directory
@@ -35,7 +37,7 @@ class Conversation:
         self.answers: list[Any] = []
         self.orders: list[Any] = []
         self.gone: set[str] = set()
-        self.queries = PoolQueries(self.directory, lambda: [3], self.send)
+        self.queries = PoolQueries(self.directory, Members(ServeConfig(), [0] * 4, ""), self.send)
         told: list[Any] = []
         engine: Any = SimpleNamespace(local=self.segment, counters={})
         spoke: Any = SimpleNamespace(send=told.append)
