@@ -116,7 +116,7 @@ def lookups(
             [plain[key] for key in keys]
         bound.append(ASKED * CHAIN / (time.perf_counter() - began))
     assert books.counters["hits_dram"] == runs * ASKED * CHAIN, "a lookup missed"
-    return statistics.median(ours), max(bound)
+    return statistics.median(ours), statistics.median(bound)
 
 
 def publish(books: Directory, owner: str, keys: array[int], now: float) -> None:
