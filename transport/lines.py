@@ -35,10 +35,14 @@ CONNECT_S = 3.0
 
 @dataclass(slots=True)
 class _Line:
-    """One connection at the server. read: of an unfinished message; unsent: of an answer."""
+    """One connection at the server. read: of an unfinished message; unsent: of an answer.
+
+    Invariant: it is watched for room to send, not for what arrives, exactly while something is unsent.
+    """
 
     socket: socket.socket
     peer: str
+    sends: bool = False
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -153,12 +157,12 @@ class LineServer:
         return message
 
     def _flush(self, line: _Line) -> None:
-        had_to_wait = len(line.unsent) > _READ_BYTES
         with contextlib.suppress(BlockingIOError):
             while line.unsent:
                 del line.unsent[: line.socket.send(line.unsent)]
-        if line.unsent or had_to_wait:
-            self._epoll.modify(line.socket, select.EPOLLOUT if line.unsent else select.EPOLLIN)
+        if line.sends != bool(line.unsent):
+            line.sends = not line.sends
+            self._epoll.modify(line.socket, select.EPOLLOUT if line.sends else select.EPOLLIN)
 
     def _end(self, line: _Line) -> None:
         del self._lines[line.socket.fileno()], self._peers[line.peer]

@@ -97,7 +97,7 @@ def directory(blocks: int, runs: int) -> list[Row]:
 def lookups(
     books: Directory, chains: list[array[int]], runs: int, random_: random.Random
 ) -> tuple[float, float]:
-    """Keys per second: ours (median), and those of a plain dictionary of the same keys (best run).
+    """Keys per second: ours, and those of a plain dictionary of the same keys; medians.
 
     The chains of each run are drawn anew, and their keys are new numbers, as out of a message.
     """
@@ -116,7 +116,7 @@ def lookups(
             [plain[key] for key in keys]
         bound.append(ASKED * CHAIN / (time.perf_counter() - began))
     assert books.counters["hits_dram"] == runs * ASKED * CHAIN, "a lookup missed"
-    return statistics.median(ours), max(bound)
+    return statistics.median(ours), statistics.median(bound)
 
 
 def publish(books: Directory, owner: str, keys: array[int], now: float) -> None:

@@ -185,7 +185,7 @@ def _four(ours: Side, theirs: Side | None, runs: int, note: str) -> Row:
     mine, *other = [statistics.median(rates[1:]) for rates in figures[:-1]]
     beside = Other(PEER, other[0]) if other else None
     name = f"{TOGETHER} gets of {TOGETHER_BYTES // KIB} KiB by {PROCESSES} processes"
-    limit = Other(f"{PROCESSES} processes that copy the same bytes", max(figures[-1][1:]))
+    limit = Other(f"{PROCESSES} processes that copy the same bytes", statistics.median(figures[-1][1:]))
     return Row(name, "GB/s", mine, beside, limit, ROUNDS * runs, note)
 
 

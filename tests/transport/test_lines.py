@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -38,7 +39,8 @@ def server() -> Iterator[LineServer]:
 
 def arrived(server: LineServer, count: int = 1) -> list[tuple[str, Note]]:
     found: list[tuple[str, Note]] = []
-    while len(found) < count:
+    deadline = time.monotonic() + LIMIT_S
+    while len(found) < count and time.monotonic() < deadline:
         assert select.select([server.fd], [], [], LIMIT_S)[0], "nothing comes"
         found += server.receive()
     return found
@@ -91,6 +93,25 @@ def test_large_messages_pass_in_pieces(server: LineServer) -> None:
         if select.select([server.fd], [], [], 0.05)[0]:
             assert server.receive() == []
     assert got == [Note(2, text)]
+    line.send(Note(3), LIMIT_S)
+    assert arrived(server) == [(peer, Note(3))]
+    line.close()
+
+
+def test_a_peer_is_read_again_when_its_answer_has_gone_however_little_had_to_wait(server: LineServer) -> None:
+    line, answer = line_to(server), Note(2, "x" * 40_000)
+    line.send(Note(1), LIMIT_S)
+    ((peer, _),) = arrived(server)
+    server._peers[peer].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server.send(peer, answer)
+    assert server._peers[peer].unsent
+    got: list[Note] = []
+    reader = threading.Thread(target=lambda: got.append(line.receive(LIMIT_S)))
+    reader.start()
+    while reader.is_alive():
+        if select.select([server.fd], [], [], 0.05)[0]:
+            assert server.receive() == []
+    assert got == [answer]
     line.send(Note(3), LIMIT_S)
     assert arrived(server) == [(peer, Note(3))]
     line.close()
