@@ -23,7 +23,7 @@ TRANSFER_LIMIT_S = 60.0
 
 
 class Staging:
-    """A rank's segment, behind what it lends, as an array of blocks: two halves for bulk work, the rest for puts.
+    """A rank's segment behind what it lends, as blocks: two halves for bulk work, single ones for puts.
 
     half(0), half(1)   (half_blocks, *block_shape), for one bulk job at a time
     puts               indices of the single blocks

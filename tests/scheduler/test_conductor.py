@@ -29,10 +29,11 @@ def test_a_request_is_refused_before_any_rank_has_joined() -> None:
     assert isinstance(s.Conductor(8).decide(request("a"), 0.0), s.Rejection)
 
 
-def test_a_prefix_in_the_dram_of_a_node_draws_the_request_to_that_node() -> None:
-    policy = conductor(prefill=2)
+@pytest.mark.parametrize("holder", [2, 22, 12], ids=["prefill", "store", "decode"])
+def test_a_prefix_in_the_dram_of_a_node_draws_the_request_to_that_node_whoever_lends_it(holder: int) -> None:
+    policy = conductor(prefill=2, decode=2)
     for key in (7, 8, 9):
-        policy.on(s.BlockStored(key, 22, "dram"), 0.0)
+        policy.on(s.BlockStored(key, holder, "dram"), 0.0)
     placement = policy.decide(request("a", 640, (7, 8, 9, 10)), 0.0)
     assert placement == s.Placement("a", 2, 11, 192)
 
