@@ -13,6 +13,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.messages import pool as p
+from mooncake_lite.roles.lent_blocks import LentSaves
 from mooncake_lite.roles.store import StoreRole
 from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
 from store.tier import HDF5Tier
@@ -111,18 +112,31 @@ def test_a_lent_block_that_cannot_be_read_is_dropped_and_one_whose_bytes_have_ch
     assert fates[2][0] == "written"
 
 
-def test_when_stopping_lent_blocks_that_wait_are_saved_newest_first_and_the_others_are_counted(
+def test_when_stopping_with_time_every_lent_block_is_saved_and_without_it_all_are_counted(
     tmp_path: Path,
 ) -> None:
-    pair = Pair(tmp_path / "tier")
-    pair.store._save(pair.lend(range(BLOCKS)))
-    assert pair.store.close(patient(5.0)) == 0
-    with_time = {key for told in pair.told if told.state == "durable" for key in told.keys}
-    assert pair.store._lent_saves.left == 0
-    again = Pair(tmp_path / "again")
-    again.store._save(again.lend(range(BLOCKS)))
-    assert again.store.close(0.0) == BLOCKS
-    assert with_time <= set(range(BLOCKS))
+    for name, limit_s, dropped in (("enough", patient(5.0), 0), ("none", 0.0, BLOCKS)):
+        pair = Pair(tmp_path / name)
+        pair.store._save(pair.lend(range(BLOCKS)))
+        assert pair.store.close(limit_s) == dropped
+        pair.store._send_outbox()
+        durable = [key for told in pair.told if told.state == "durable" for key in told.keys]
+        assert sorted(durable) == list(range(BLOCKS - dropped))
+
+
+def test_lent_blocks_are_saved_oldest_first_and_newest_first_when_stopping(pair: Pair) -> None:
+    submitted: list[int] = []
+    saves = LentSaves(pair.store._transfers, SMALL, 2, lambda key, *rest: not submitted.append(key))
+    message = pair.lend(range(6))
+    for save in zip(message.refs, message.keys, message.digests, message.checksums):
+        saves.add(*save)
+    for newest_first in (False, True):
+        for _ in range(2):
+            assert saves.advance(newest_first=newest_first) == []
+        saves.reported(list(submitted))
+        saves.check()
+    assert submitted == [0, 1, 5, 4]
+    assert saves.left == 2
 
 
 def load(pair: Pair, keys: range) -> m.BlocksLoaded:
