@@ -330,6 +330,15 @@ class Ledger:
 
     # --------------------------------------------------------------------------- inspection
 
+    def will_free(self) -> bool:
+        """Whether a full pool gets room without being asked: a request ends, a tier saves, a late writer's
+        time is over. If not, all that lookups cannot evict is pinned."""
+        waiting = any(
+            segment.unsaved_bytes or segment.state_bytes[ObjectState.QUARANTINED]
+            for segment in self._segments.values()
+        )
+        return waiting or bool(self._owners)
+
     def stats(self) -> dict[str, int]:
         """All counters, and these gauges: objects, owners, keys_dram, keys_ssd, copies_dram (objects whose
         key is visible elsewhere too), saving (blocks on their way to a tier), and bytes: capacity, free,

@@ -28,6 +28,9 @@ from transport.channel import Hub
 
 TICK_S = 0.1
 
+PINNED_RETRY_S = 5.0
+"""When a client may ask again that was refused because what is pinned leaves no room."""
+
 
 class ConductorRole:
     """Messages in, messages out; `run` is the loop.
@@ -105,7 +108,8 @@ class ConductorRole:
             handler = self._handlers.get(type(message))
             if handler is not None:  # Stopped means something only after Stop
                 handler(peer, message)
-        self.directory.expire(time.monotonic())
+        if self.directory.expire(time.monotonic()):
+            self._blocked = False
         self._dispatch()
         self.pool.serve()
 
@@ -210,14 +214,19 @@ class ConductorRole:
         self.pool.tell(time.monotonic())
 
     def _try_start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> bool:
-        """Start a request; False, and nothing is held, when the pool has no room for it now."""
+        """Start a request, or refuse it; False, and nothing is held, when it must wait for room."""
         record.begin(placement, now)
         try:
             on_ssd = self.room.reserve(record, now)
-        except PoolFull:
+        except PoolFull as error:
             self.directory.revoke_owner(record.request_id, now)
             record.reset()
-            return False
+            if self.directory.will_free():
+                return False
+            self.metrics.count("requests_rejected_total")
+            self.hub.send(record.submit.gateway, m.Rejected(record.request_id, str(error), PINNED_RETRY_S))
+            self._drop(record)
+            return True
         if on_ssd:
             self._promote(record, on_ssd)
         else:

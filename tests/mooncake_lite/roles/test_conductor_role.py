@@ -283,6 +283,23 @@ def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
     assert [type(message) for message in sent] == [m.Prefill]
 
 
+def test_a_pool_that_pins_have_filled_refuses_a_request_and_takes_it_when_they_are_gone() -> None:
+    cluster = Cluster(blocks=3)
+    tokens = list(range(2 * BLOCK + 1))
+    cluster.serve("a", tokens)
+    keys = prefix_keys(tokens, BLOCK, b"model")
+    cluster.tell("rank-3", m.BlocksSaved(3, keys, "written"))
+    cluster.tell("pool-1", m.PoolQuery("pin", keys=keys, hard=True))
+    (refused,) = cluster.submit("b", list(range(1000, 1150)))
+    assert isinstance(refused, m.Rejected)
+    assert refused.reason.startswith("pool full: ")
+    assert f"leased or pinned {2 * LAYOUT.nbytes}" in refused.reason
+    assert cluster.role.records == {}
+    cluster.tell("pool-1", m.PoolQuery("pin", keys=keys))
+    (job,) = cluster.submit("c", list(range(1000, 1150)))
+    assert isinstance(job, m.Prefill)
+
+
 def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_goes_to_another_one_too() -> None:
     """Written by one store rank, read by two: the tier of rank 3 holds more than its DRAM."""
     tokens = list(range(6 * BLOCK + 5))
