@@ -209,9 +209,9 @@ class Line:
             got += self._some(deadline)
         return self._decoder.decode(bytes(memoryview(got)[_LENGTH.size :]))
 
-    def is_ready(self) -> bool:
-        """Whether an answer, or the end, has begun to arrive."""
-        return bool(self._poll.poll(0))
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer, or the end, has begun to arrive, or does so within this time."""
+        return bool(self._poll.poll(1000 * timeout_s))
 
     def _some(self, deadline: float) -> bytearray:
         try:

@@ -5,7 +5,7 @@ Made by `catalogue`. Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from store.allocator import Extent
 from store.directory import Directory
@@ -80,13 +80,20 @@ class Lender:
     used_until: int = 0
 
 
+NEVER_NS = 1 << 63
+
+
 @dataclass(slots=True)
 class Quarantine:
-    """Room that a writer or a remote reader may still touch: until a time, or until the client is gone."""
+    """Room that a writer or a remote reader may still touch: until a time, or until the client is gone.
+
+    objects    of the owner, these alone; (): all it has
+    """
 
     owner: str
     client: str
-    until_ns: int = field(default=1 << 63)
+    until_ns: int = NEVER_NS
+    objects: tuple[int, ...] = ()
 
 
 class Space(Directory):
