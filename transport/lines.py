@@ -35,10 +35,12 @@ CONNECT_S = 3.0
 
 @dataclass(slots=True)
 class _Line:
-    """One connection at the server. read: of an unfinished message; unsent: of an answer."""
+    """One connection at the server. read: of an unfinished message; unsent: of an answer; is_full: the socket
+    takes no more of it, and nothing is read."""
 
     socket: socket.socket
     peer: str
+    is_full: bool = False
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -153,12 +155,12 @@ class LineServer:
         return message
 
     def _flush(self, line: _Line) -> None:
-        had_to_wait = len(line.unsent) > _READ_BYTES
         with contextlib.suppress(BlockingIOError):
             while line.unsent:
                 del line.unsent[: line.socket.send(line.unsent)]
-        if line.unsent or had_to_wait:
-            self._epoll.modify(line.socket, select.EPOLLOUT if line.unsent else select.EPOLLIN)
+        if bool(line.unsent) != line.is_full:
+            line.is_full = not line.is_full
+            self._epoll.modify(line.socket, select.EPOLLOUT if line.is_full else select.EPOLLIN)
 
     def _end(self, line: _Line) -> None:
         del self._lines[line.socket.fileno()], self._peers[line.peer]

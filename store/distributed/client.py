@@ -15,7 +15,6 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,6 +67,10 @@ class Located(NamedTuple):
     until_ns: int
 
 
+def _table_at(at: say.Memory) -> TableReader:
+    return TableReader(at.pid, at.fd, at.inode, at.nbytes)
+
+
 class Client:
     """Joins a master and lends a segment.
 
@@ -93,9 +96,9 @@ class Client:
         self._lending: Lending | None = None
         self._lease_ns = self._link.welcome.lease_ttl_ns
         self._keeper: threading.Thread | None = None
-        self._close_lock = threading.Lock()
+        self._close_lock = threading.RLock()
         self._stop = threading.Event()
-        self._writing: deque[None] = deque()  # one for each thread that may write to segments
+        self._writing: list[int] = []  # threads that may write to segments
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
         self._warmer = Warmer()
@@ -114,7 +117,7 @@ class Client:
         told = self._link.welcome.table
         if told.machine == machine:
             try:
-                table = self._open_table(told)
+                table = _table_at(told)
             except StoreError as error:
                 if curve is None:
                     raise CodeError(
@@ -149,9 +152,8 @@ class Client:
         if self.table is not None and joined.journals is not None:
             where = joined.journals
             with contextlib.suppress(StoreError):  # without, puts and misses take a message each
-                self._journals = ClientJournals(
-                    where.pid, where.fd, where.inode, where.nbytes, joined.journal
-                )
+                at = where.pid, where.fd, where.inode, where.nbytes
+                self._journals = ClientJournals(*at, joined.journal)
             self._writer.journals = self._journals
         if self._lending is not None:
             self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
@@ -168,9 +170,9 @@ class Client:
                 return
             self._stop.set()
         deadline = time.monotonic() + CLOSE_S
-        while self._writing and time.monotonic() < deadline:
+        while (others := self._others_writing()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        if not self._writing:
+        if not others:
             with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
                 self._link.ask(say.Leave, limit_s=1.0)
         self._link.close()
@@ -184,6 +186,12 @@ class Client:
             self.table.close()
         if self._journals is not None:
             self._journals.close()
+
+    def _others_writing(self) -> int:
+        """Writes of other threads. One of this thread stands still below a signal handler, and finds its
+        segments closed when it goes on."""
+        here = threading.get_ident()
+        return sum(thread != here for thread in list(self._writing))
 
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
@@ -349,16 +357,13 @@ class Client:
         except ValueError:  # just closed
             raise CodeError(NO_MASTER, "this store is closed") from None
 
-    def _open_table(self, told: say.Memory) -> TableReader:
-        return TableReader(told.pid, told.fd, told.inode, told.nbytes)
-
     def _renew_table(self, old: TableReader) -> None:
         """The master has published another table. Raises CodeError."""
         with self._table_lock:
             if self.table is not old or self._stop.is_set():
                 return
             try:
-                self.table = self._open_table(self._link.ask(say.TableAsk).table)
+                self.table = _table_at(self._link.ask(say.TableAsk).table)
             except StoreError as error:
                 if isinstance(error, CodeError):
                     raise
@@ -380,20 +385,17 @@ class Client:
     ) -> list[int]:
         """Store objects, with one question to the master for those that are new. A code for each."""
         codes = [OK] * len(names)
-        if upsert:
-            new = list(range(len(names)))
-        else:
-            new = [at for at, name in enumerate(names) if not self._is_known(name)]
-        self._writing.append(None)
+        new = [at for at, name in enumerate(names) if upsert or not self._is_known(name)]
+        some, parts = [names[at] for at in new], [values[at] for at in new]
+        self._writing.append(here := threading.get_ident())
         try:
             self._check_open()
-            some = [names[at] for at in new]
-            written = self._writer.put_many(some, [values[at] for at in new], wish, upsert)
+            written = self._writer.put_many(some, parts, wish, upsert)
         except ValueError:
             self._check_open()  # this put was under way for CLOSE_S while another thread closed
             raise
         finally:
-            self._writing.pop()
+            self._writing.remove(here)
         for at, code in zip(new, written):
             codes[at] = code
         return codes
@@ -435,13 +437,13 @@ class Client:
                 to.write((target & OFFSET_MASK) + done, [memoryview(some)])
             return True
 
-        self._writing.append(None)
+        self._writing.append(here := threading.get_ident())
         try:
             self._check_open()
             if self.read(name, take) is None:
                 raise CodeError(NOT_FOUND, f"{name!r} is gone")
         finally:
-            self._writing.pop()
+            self._writing.remove(here)
 
     def segment_name(self, location: int) -> str:
         """Name of the segment of a location."""

@@ -56,7 +56,7 @@ class Link:
     """
 
     def __init__(self, address: str, curve: CurveKeys | None):
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close in the middle of a question
         self._call = 0
         self._lost = False
         self._pidfd = -1

@@ -290,7 +290,7 @@ class Segments:
 
     def forget(self, number: int) -> None:
         """It is gone, or did not answer: to be opened anew if somebody asks for it. The own one never is."""
-        if number == self._own and not self._closed:
+        if number == self._own and self._machine:
             return
         with self._lock:
             self.views.pop(number, None)
@@ -309,6 +309,9 @@ class Segments:
         """Close all, and open no more. Who copies just now copies to the end."""
         with self._lock:
             self._closed = True
+            if self._machine:
+                self._open.pop(self._own, None)
+                self.views.pop(self._own, None)
         for number in list(self._open):
             self.forget(number)
 

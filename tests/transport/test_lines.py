@@ -163,3 +163,21 @@ def test_what_cannot_be_sent_raises_at_its_sender(server: LineServer) -> None:
     line.close()
     with pytest.raises(ChannelError, match="nobody listens"):
         Line("no such name", NOTES, MAX_BYTES)
+
+
+def test_who_has_read_a_long_answer_is_heard_again(server: LineServer) -> None:
+    """However little of it was left when the socket took the rest."""
+    line = line_to(server)
+    line.send(Note(1), LIMIT_S)
+    ((peer, _),) = arrived(server)
+    served = server._peers[peer]
+    served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    assert server.send(peer, Note(2, "x" * 400_000))
+    assert served.unsent
+    while served.unsent:
+        line._socket.recv(2048)
+        server.receive()
+    line.send(Note(3), LIMIT_S)
+    assert select.select([server.fd], [], [], LIMIT_S)[0]
+    assert server.receive() == [(peer, Note(3))]
+    line.close()
