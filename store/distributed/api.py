@@ -374,15 +374,17 @@ class MooncakeDistributedStore(Tensors):
 
     def remove_all(self, force: bool = False) -> int:
         """Remove every object without a lease (force: with one, too); how many."""
-        return self._code(lambda client: client.ask(say.RemoveAll, bool(force)).codes[0])
-
-    def _code(self, ask: Callable[[Client], int]) -> int:
-        if self._client is None:
+        client = self._client
+        if client is None:
             return BAD_PARAMETERS
         try:
-            return ask(self._client)
+            removed, left = client.ask(say.RemoveAll, bool(force), False).codes
+            while left:
+                count, left = client.ask(say.RemoveAll, bool(force), True).codes
+                removed += count
         except CodeError as error:
             return error.code
+        return int(removed)
 
     # ----------------------------------------------------------------------------- replicas
 

@@ -111,15 +111,15 @@ class Catalogue(Books):
         granted: list[Grant] = []
         if nbytes < 1:
             return granted
-        held = sum(entry.nbytes * len(entry.replicas) for entry in self._spares.values())
-        mine = sum(entry.client == client for entry in self._spares.values())
-        capacity = sum(lender.nbytes for lender in self._lenders.values())
-        most = SPARE_SHARE * capacity - held
-        while mine + len(granted) < min(count, MAX_SPARES) and nbytes * wish.replicas <= most:
+        most = SPARE_SHARE * self._space.totals()[0]
+        wanted = min(count, MAX_SPARES) - self._spare_counts[client]
+        while len(granted) < wanted and self._spare_bytes + nbytes * wish.replicas <= most:
             entry = self._new_entry(client, machine, "", nbytes, wish, now_ns, evict=False)
             if entry is None:
                 break
-            most -= nbytes * wish.replicas
+            entry.spare_bytes = nbytes * len(entry.replicas)
+            self._spare_bytes += entry.spare_bytes
+            self._spare_counts[client] += 1
             self._spares[entry.put] = entry
             granted.append(Grant(entry.put, entry.locations))
         return granted
@@ -145,7 +145,7 @@ class Catalogue(Books):
             code = self.put_end(client, put, now_ns)
             self.counters["claims_unknown"] += code != OK
             return code
-        del self._spares[put]
+        self._take_spare(spare)
         spare.name = name
         if spare.wish.soft_pin_ms is not None:
             spare.soft_until_ns = now_ns + spare.wish.soft_pin_ms * 10**6
@@ -242,9 +242,9 @@ class Catalogue(Books):
         self._drop(entry, now_ns)
         return OK
 
-    def remove_all(self, now_ns: int, *, force: bool) -> int:
-        """Remove what can be removed; returns how many."""
-        return sum(self.remove(name, now_ns, force=force) == OK for name in list(self._entries))
+    def all_names(self) -> list[str]:
+        """Of visible objects."""
+        return list(self._entries)
 
     def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
         """Drop the replicas of the client's own object on one segment ("": all); False when it may not."""

@@ -37,6 +37,8 @@ class Entry:
     word             its slot in the table; 0: no reader sees it
     soft_until_ns    evicted last until then
     remote_until_ns  clients that cannot look at the table may read until then
+    tasks            copies of it that are being made
+    spare_bytes      while it is room in advance: what it was counted for
     """
 
     name: str
@@ -51,6 +53,7 @@ class Entry:
     word: int = 0
     remote_until_ns: int = 0
     tasks: int = 0
+    spare_bytes: int = 0
 
     @property
     def locations(self) -> list[int]:
@@ -102,3 +105,8 @@ class Space(Directory):
     def free_bytes(self, number: int) -> int:
         """Free in one segment. Raises UnknownObject."""
         return self._segment(number).allocator.free_bytes
+
+    def totals(self) -> tuple[int, int]:
+        """(capacity, free) bytes of all segments."""
+        allocators = [segment.allocator for segment in self._segments.values()]
+        return sum(one.capacity for one in allocators), sum(one.free_bytes for one in allocators)

@@ -150,9 +150,11 @@ class Remove(Message, frozen=True):
 
 
 class RemoveAll(Message, frozen=True):
-    """Remove everything that has no lease; force: that too."""
+    """Remove everything that has no lease; force: that too. Answered with [removed, left to do]: a portion,
+    for others wait. more: go on with what was left."""
 
     force: bool
+    more: bool
 
 
 class NamesAsk(Message, frozen=True):

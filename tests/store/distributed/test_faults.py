@@ -213,6 +213,8 @@ def test_a_read_that_fails_leaves_the_own_segment_to_others() -> None:
         assert store.get("a") == b"1" * 5000
         with stores(address(master), 1, 0) as (other,):
             assert other.get("a") == b"1" * 5000
+            assert other._client is not None
+            assert other._client._segments.views, "mapped, not read over TCP"
 
 
 def test_segments_are_looked_after_while_others_are_opened() -> None:
@@ -257,6 +259,20 @@ with held:
 """
     with master_process() as (master, _), program(text, master) as process:
         assert heard(process) == "closed 0"
+
+
+def test_all_objects_are_removed_in_portions_between_which_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.distributed.master.REMOVED_AT_ONCE", 7)
+    names = [f"n{number}" for number in range(50)]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put_batch(names, [b"1"] * 50) == 0
+        assert store.is_exist("n3") == 1
+        assert store.remove_all() == 49
+        assert store.remove_all(True) == 1
+        assert store.remove_all() == 0
+        assert master.stats()["objects"] == 0
 
 
 def test_descriptors_and_threads_do_not_grow_with_setups() -> None:
