@@ -81,6 +81,7 @@ class Master:
         self._tasks = Tasks(self.catalogue)
         self._journals = Journals()
         self._writers: dict[int, Client] = {}
+        self._parted: dict[str, int] = {}  # journals of processes that live on without a connection
         self._clients: dict[str, Client] = {}
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
@@ -269,7 +270,10 @@ class Master:
         del self._clients[client.peer]
         if client.journal is not None:
             del self._writers[client.journal]
-            self._journals.release(client.journal)
+            if until_ns == NEVER_NS:
+                self._parted[client.peer] = client.journal  # one record of it may still come
+            else:
+                self._journals.release(client.journal)
         self._journals.note_loss()
         self._tasks.drop_client(client.peer, now_ns, _wall_ms(), until_ns)
         self.catalogue.drop_client(client.peer, now_ns, until_ns, machine)
@@ -283,6 +287,8 @@ class Master:
                 self._forget(self._clients[peer], late_ns, self._machine)
             else:
                 self.catalogue.settle_client(peer, time.monotonic_ns())
+                if peer in self._parted:
+                    self._journals.release(self._parted.pop(peer))
         for peer in self._lines.ended():
             if peer in self._clients:  # its process may go on, and write to what it had
                 self._forget(self._clients[peer], NEVER_NS)

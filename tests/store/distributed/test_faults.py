@@ -197,6 +197,9 @@ def test_room_of_a_writer_that_lost_its_line_is_kept_until_its_process_ends() ->
             time.sleep(0.01)
         assert master.stats()["held"] == 1
         assert lender.put("a", b"2") == 0, "the name is free"
+        with stores(address(master), 1, 0) as (other,):
+            journals = [store._client._journals for store in (writer, other)]  # type: ignore[union-attr]
+            assert journals[0]._journal != journals[1]._journal, "two would write to one ring"
         writer.close()
         master.catalogue.check()
 
