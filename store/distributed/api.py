@@ -29,12 +29,12 @@ from store.distributed.arguments import (
 )
 from store.distributed.buffers import BufferHandle, Buffers
 from store.distributed.client import Client
-from store.distributed.codes import BAD_PARAMETERS, INTERNAL, NOT_FOUND, OK, CodeError
+from store.distributed.codes import BAD_PARAMETERS, INTERNAL, NO_MASTER, NOT_FOUND, OK, CodeError
 from store.distributed.config import ReplicateConfig, Setup
 from store.distributed.copying import Copying
 from store.distributed.ranges import get_into_ranges
 from store.distributed.replicas import QueryTaskResponse, ReplicaDescriptor
-from store.distributed.session import Session
+from store.distributed.session import Session, forget_in_children
 from store.distributed.tensors import Tensors
 from store.errors import StoreError
 from transport.curve import CurveKeys
@@ -61,6 +61,7 @@ class MooncakeDistributedStore(Tensors):
         self._session: Session | None = None
         self._can_copy = False
         self._buffers = Buffers()
+        forget_in_children(self)
 
     @property
     def _client(self) -> Client | None:
@@ -233,7 +234,7 @@ class MooncakeDistributedStore(Tensors):
         try:
             return client.get(key) or b""
         except CodeError as error:
-            log.warning("get: %s", error)
+            log.log(logging.DEBUG if error.code == NO_MASTER else logging.WARNING, "get: %s", error)
             return b""
         except (AttributeError, UnicodeEncodeError):
             checked_name(key)
@@ -357,7 +358,7 @@ class MooncakeDistributedStore(Tensors):
         """
         try:
             pattern = re.compile(checked_name(regex_pattern))
-        except re.error:
+        except (re.error, OverflowError, RecursionError):
             return BAD_PARAMETERS
         if self._client is None:
             return BAD_PARAMETERS
@@ -373,15 +374,17 @@ class MooncakeDistributedStore(Tensors):
 
     def remove_all(self, force: bool = False) -> int:
         """Remove every object without a lease (force: with one, too); how many."""
-        return self._code(lambda client: client.ask(say.RemoveAll, bool(force)).codes[0])
-
-    def _code(self, ask: Callable[[Client], int]) -> int:
-        if self._client is None:
+        client = self._client
+        if client is None:
             return BAD_PARAMETERS
         try:
-            return ask(self._client)
+            removed, left = client.ask(say.RemoveAll, bool(force), False).codes
+            while left:
+                count, left = client.ask(say.RemoveAll, bool(force), True).codes
+                removed += count
         except CodeError as error:
             return error.code
+        return int(removed)
 
     # ----------------------------------------------------------------------------- replicas
 
@@ -436,7 +439,9 @@ class MooncakeDistributedStore(Tensors):
 
 
 def _memory(ptr: int, size: int) -> memoryview:
-    """The caller's memory. A wrong address ends the process, as everywhere."""
+    """The caller's memory. A wrong address ends the process, as everywhere. Raises TypeError."""
+    if size >= 2**63:
+        raise TypeError(f"size={size} is more than a process can have")
     return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
 
 

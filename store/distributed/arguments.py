@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from store.distributed.config import SOFT_PIN_MS, ReplicateConfig, SoftPinAction
-from store.distributed.messages import MAX_NAME_BYTES, Wish
+from store.distributed.messages import MAX_NAME_BYTES, MAX_SHORT, Wish
 
 DEFAULT = ReplicateConfig()
 
@@ -58,9 +58,10 @@ def as_view(value: Any) -> memoryview:
     """The bytes of a buffer, flat; gaps are closed by copying. Raises TypeError for what is no buffer."""
     try:
         view = memoryview(value)
-    except TypeError:
-        raise TypeError(f"value must be a buffer such as bytes, not {type(value).__name__}") from None
-    if not view.c_contiguous:
+    except (TypeError, ValueError, BufferError) as error:
+        kind = type(value).__name__
+        raise TypeError(f"value must be a buffer such as bytes, not {kind}: {error}") from None
+    if not view.c_contiguous or not view.nbytes:
         return memoryview(view.tobytes())
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
@@ -89,7 +90,7 @@ def wish_of(config: ReplicateConfig | None) -> Wish | None:
         config.with_hard_pin,
         None if pin_ms is None else min(pin_ms, 10**12),
         config.soft_pin_action is SoftPinAction.PRESERVE,
-        [name for name in dict.fromkeys(preferred) if name],
+        [name for name in dict.fromkeys(preferred) if 0 < len(name) <= MAX_SHORT],
     )
 
 

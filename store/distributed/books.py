@@ -7,13 +7,15 @@ write into the table. Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Sequence
 
 from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
 from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
-from store.errors import PoolFull
+from store.errors import PoolFull, UnknownObject
 from store.layout import BlockLayout
 from store.objects import Wanted
 
@@ -36,7 +38,7 @@ class Books:
     _entries    name -> what readers see; each has its slot in the table
     _writing    name -> being written, to become what readers see
     _puts       put -> entry being written, all of which _writing names
-    _spares     put -> room in advance, without a name
+    _spares     put -> room in advance, without a name; _spare_bytes in all, _spare_counts of each client
     _lenders    number -> segment
     _held       rooms in quarantine
     _order      of eviction
@@ -52,6 +54,8 @@ class Books:
         self._writing: dict[str, Entry] = {}
         self._puts: dict[int, Entry] = {}
         self._spares: dict[int, Entry] = {}
+        self._spare_bytes = 0
+        self._spare_counts: Counter[str] = Counter()
         self._lenders: dict[int, Lender] = {}
         self._held: list[Quarantine] = []
         self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
@@ -132,7 +136,7 @@ class Books:
         Oldest lease first, soft-pinned last; leased, hard-pinned and unfinished objects stay. Returns the
         bytes freed.
         """
-        wanted = max(nbytes, EVICT_SHARE * self._space.stats()["capacity_bytes"])
+        wanted = max(nbytes, EVICT_SHARE * self._space.totals()[0])
         freed = 0
         order = self._order.coldest(now_ns)
         while freed < wanted:
@@ -156,9 +160,8 @@ class Books:
 
     def keep_below_high_water(self, now_ns: int) -> int:
         """Evict when more than HIGH_WATER of the capacity is used; returns the bytes freed."""
-        stats = self._space.stats()
-        used = stats["capacity_bytes"] - stats["free_bytes"]
-        too_much = used - HIGH_WATER * stats["capacity_bytes"]
+        capacity, free = self._space.totals()
+        too_much = capacity - free - HIGH_WATER * capacity
         return self.evict(int(too_much), now_ns) if too_much > 0 else 0
 
     # ---------------------------------------------------------------------------------------- steps
@@ -192,16 +195,25 @@ class Books:
         entry.word = 0
         self._free(entry, now_ns)
 
-    def _drop_replicas(self, entry: Entry, lost: Sequence[Replica]) -> None:
+    def _drop_replicas(self, entry: Entry, lost: Sequence[Replica], now_ns: int) -> None:
         """Some, not all, replicas of an object, or of one being written, are no more; readers look again."""
         entry.replicas = [replica for replica in entry.replicas if replica not in lost]
         if entry.word:
             self._rewrite(entry)
-        for replica in lost:
-            self._space.put_revoke(replica.object_id)
+        self._free_replicas(entry, lost, "", entry.remote_until_ns, now_ns)
+
+    def _free_replicas(
+        self, entry: Entry, lost: Sequence[Replica], client: str, until_ns: int, now_ns: int
+    ) -> None:
+        """Give the room of single replicas back, at once or when nobody can touch it any more."""
+        objects = tuple(replica.object_id for replica in lost)
+        held = Quarantine(entry.owner, client, until_ns, objects)
+        self._held.append(held)
+        if until_ns <= now_ns:
+            self._settle([held], now_ns)
 
     def _rewrite(self, entry: Entry) -> None:
-        self.table.replace(entry.word, entry.nbytes, entry.locations)
+        self.table.replace(entry.word, *name_hash(entry.name), entry.nbytes, entry.locations)
 
     def _free(self, entry: Entry, now_ns: int) -> None:
         """Give the room of an object back, at once or when nobody far away can be reading it."""
@@ -210,23 +222,39 @@ class Books:
         else:
             self._space.release(entry.owner, now_ns / 1e9)
 
-    def _revoke(self, entry: Entry, now_ns: int, *, writer_may_live: bool) -> None:
-        """A put that will not be finished, or room in advance that is not wanted."""
-        if self._spares.pop(entry.put, None) is None:
+    def _revoke(self, entry: Entry, now_ns: int, until_ns: int = 0) -> None:
+        """A put that will not be finished, or room in advance that is not wanted. until_ns: 0, or when its
+        writer will have stopped at last."""
+        if entry.put in self._spares:
+            self._take_spare(entry)
+        else:
             del self._writing[entry.name], self._puts[entry.put]
             self.counters["puts_revoked"] += 1
-        self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=writer_may_live)
-        if writer_may_live:
-            self._held.append(Quarantine(entry.owner, entry.client))
+        self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=until_ns > now_ns)
+        if until_ns > now_ns:
+            self._held.append(Quarantine(entry.owner, entry.client, until_ns))
+
+    def _take_spare(self, entry: Entry) -> None:
+        """Room in advance becomes an object, or is given back."""
+        del self._spares[entry.put]
+        self._spare_bytes -= entry.spare_bytes
+        self._spare_counts[entry.client] -= 1
+        if not self._spare_counts[entry.client]:
+            del self._spare_counts[entry.client]
 
     def _settle_put(self, client: str, put: int, now_ns: int) -> None:
         """The writer of a put that was revoked has ended it at last."""
-        held = [one for one in self._held if (one.owner, one.client) == (str(put), client)]
+        held = [one for one in self._held if (one.owner, one.client, one.objects) == (str(put), client, ())]
         self._settle(held, now_ns)
 
     def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
         for held in over:
             self._held.remove(held)
+            for object_id in held.objects:
+                with contextlib.suppress(UnknownObject):  # its segment is gone, or all of its object
+                    self._space.put_revoke(object_id)
+            if held.objects:
+                continue
             self._space.settle(held.owner)
             self._space.release(held.owner, now_ns / 1e9)
 
@@ -262,6 +290,8 @@ class Books:
         unfinished = [*self._puts.values(), *self._spares.values()]
         assert not any(entry.word for entry in unfinished)
         assert not any(entry.name for entry in self._spares.values())
+        assert self._spare_bytes == sum(entry.spare_bytes for entry in self._spares.values())
+        assert self._spare_counts == Counter(entry.client for entry in self._spares.values())
         for entry in [*self._entries.values(), *unfinished]:
             owners.add(entry.owner)
             assert entry.replicas, f"{entry.name} has no replica"

@@ -19,13 +19,17 @@ from store.distributed.codes import (
     NOT_READY,
     OK,
 )
-from store.distributed.entries import Entry, Lender, Replica
-from store.distributed.messages import Grant, Wish
+from store.distributed.entries import NEVER_NS, Entry, Lender, Replica
+from store.distributed.messages import MAX_KEYS, Grant, Wish, portions
 from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from store.errors import PoolFull, StoreError
 
 PUT_LIMIT_NS = 30 * 10**9
 """A put that has not ended by then is revoked; its room comes back when its writer is known to be gone."""
+
+LATE_WRITES_NS = 120 * 10**9
+"""What a client that was cut off had sent over TCP may arrive until then (`transport.sockets_server` gives a
+write 30 s, and its bytes the time they take)."""
 
 SPARE_SHARE = 1 / 32
 """Of the capacity, given out in advance at most."""
@@ -62,12 +66,12 @@ class Catalogue(Books):
                 continue
             self.counters["replicas_lost"] += 1
             if len(lost) < len(entry.replicas):
-                self._drop_replicas(entry, lost)
+                self._drop_replicas(entry, lost, now_ns)
             elif entry.word:
                 self.counters["objects_lost"] += 1
                 self._drop(entry, now_ns)
             else:
-                self._revoke(entry, now_ns, writer_may_live=False)  # it writes to memory that is no one's
+                self._revoke(entry, now_ns)  # it writes to memory that is no one's
         self._space.remove_segment(number)
 
     def segments(self) -> dict[int, Lender]:
@@ -97,7 +101,7 @@ class Catalogue(Books):
             entry.soft_until_ns = old.soft_until_ns
         self._puts[entry.put] = self._writing[name] = entry
         self.counters["puts"] += 1
-        return Grant(entry.put, entry.locations, entry.scattered, swap=upsert)
+        return Grant(entry.put, entry.locations, entry.scattered)
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
@@ -107,15 +111,15 @@ class Catalogue(Books):
         granted: list[Grant] = []
         if nbytes < 1:
             return granted
-        held = sum(entry.nbytes * len(entry.replicas) for entry in self._spares.values())
-        mine = sum(entry.client == client for entry in self._spares.values())
-        capacity = sum(lender.nbytes for lender in self._lenders.values())
-        most = SPARE_SHARE * capacity - held
-        while mine + len(granted) < min(count, MAX_SPARES) and nbytes * wish.replicas <= most:
+        most = SPARE_SHARE * self._space.totals()[0]
+        wanted = min(count, MAX_SPARES) - self._spare_counts[client]
+        while len(granted) < wanted and self._spare_bytes + nbytes * wish.replicas <= most:
             entry = self._new_entry(client, machine, "", nbytes, wish, now_ns, evict=False)
             if entry is None:
                 break
-            most -= nbytes * wish.replicas
+            entry.spare_bytes = nbytes * len(entry.replicas)
+            self._spare_bytes += entry.spare_bytes
+            self._spare_counts[client] += 1
             self._spares[entry.put] = entry
             granted.append(Grant(entry.put, entry.locations))
         return granted
@@ -141,7 +145,7 @@ class Catalogue(Books):
             code = self.put_end(client, put, now_ns)
             self.counters["claims_unknown"] += code != OK
             return code
-        del self._spares[put]
+        self._take_spare(spare)
         spare.name = name
         if spare.wish.soft_pin_ms is not None:
             spare.soft_until_ns = now_ns + spare.wish.soft_pin_ms * 10**6
@@ -155,7 +159,7 @@ class Catalogue(Books):
         if entry is None or entry.client != client:
             self._settle_put(client, put, now_ns)
             return NOT_FOUND
-        self._revoke(entry, now_ns, writer_may_live=False)
+        self._revoke(entry, now_ns)
         return OK
 
     # --------------------------------------------------------------------------------------- copies
@@ -174,21 +178,31 @@ class Catalogue(Books):
         return added
 
     def end_copy(
-        self, entry: Entry, added: Sequence[Replica], source: int | None, done: bool, now_ns: int
+        self,
+        entry: Entry,
+        added: Sequence[Replica],
+        source: int | None,
+        done: bool,
+        now_ns: int,
+        *,
+        client: str = "",
+        until_ns: int = 0,
     ) -> bool:
-        """The added replicas hold the bytes (or, not done, do not); a move then drops its source."""
+        """The added replicas hold the bytes (or, not done, do not); a move then drops its source.
+
+        until_ns    not done: 0, or when the client that copied will have stopped at last
+        """
         alive = self._entries.get(entry.name) is entry
         usable = [replica for replica in added if replica.segment in self._lenders]
         if not (alive and done and len(usable) == len(added)):
-            for replica in usable if alive else ():
-                self._space.put_revoke(replica.object_id)
+            self._free_replicas(entry, usable, client, until_ns, now_ns)
             return False
         for replica in added:
             self._space.put_end(replica.object_id, (), now=0.0)
         entry.replicas.extend(added)
         lost = [replica for replica in entry.replicas if replica.segment == source]
         if lost and len(lost) < len(entry.replicas):
-            self._drop_replicas(entry, lost)
+            self._drop_replicas(entry, lost, now_ns)
         else:
             self._rewrite(entry)
         return True
@@ -207,9 +221,10 @@ class Catalogue(Books):
             self.table.extend_lease(entry.word, entry.remote_until_ns)
         return entry
 
-    def names(self, after: str, most: int) -> list[str]:
-        """Names of objects behind this one, in order."""
-        return nsmallest(most, (name for name in self._entries if name > after))
+    def names(self, after: str) -> list[str]:
+        """Names of objects behind this one, in order, as many as one message takes."""
+        found = nsmallest(MAX_KEYS, (name for name in self._entries if name > after))
+        return found[next(portions(found), slice(0))]
 
     # ------------------------------------------------------------------------------------- removing
 
@@ -227,9 +242,9 @@ class Catalogue(Books):
         self._drop(entry, now_ns)
         return OK
 
-    def remove_all(self, now_ns: int, *, force: bool) -> int:
-        """Remove what can be removed; returns how many."""
-        return sum(self.remove(name, now_ns, force=force) == OK for name in list(self._entries))
+    def all_names(self) -> list[str]:
+        """Of visible objects."""
+        return list(self._entries)
 
     def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
         """Drop the replicas of the client's own object on one segment ("": all); False when it may not."""
@@ -243,23 +258,34 @@ class Catalogue(Books):
         if len(lost) == len(entry.replicas):
             self._drop(entry, now_ns)
         else:
-            self._drop_replicas(entry, lost)
+            self._drop_replicas(entry, lost, now_ns)
         return True
 
     # -------------------------------------------------------------------------------- clients, time
 
-    def drop_client(self, client: str, now_ns: int) -> None:
-        """A client is gone: its segments, and its puts that it has not ended."""
+    def drop_client(self, client: str, now_ns: int, until_ns: int = 0, machine: str = "") -> None:
+        """A client is gone: its segments, and its puts that it has not ended.
+
+        until_ns    0: it writes no more. Else its room is given away then, or after `settle_client`
+        machine     where its process has ended: nothing of it is under way to segments there
+        """
         unfinished = [*self._puts.values(), *self._spares.values()]
         for entry in [entry for entry in unfinished if entry.client == client]:
-            self._revoke(entry, now_ns, writer_may_live=False)
+            is_far = any(self._lenders[one.segment].machine != machine for one in entry.replicas)
+            self._revoke(entry, now_ns, until_ns if is_far else 0)
         for number in [one.number for one in self._lenders.values() if one.client == client]:
             self.unmount(number, now_ns)
+        for held in [held for held in self._held if held.client == client]:
+            held.until_ns = min(held.until_ns, until_ns)
+        self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)
+
+    def settle_client(self, client: str, now_ns: int) -> None:
+        """A client that was dropped before has certainly ended."""
         self._settle([held for held in self._held if held.client == client], now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Revoke puts that take too long, give back room whose time has come."""
         for entry in list(self._puts.values()):
             if now_ns - entry.started_ns > PUT_LIMIT_NS:
-                self._revoke(entry, now_ns, writer_may_live=True)
+                self._revoke(entry, now_ns, NEVER_NS)
         self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from xxhash import xxh3_128_intdigest
 
 from store.distributed import messages as say
+from store.distributed.arguments import is_usable
 from store.distributed.codes import (
     BAD_PARAMETERS,
     INTERNAL,
@@ -47,6 +48,9 @@ BEAT_S = 1.0
 BUSY_BEAT_S = 0.1
 """While the own segment is being filled for the first time: its pages are prepared a little ahead."""
 
+CLOSE_S = 30.0
+"""Within it puts under way end, before the room that they write to is given away."""
+
 READ_TRIES = 50
 """Copies of one object that moved under the reader's hands."""
 
@@ -61,6 +65,10 @@ class Located(NamedTuple):
     scattered: Sequence[Sequence[tuple[int, int]]]
     found: Found | None
     until_ns: int
+
+
+def _table_at(at: say.Memory) -> TableReader:
+    return TableReader(at.pid, at.fd, at.inode, at.nbytes)
 
 
 class Client:
@@ -87,7 +95,10 @@ class Client:
         self._table_lock = threading.Lock()
         self._lending: Lending | None = None
         self._lease_ns = self._link.welcome.lease_ttl_ns
+        self._keeper: threading.Thread | None = None
+        self._close_lock = threading.RLock()
         self._stop = threading.Event()
+        self._writing: list[int] = []  # threads that may write to segments
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
         self._warmer = Warmer()
@@ -106,7 +117,7 @@ class Client:
         told = self._link.welcome.table
         if told.machine == machine:
             try:
-                table = self._open_table(told)
+                table = _table_at(told)
             except StoreError as error:
                 if curve is None:
                     raise CodeError(
@@ -141,22 +152,32 @@ class Client:
         if self.table is not None and joined.journals is not None:
             where = joined.journals
             with contextlib.suppress(StoreError):  # without, puts and misses take a message each
-                self._journals = ClientJournals(
-                    where.pid, where.fd, where.inode, where.nbytes, joined.journal
-                )
+                at = where.pid, where.fd, where.inode, where.nbytes
+                self._journals = ClientJournals(*at, joined.journal)
             self._writer.journals = self._journals
         if self._lending is not None:
             self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
             self._warmer.prepare(self._lending.memory, 0)
 
     def close(self) -> None:
-        """Leave; the segment and what only it held are gone. May be called twice."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
-            self._link.ask(say.Leave, limit_s=1.0)
+        """Leave; the segment and what only it held are gone. May be called twice.
+
+        Puts and copies under way end first. The room of one that does not is kept from others by the master
+        as long as this process lives, for it sees a connection that ended without a word.
+        """
+        with self._close_lock:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+        deadline = time.monotonic() + CLOSE_S
+        while (others := self._others_writing()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not others:
+            with contextlib.suppress(CodeError):  # the master notices by itself, or is gone
+                self._link.ask(say.Leave, limit_s=1.0)
         self._link.close()
+        if self._keeper is not None and self._keeper is not threading.current_thread():
+            self._keeper.join(timeout=CLOSE_S)
         self._warmer.close()
         self._segments.close()
         if self._lending is not None:
@@ -165,6 +186,12 @@ class Client:
             self.table.close()
         if self._journals is not None:
             self._journals.close()
+
+    def _others_writing(self) -> int:
+        """Writes of other threads. One of this thread stands still below a signal handler, and finds its
+        segments closed when it goes on."""
+        here = threading.get_ident()
+        return sum(thread != here for thread in list(self._writing))
 
     def is_healthy(self) -> bool:
         """Whether the master answers and knows us."""
@@ -211,7 +238,7 @@ class Client:
                     if view is not None and table.extend_lease(found, time.monotonic_ns() + self._lease_ns):
                         start = location & OFFSET_MASK
                         data = bytes(view[start : start + found.nbytes])
-                        if table.words[found.word] == found.version:
+                        if table.words[found.word] == found.version and len(data) == found.nbytes:
                             return data
             except (Retired, Busy, ValueError):  # ValueError: a view or table that was just closed
                 pass
@@ -254,6 +281,8 @@ class Client:
 
     def locate(self, name: str, *, lease: bool = True) -> Located | None:
         """Where an object is; lease: and keep it there. None when there is none. Raises CodeError."""
+        if not is_usable(name):
+            return None
         asked_ns = time.monotonic_ns()
         found = self._look(name, asked_ns + self._lease_ns if lease else 0)
         if found is False:
@@ -270,9 +299,9 @@ class Client:
         if self.table is not None:
             return [self.locate(name, lease=lease) for name in names]
         located: list[Located | None] = []
-        for first in range(0, len(names), say.MAX_KEYS):
+        for some in say.portions(names):
             asked_ns = time.monotonic_ns()
-            places = self._link.ask(say.Find, list(names[first : first + say.MAX_KEYS]), lease).places
+            places = self._link.ask(say.Find, list(names[some]), lease).places
             located += [self._told(place, asked_ns) for place in places]
         return located
 
@@ -323,10 +352,10 @@ class Client:
         if located.found is None:
             return time.monotonic_ns() < located.until_ns
         table = self.table
-        return table is not None and table.is_still(located.found)
-
-    def _open_table(self, told: say.Memory) -> TableReader:
-        return TableReader(told.pid, told.fd, told.inode, told.nbytes)
+        try:
+            return table is not None and table.is_still(located.found)
+        except ValueError:  # just closed
+            raise CodeError(NO_MASTER, "this store is closed") from None
 
     def _renew_table(self, old: TableReader) -> None:
         """The master has published another table. Raises CodeError."""
@@ -334,7 +363,7 @@ class Client:
             if self.table is not old or self._stop.is_set():
                 return
             try:
-                self.table = self._open_table(self._link.ask(say.TableAsk).table)
+                self.table = _table_at(self._link.ask(say.TableAsk).table)
             except StoreError as error:
                 if isinstance(error, CodeError):
                     raise
@@ -355,11 +384,18 @@ class Client:
         upsert: bool = False,
     ) -> list[int]:
         """Store objects, with one question to the master for those that are new. A code for each."""
-        if upsert:
-            return self._writer.put_many(names, values, wish, upsert=True)
-        new = [at for at, name in enumerate(names) if not self._is_known(name)]
         codes = [OK] * len(names)
-        written = self._writer.put_many([names[at] for at in new], [values[at] for at in new], wish, False)
+        new = [at for at, name in enumerate(names) if upsert or not self._is_known(name)]
+        some, parts = [names[at] for at in new], [values[at] for at in new]
+        self._writing.append(here := threading.get_ident())
+        try:
+            self._check_open()
+            written = self._writer.put_many(some, parts, wish, upsert)
+        except ValueError:
+            self._check_open()  # this put was under way for CLOSE_S while another thread closed
+            raise
+        finally:
+            self._writing.remove(here)
         for at, code in zip(new, written):
             codes[at] = code
         return codes
@@ -368,19 +404,21 @@ class Client:
 
     def ask(self, kind: Callable[..., Any], *values: Any) -> Any:
         """A question to the master. Raises CodeError."""
+        self._check_open()
+        return self._link.ask(kind, *values)
+
+    def _check_open(self) -> None:
         if self._stop.is_set():
             raise CodeError(NO_MASTER, "this store is closed")
-        return self._link.ask(kind, *values)
 
     def ask_codes(self, kind: Callable[..., Any], names: Sequence[str], *values: Any) -> list[int]:
         """A question about many names, in pieces; a code for each, NO_MASTER where none came."""
         codes: list[int] = []
-        for first in range(0, len(names), say.MAX_KEYS):
-            some = list(names[first : first + say.MAX_KEYS])
+        for some in say.portions(names):
             try:
-                codes += self.ask(kind, some, *values).codes
+                codes += self.ask(kind, list(names[some]), *values).codes
             except CodeError as error:
-                codes += [error.code] * len(some)
+                codes += [error.code] * len(names[some])
         return codes
 
     def copy(self, name: str, target: int, piece_bytes: int) -> None:
@@ -394,12 +432,18 @@ class Client:
 
         def take(segment: Readable, offset: int, nbytes: int) -> bool:
             for done in range(0, nbytes, piece_bytes):
+                self._check_open()
                 some = segment.read_bytes(offset + done, min(piece_bytes, nbytes - done))
                 to.write((target & OFFSET_MASK) + done, [memoryview(some)])
             return True
 
-        if self.read(name, take) is None:
-            raise CodeError(NOT_FOUND, f"{name!r} is gone")
+        self._writing.append(here := threading.get_ident())
+        try:
+            self._check_open()
+            if self.read(name, take) is None:
+                raise CodeError(NOT_FOUND, f"{name!r} is gone")
+        finally:
+            self._writing.remove(here)
 
     def segment_name(self, location: int) -> str:
         """Name of the segment of a location."""

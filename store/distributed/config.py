@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from store.distributed.codes import BAD_PARAMETERS, CodeError
+from store.distributed.messages import MAX_SHORT
 
 SIZE = re.compile(r"(\d+) ?([KMGT]?B?)", re.IGNORECASE)
 UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -131,7 +132,7 @@ class Setup:
         host, master = values.get("local_hostname"), values.get("master_server_addr")
         protocol = values.get("protocol", "tcp")
         for name, value in (("local_hostname", host), ("master_server_addr", master), ("protocol", protocol)):
-            if not isinstance(value, str) or not value:
+            if not isinstance(value, str) or not 0 < len(value) <= MAX_SHORT - len(":65535"):
                 raise CodeError(BAD_PARAMETERS, f"setup: {name}={value!r} must be a name")
         default = 16 * 2**20
         segment = parse_size("global_segment_size", values.get("global_segment_size", default))

@@ -12,7 +12,7 @@ from typing import Any
 
 from store.distributed import messages as say
 from store.distributed.client import Client
-from store.distributed.codes import NO_TASK, OK, CodeError
+from store.distributed.codes import BAD_PARAMETERS, NO_TASK, OK, CodeError
 from store.distributed.replicas import (
     BufferDescriptor,
     MemoryDescriptor,
@@ -40,10 +40,9 @@ class Copying:
         """Every replica of these objects; what is not there is left out. Grants no lease."""
         described: dict[str, list[ReplicaDescriptor]] = {}
         try:
-            for first in range(0, len(names), say.MAX_KEYS):
-                some = list(names[first : first + say.MAX_KEYS])
-                places = self._client.ask(say.Find, some, False).places
-                for name, place in zip(some, places):
+            for some in say.portions(names):
+                places = self._client.ask(say.Find, list(names[some]), False).places
+                for name, place in zip(names[some], places):
                     if place is not None:
                         described[name] = [
                             self._descriptor(place.nbytes, first)
@@ -60,17 +59,19 @@ class Copying:
     def clear(self, names: Sequence[str], segment: str) -> list[str]:
         """Drop this client's replicas of these; the names it was done for."""
         cleared: list[str] = []
-        for first in range(0, len(names), say.MAX_KEYS):
+        if len(segment) > say.MAX_SHORT:
+            return cleared
+        for some in say.portions(names):
             try:
-                cleared += self._client.ask(
-                    say.Clear, list(names[first : first + say.MAX_KEYS]), segment
-                ).names
+                cleared += self._client.ask(say.Clear, list(names[some]), segment).names
             except CodeError:
                 break
         return cleared
 
     def start(self, name: str, source: str, targets: list[str]) -> tuple[tuple[int, int], int]:
         """Begin a copy (source "") or a move: (its id, OK), or ((0, 0), a code)."""
+        if len(targets) > say.MAX_TARGETS or max(map(len, [source, *targets])) > say.MAX_SHORT:
+            return (0, 0), BAD_PARAMETERS
         try:
             task = self._client.ask(say.TaskStart, name, source, targets)
         except CodeError as error:

@@ -5,7 +5,7 @@ Made by `catalogue`. Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from store.allocator import Extent
 from store.directory import Directory
@@ -37,6 +37,8 @@ class Entry:
     word             its slot in the table; 0: no reader sees it
     soft_until_ns    evicted last until then
     remote_until_ns  clients that cannot look at the table may read until then
+    tasks            copies of it that are being made
+    spare_bytes      while it is room in advance: what it was counted for
     """
 
     name: str
@@ -51,6 +53,7 @@ class Entry:
     word: int = 0
     remote_until_ns: int = 0
     tasks: int = 0
+    spare_bytes: int = 0
 
     @property
     def locations(self) -> list[int]:
@@ -80,13 +83,20 @@ class Lender:
     used_until: int = 0
 
 
+NEVER_NS = 1 << 63
+
+
 @dataclass(slots=True)
 class Quarantine:
-    """Room that a writer or a remote reader may still touch: until a time, or until the client is gone."""
+    """Room that a writer or a remote reader may still touch: until a time, or until the client is gone.
+
+    objects    of the owner, these alone; (): all it has
+    """
 
     owner: str
     client: str
-    until_ns: int = field(default=1 << 63)
+    until_ns: int = NEVER_NS
+    objects: tuple[int, ...] = ()
 
 
 class Space(Directory):
@@ -95,3 +105,8 @@ class Space(Directory):
     def free_bytes(self, number: int) -> int:
         """Free in one segment. Raises UnknownObject."""
         return self._segment(number).allocator.free_bytes
+
+    def totals(self) -> tuple[int, int]:
+        """(capacity, free) bytes of all segments."""
+        allocators = [segment.allocator for segment in self._segments.values()]
+        return sum(one.capacity for one in allocators), sum(one.free_bytes for one in allocators)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from store.distributed.memory import make_memfd, map_foreign
+from store.errors import StoreError
 
 MAX_JOURNALS = 2048
 RECORDS = 64
@@ -73,10 +74,12 @@ class ClientJournals(_Shared):
 
     journal    number of its own
 
-    Raises StoreError when the memory cannot be mapped.
+    Raises StoreError when the memory cannot be mapped, or is not what this module draws.
     """
 
     def __init__(self, pid: int, fd: int, inode: int, nbytes: int, journal: int):
+        if nbytes != NBYTES or not 0 <= journal < MAX_JOURNALS:
+            raise StoreError(f"journal {journal} of {nbytes} B: both sides must be of one version")
         own, memory = map_foreign(pid, fd, inode, nbytes)
         os.close(own)
         super().__init__(memory)
@@ -106,15 +109,17 @@ class ClientJournals(_Shared):
     def is_pending(self) -> bool:
         """Whether some record is not in the table yet. Look into the table again after a False: a record
         may have got there since the last look."""
-        end = 8 * self.words[0]
+        end = 8 * min(self.words[0], MAX_JOURNALS)
         written = self.memory[8 * _WRITTEN : 8 * _WRITTEN + end]
         return written != self.memory[8 * _TAKEN : 8 * _TAKEN + end]
 
 
 class Journals(_Shared):
-    """The master's side. One thread.
+    """The master's side. One thread. Any client can write anywhere in this memory, so the master reads back
+    nothing that it has written itself: it keeps its own numbers, and mends theirs.
 
-    _free    journals whose clients are gone
+    _taken    of each journal in use: records that are in the table
+    _free     journals whose clients are gone
     """
 
     def __init__(self) -> None:
@@ -122,6 +127,8 @@ class Journals(_Shared):
         self.inode = os.fstat(self.fd).st_ino
         self.nbytes = NBYTES
         super().__init__(memory)
+        self._taken: list[int] = []
+        self._losses = 0
         self._free: list[int] = []
         self.dropped = 0
 
@@ -129,20 +136,22 @@ class Journals(_Shared):
         """A journal for a new client; None when there are as many as can be."""
         if self._free:
             return self._free.pop()
-        journal = self.words[0]
+        journal = len(self._taken)
         if journal == MAX_JOURNALS:
             return None
+        self._taken.append(0)
         self.words[0] = journal + 1
-        return int(journal)
+        return journal
 
     def release(self, journal: int) -> None:
         """Its client is gone, and what it had written is taken."""
-        self.words[_TAKEN + journal] = self.words[_WRITTEN + journal]
+        self.words[_WRITTEN + journal] = self.words[_TAKEN + journal] = self._taken[journal]
         self._free.append(journal)
 
     def note_loss(self) -> None:
         """A client is gone; before others can be given what it had."""
-        self.words[_LOSSES] += 1
+        self._losses += 1
+        self.words[_LOSSES] = self._losses
 
     def waiting(self, before_ns: int) -> list[Claim]:
         """Records written before this time, oldest first; `taken` follows, once they are in the table.
@@ -151,20 +160,20 @@ class Journals(_Shared):
         returned, never the later one alone.
         """
         claims: list[Claim] = []
-        in_use = self.words[0]
-        end = 8 * in_use
+        end = 8 * len(self._taken)
         if self.memory[8 * _WRITTEN : 8 * _WRITTEN + end] == self.memory[8 * _TAKEN : 8 * _TAKEN + end]:
             return claims
-        for journal in range(in_use):
-            first, last = self.words[_TAKEN + journal], self.words[_WRITTEN + journal]
+        for journal, first in enumerate(self._taken):
+            last = self.words[_WRITTEN + journal]
             if not first <= last <= first + RECORDS:  # somebody's stray store: nothing in it can be believed
-                self.words[_WRITTEN + journal] = first
+                self.words[_WRITTEN + journal] = last = first
                 self.dropped += 1
-                continue
+            if last == first:
+                self.words[_TAKEN + journal] = first
             for count in range(first, last):
                 claim = self._record(journal, count)
-                if claim.time_ns >= before_ns:
-                    break
+                if before_ns <= claim.time_ns <= time.monotonic_ns():
+                    break  # it has been written since; a time that has not come yet is nobody's
                 claims.append(claim)
         claims.sort(key=lambda claim: claim.time_ns)
         return claims
@@ -172,7 +181,8 @@ class Journals(_Shared):
     def taken(self, claims: list[Claim]) -> None:
         """These are in the table, or nowhere: their places may be used again."""
         for claim in claims:
-            self.words[_TAKEN + claim.journal] += 1
+            self._taken[claim.journal] += 1
+            self.words[_TAKEN + claim.journal] = self._taken[claim.journal]
 
     def _record(self, journal: int, count: int) -> Claim:
         """One record; one whose check never fits is a claim of put 0, which nobody has."""

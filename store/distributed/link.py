@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from store.distributed import messages as say
-from store.distributed.codes import NO_MASTER, CodeError
+from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, CodeError
 from transport.address import tcp_endpoint
 from transport.channel import Spoke
 from transport.curve import CurveKeys
@@ -29,7 +29,13 @@ from transport.lines import Line
 from transport.wire import Decoder
 
 CALL_S = 5.0
-"""A master that has not answered by then is not there."""
+"""A question that has not been answered by then ends with a code; the answer may still come."""
+
+GIVE_UP_S = 60.0
+"""A master of this machine that has owed an answer for so long is not there; one elsewhere is asked again."""
+
+UNSURE_S = 1.0
+"""An interrupted question that may not have gone: no answer by then, and it has not."""
 
 CONNECT_S = 3.0
 
@@ -40,16 +46,25 @@ class Link:
     address    "HOST:PORT" of the master
     curve      keys of both sides; without, the address must be of this machine
 
+    late       is told the answers to questions that were given up: their time was over, or a signal came
+
+    _then      told the answer to the question that is open; None: none is
+    _is_sent   False: that question was interrupted while it was sent
+    _sent_s    when
+
     Raises CodeError (NO_MASTER) when nobody answers there.
     """
 
     def __init__(self, address: str, curve: CurveKeys | None):
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close in the middle of a question
         self._call = 0
         self._lost = False
         self._pidfd = -1
         self._line: Line | None = None
+        self.late: Callable[[Any], None] = lambda reply: None
         self._then: Callable[[Any], None] | None = None
+        self._is_sent = True
+        self._sent_s = 0.0
         self._decoder = Decoder(say.Reply, say.MAX_BYTES)
         try:
             self._spoke = Spoke(
@@ -89,7 +104,8 @@ class Link:
     def ask(self, kind: Callable[..., msgspec.Struct], *values: Any, limit_s: float = CALL_S) -> Any:
         """Send a request and return its answer.
 
-        Raises CodeError (NO_MASTER) when none comes in time, or when the master does not know us.
+        Raises CodeError: NO_MASTER when none comes in time, or when the master does not know us;
+        BAD_PARAMETERS when the request is too large; the master's code when it cannot answer.
         """
         with self._lock:
             if self._lost:
@@ -97,15 +113,15 @@ class Link:
             if self._then is not None:
                 self._collect(limit_s)
             self._call += 1
-            call = self._call
-            try:
-                if self._line is None:
-                    reply = self._ask_channel(kind(call, *values), call, limit_s)
-                else:
-                    self._say(self._line, kind(call, *values), limit_s)
-                    reply = self._hear(self._line, call, limit_s)
-            except WireError as error:
-                raise CodeError(NO_MASTER, str(error)) from None
+            if self._line is None:
+                reply = self._ask_channel(kind(self._call, *values), self._call, limit_s)
+            else:
+                self._then = self.late  # if a signal ends this: the next who asks takes the answer
+                self._say(self._line, kind(self._call, *values), limit_s)
+                reply = self._hear(self._line, limit_s)
+                self._then = None
+        if type(reply) is say.Failed:
+            raise CodeError(reply.code, "the master cannot answer")
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
             self._lost = True
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
@@ -124,8 +140,8 @@ class Link:
             if self._line is None or self._then is not None:
                 return False
             self._call += 1
-            self._say(self._line, kind(self._call, *values), CALL_S)
             self._then = then
+            self._say(self._line, kind(self._call, *values), CALL_S)
             return True
         finally:
             self._lock.release()
@@ -147,40 +163,57 @@ class Link:
             self._lock.release()
 
     def _collect(self, limit_s: float) -> None:
-        """The answer to what has been posted."""
+        """The answer to the question that is open."""
         assert self._line is not None
         assert self._then is not None
-        reply = self._hear(self._line, self._call, limit_s)
+        if not self._is_sent and not self._line.is_ready(min(UNSURE_S, limit_s)):
+            self._then = None
+            return
+        reply = self._hear(self._line, limit_s)
         then, self._then = self._then, None
         then(reply)
 
     def _say(self, line: Line, message: Any, limit_s: float) -> None:
+        self._is_sent, self._sent_s = False, time.monotonic()
         try:
             line.send(message, limit_s)
+        except WireError as error:
+            self._then = None
+            raise CodeError(BAD_PARAMETERS, str(error)) from None
         except ChannelError as error:
             self._lost = True
             raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
+        self._is_sent = True
 
-    def _hear(self, line: Line, call: int, limit_s: float) -> Any:
-        try:
-            reply = line.receive(limit_s)
-        except (ChannelError, WireError) as error:  # after it, whose answer comes next is not known
-            self._lost = True
-            raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
-        if reply.call != call:
-            self._lost = True
-            raise CodeError(NO_MASTER, "the master answers something else")
-        return reply
+    def _hear(self, line: Line, limit_s: float) -> Any:
+        """The answer to the last question; those before it were given up, and `late` is told."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            if not line.is_ready(max(0.0, deadline - time.monotonic())):
+                self._lost = time.monotonic() - self._sent_s > GIVE_UP_S
+                raise CodeError(NO_MASTER, f"the master has not answered within {limit_s:.0f} s")
+            try:
+                reply = line.receive(limit_s)
+            except (ChannelError, WireError) as error:  # after it, whose answer comes next is not known
+                self._lost = True
+                raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
+            if reply.call == self._call:
+                return reply
+            self.late(reply)
 
     def _ask_channel(self, message: Any, call: int, limit_s: float) -> Any:
-        """The answer to this call; those to calls that were given up are passed over."""
-        if not self._spoke.send(message):
-            raise CodeError(NO_MASTER, "the master takes no more messages")
+        """The answer to this call; those to calls that were given up are told to `late`."""
+        try:
+            if not self._spoke.send(message):
+                raise CodeError(NO_MASTER, "the master takes no more messages")
+        except WireError as error:
+            raise CodeError(BAD_PARAMETERS, str(error)) from None
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0:
             for message in self._spoke.receive(left_s):
                 if message.call == call:
                     return message
+                self.late(message)
             if self._master_ended():
                 self._lost = True
                 raise CodeError(NO_MASTER, "the master's process has ended")

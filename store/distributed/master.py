@@ -10,14 +10,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from store.distributed import messages as say
-from store.distributed.catalogue import Catalogue
-from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, OK
+from store.distributed.catalogue import LATE_WRITES_NS, Catalogue
+from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, NO_SPACE, OK
+from store.distributed.entries import NEVER_NS
 from store.distributed.journal import Journals
 from store.distributed.memory import machine_id
 from store.distributed.shared_table import TOKEN_BYTES, TableWriter
@@ -25,6 +26,7 @@ from store.distributed.tasks import Tasks
 from store.errors import StoreError
 from transport.channel import Hub
 from transport.curve import CurveKeys
+from transport.errors import WireError
 from transport.lines import LineServer
 from transport.pids import ProcessWatch
 from transport.wire import Decoder
@@ -40,6 +42,9 @@ SILENT_NS = 10 * 10**9
 MAX_CLIENTS = LAST_PORT - FIRST_PORT
 """Fewer than there are ports to give, so that one is always free."""
 
+REMOVED_AT_ONCE = 20_000
+"""By one RemoveAll: a fifth of a second."""
+
 AWAKE_NS = 300_000
 """After a question over a line: the next of a row of puts or lookups comes before that."""
 
@@ -49,7 +54,8 @@ AWAY_NS = 5_000_000
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who joined. pid 0: of another machine, watched by its beats; journal None: it has none."""
+    """Somebody who joined. pid 0: of another machine, watched by its beats; journal None: it has none;
+    removing: names that its RemoveAll has not come to yet."""
 
     peer: str
     machine: str
@@ -57,6 +63,7 @@ class Client:
     heard_ns: int
     segment: int = 0
     journal: int | None = None
+    removing: list[str] = field(default_factory=list)
 
 
 class Master:
@@ -74,6 +81,7 @@ class Master:
         self._tasks = Tasks(self.catalogue)
         self._journals = Journals()
         self._writers: dict[int, Client] = {}
+        self._parted: dict[str, int] = {}  # journals of processes that live on without a connection
         self._clients: dict[str, Client] = {}
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
@@ -89,6 +97,7 @@ class Master:
         self.endpoint = self._hub.endpoints[0]
         self._lines = LineServer(decoder, say.MAX_BYTES)
         self._hub.watch_fd(self._lines.fd)
+        self._hub.watch_fd(self._watch.fd)
         self._running = True
         self._next_port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
         self._answers: dict[type, Callable[[Client, Any, int], Any]] = {
@@ -103,9 +112,7 @@ class Master:
             say.Find: self._find,
             say.Remove: self._remove,
             say.RemoveAll: self._remove_all,
-            say.NamesAsk: lambda client, ask, now: say.NamesAre(
-                ask.call, self.catalogue.names(ask.after, say.MAX_KEYS)
-            ),
+            say.NamesAsk: lambda client, ask, now: say.NamesAre(ask.call, self.catalogue.names(ask.after)),
             say.Clear: self._clear,
             say.TaskStart: self._task_start,
             say.TaskEnd: self._task_end,
@@ -183,7 +190,13 @@ class Master:
             return
         client.heard_ns = now_ns = self._drain()
         reply = self._answers[type(message)](client, message, now_ns)
-        self._send(peer, reply)
+        try:
+            self._send(peer, reply)
+        except WireError:  # longer than a message may be: objects in very many ranges
+            for grant in reply.grants if isinstance(reply, say.Grants) else ():
+                if isinstance(grant, say.Grant):
+                    self.catalogue.put_revoke(peer, grant.put, now_ns)
+            self._send(peer, say.Failed(message.call, NO_SPACE))
         if isinstance(message, say.PutStart | say.SparesAsk):
             self.catalogue.keep_below_high_water(now_ns)
 
@@ -224,9 +237,7 @@ class Master:
         self._clients[peer] = client
         if not local:
             return say.Joined(join.call, OK, hostname, client.segment)
-        fd = self._watch.add(peer, join.pid)
-        if fd is not None:
-            self._hub.watch_fd(fd)
+        self._watch.add(peer, join.pid)
         client.journal = self._journals.open()
         if client.journal is None:
             return say.Joined(join.call, OK, hostname, client.segment)
@@ -250,39 +261,43 @@ class Master:
 
     def _leave(self, client: Client, leave: say.Leave, now_ns: int) -> say.Codes:
         self._forget(client)
-        fd = self._watch.remove(client.peer)
-        if fd is not None:
-            self._hub.unwatch_fd(fd)
+        self._watch.remove(client.peer)
         return say.Codes(leave.call, [OK])
 
-    def _forget(self, client: Client) -> None:
-        """A client has left or is dead."""
+    def _forget(self, client: Client, until_ns: int = 0, machine: str = "") -> None:
+        """A client has left or is dead. until_ns, machine: see `Catalogue.drop_client`."""
         now_ns = self._drain()
         del self._clients[client.peer]
         if client.journal is not None:
             del self._writers[client.journal]
-            self._journals.release(client.journal)
+            if until_ns == NEVER_NS:
+                self._parted[client.peer] = client.journal  # one record of it may still come
+            else:
+                self._journals.release(client.journal)
         self._journals.note_loss()
-        self._tasks.drop_client(client.peer, now_ns, _wall_ms())
-        self.catalogue.drop_client(client.peer, now_ns)
+        self._tasks.drop_client(client.peer, now_ns, _wall_ms(), until_ns)
+        self.catalogue.drop_client(client.peer, now_ns, until_ns, machine)
         self._segments.pop(client.segment, None)
 
     def _notice_ends(self) -> None:
         """Processes of this machine, or their connections, that have ended."""
+        late_ns = time.monotonic_ns() + LATE_WRITES_NS
+        for peer, _, _ in self._watch.ended():
+            if peer in self._clients:
+                self._forget(self._clients[peer], late_ns, self._machine)
+            else:
+                self.catalogue.settle_client(peer, time.monotonic_ns())
+                if peer in self._parted:
+                    self._journals.release(self._parted.pop(peer))
         for peer in self._lines.ended():
-            if peer in self._clients:
-                self._leave(self._clients[peer], say.Leave(0), time.monotonic_ns())
-        for peer, _, fd in self._watch.ended():
-            if fd is not None:
-                self._hub.unwatch_fd(fd)
-            if peer in self._clients:
-                self._forget(self._clients[peer])
+            if peer in self._clients:  # its process may go on, and write to what it had
+                self._forget(self._clients[peer], NEVER_NS)
 
     def _tick(self) -> None:
         now_ns = self._drain()
         for client in list(self._clients.values()):
             if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
-                self._forget(client)
+                self._forget(client, now_ns + LATE_WRITES_NS)
         self.catalogue.tick(now_ns)
 
     # ------------------------------------------------------------------------------ answers
@@ -325,7 +340,13 @@ class Master:
         return say.Codes(ask.call, [remove(name, now_ns, force=ask.force) for name in ask.names])
 
     def _remove_all(self, client: Client, ask: say.RemoveAll, now_ns: int) -> say.Codes:
-        return say.Codes(ask.call, [self.catalogue.remove_all(now_ns, force=ask.force)])
+        if not ask.more:
+            client.removing = self.catalogue.all_names()
+        some = client.removing[-REMOVED_AT_ONCE:]
+        del client.removing[-REMOVED_AT_ONCE:]
+        remove = self.catalogue.remove
+        removed = sum(remove(name, now_ns, force=ask.force) == OK for name in some)
+        return say.Codes(ask.call, [removed, len(client.removing)])
 
     def _clear(self, client: Client, ask: say.Clear, now_ns: int) -> say.NamesAre:
         clear = self.catalogue.clear

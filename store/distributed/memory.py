@@ -85,11 +85,23 @@ def machine_id() -> str:
         return ""
 
 
+class _Descriptor:
+    """A file descriptor that is closed when nobody uses it any more: never under a write, which would then
+    go to whatever file has got the number since."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Mapped:
     """A segment in this process's address space.
 
     view       its bytes, writable
     address    of its first byte
+    _file      None when closed
 
     The first touch of a page costs several times what copying it does: memory has to be found, zeroed and
     entered into this process's page table. So bulk that goes to pages without memory is written by the
@@ -98,7 +110,7 @@ class Mapped:
 
     def __init__(self, memory: mmap.mmap, fd: int):
         self.nbytes = len(memory)
-        self.fd = fd
+        self._file: _Descriptor | None = _Descriptor(fd)
         self._memory = memory
         self.view = memoryview(memory)
         self._anchor = ctypes.c_char.from_buffer(memory)
@@ -110,9 +122,12 @@ class Mapped:
         return self._warm.find(0, offset // WARM_BYTES, -(-(offset + nbytes) // WARM_BYTES)) < 0
 
     def write_cold(self, offset: int, data: memoryview) -> None:
-        """Copy bytes to pages that may never have been touched. Raises OSError."""
+        """Copy bytes to pages that may never have been touched. Raises OSError, ValueError when closed."""
+        file = self._file
+        if file is None or offset + len(data) > self.nbytes:
+            raise ValueError(f"{offset}+{len(data)} of a segment of {self.nbytes} B, or of a closed one")
         while data:
-            count = os.pwrite(self.fd, data, offset)
+            count = os.pwrite(file.fd, data, offset)
             data, offset = data[count:], offset + count
 
     def is_present(self, offset: int, nbytes: int) -> bool:
@@ -141,10 +156,9 @@ class Mapped:
 
     def close(self) -> None:
         """Unmap, once nobody holds a part of the view. May be called twice."""
-        if self.fd < 0:
+        if self._file is None:
             return
-        os.close(self.fd)
-        self.fd = -1
+        self._file = None
         del self._anchor
         with contextlib.suppress(BufferError):  # somebody is copying: the last reference unmaps
             self.view.release()
@@ -159,6 +173,7 @@ class Lent(Mapped):
 
     def __init__(self, nbytes: int):
         fd, memory = make_memfd("mooncake-lite-segment", nbytes)
+        self.fd = fd
         self.inode = os.fstat(fd).st_ino
         self._ready_until = 0
         super().__init__(memory, fd)

@@ -6,11 +6,12 @@ it. Typed and bounded (`transport.wire`). Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a client and a master of two versions would misunderstand each other."""
 
 MAX_NAME_BYTES = 64 * 1024
@@ -21,11 +22,32 @@ MAX_KEYS = 4096
 
 MAX_BYTES = 16 * 2**20
 
+NAMES_BYTES = MAX_BYTES // 2
+"""Of the names in one message, so that there is room for what is said about each."""
+
+MAX_SHORT, MAX_TARGETS = 1024, 64
+"""Characters of the name of a segment; segments that one task copies to."""
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Counts = Annotated[list[Count], msgspec.Meta(max_length=MAX_KEYS)]
-Short = Annotated[str, msgspec.Meta(max_length=1024)]
+Short = Annotated[str, msgspec.Meta(max_length=MAX_SHORT)]
+Int32 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""What the kernel takes for a process or a file descriptor."""
+
+
+def portions(names: Sequence[str]) -> Iterator[slice]:
+    """The slices of `names` that fit into one message each, in order."""
+    first = size = 0
+    for at, name in enumerate(names):
+        nbytes = len(name) if name.isascii() else 4 * len(name)
+        if at - first == MAX_KEYS or (size + nbytes > NAMES_BYTES and at > first):
+            yield slice(first, at)
+            first, size = at, 0
+        size += nbytes
+    if first < len(names):
+        yield slice(first, len(names))
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -48,7 +70,7 @@ class Join(Message, frozen=True):
 
     token: bytes
     machine: Short
-    pid: Count
+    pid: Int32
     hostname: Short
     segment: Segment | None
 
@@ -128,13 +150,15 @@ class Remove(Message, frozen=True):
 
 
 class RemoveAll(Message, frozen=True):
-    """Remove everything that has no lease; force: that too."""
+    """Remove everything that has no lease; force: that too. Answered with [removed, left to do]: a portion,
+    for others wait. more: go on with what was left."""
 
     force: bool
+    more: bool
 
 
 class NamesAsk(Message, frozen=True):
-    """Names of visible objects behind this one, in order, at most MAX_KEYS."""
+    """Names of visible objects behind this one, in order, as many as one message takes."""
 
     after: str
 
@@ -151,7 +175,7 @@ class TaskStart(Message, frozen=True):
 
     name: Name
     source: Short
-    targets: Annotated[list[Short], msgspec.Meta(max_length=64)]
+    targets: Annotated[list[Short], msgspec.Meta(max_length=MAX_TARGETS)]
 
 
 class TaskEnd(Message, frozen=True):
@@ -180,11 +204,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     name: Short
     nbytes: Count
     machine: Short
-    pid: Count
-    fd: Count
+    pid: Int32
+    fd: Int32
     inode: Count
     host: Short
-    port: Count
+    port: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
@@ -192,8 +216,8 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
     """Where the table or the journals are: memory of the master's process."""
 
     machine: Short
-    pid: Count
-    fd: Count
+    pid: Int32
+    fd: Int32
     inode: Count
     nbytes: Count
 
@@ -203,13 +227,11 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     locations   of the replicas in one range: segment << OFFSET_BITS | offset
     scattered   of the others: (location, bytes) of each range, in the order of the object's bytes
-    swap        of an upsert: readers may find an older object until the master acts: PutEnd publishes this
     """
 
     put: Count
     locations: list[int]
     scattered: list[list[tuple[int, int]]] = []
-    swap: bool = False
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -299,8 +321,14 @@ class Stats(Message, frozen=True):
     values: dict[str, int]
 
 
+class Failed(Message, frozen=True):
+    """In the place of any answer: why there is none."""
+
+    code: int
+
+
 Request = (
     Hello | Join | Leave | Beat | Drain | TableAsk | SegmentAsk | PutStart | SparesAsk | PutEnd | Find
     | Remove | RemoveAll | NamesAsk | Clear | TaskStart | TaskEnd | TaskAsk | StatsAsk
 )  # fmt: skip
-Reply = Welcome | Joined | TableIs | SegmentIs | Grants | Places | Codes | NamesAre | TaskIs | Stats
+Reply = Welcome | Joined | TableIs | SegmentIs | Grants | Places | Codes | NamesAre | TaskIs | Stats | Failed

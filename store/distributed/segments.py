@@ -45,19 +45,26 @@ class LocalSegment:
         self.view = memory.view
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
-        """A copy."""
+        """A copy. Raises ValueError, as the other verbs, for a range that is not there, and when closed."""
+        self._check(offset, nbytes)
         return bytes(self.view[offset : offset + nbytes])
 
     def read_into(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Copy each (offset, nbytes, address of the destination)."""
         for offset, nbytes, address in ranges:
-            with self.view[offset : offset + nbytes] as part:  # keeps the memory mapped meanwhile
-                ctypes.memmove(address, self.memory.address + offset, len(part))
+            self._check(offset, nbytes)
+            with self.view[offset : offset + nbytes]:  # keeps the memory mapped meanwhile
+                ctypes.memmove(address, self.memory.address + offset, nbytes)
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        if offset + nbytes > self.memory.nbytes:  # they come out of memory that others write to
+            raise ValueError(f"{offset}+{nbytes} of a segment of {self.memory.nbytes} B")
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
         """Copy these parts behind each other."""
         for part in parts:
             end = offset + len(part)
+            self._check(offset, len(part))
             if len(part) < BULK_BYTES:
                 self.view[offset:end] = part
             elif not self._is_warm_now(offset, len(part)):
@@ -223,6 +230,7 @@ class Segments:
         self.views: dict[int, memoryview] = {}
         self.names: dict[int, str] = {}
         self._own = 0
+        self._closed = False
 
     def add_own(self, number: int, name: str, memory: Mapped) -> None:
         """The client's own segment needs no question. It is closed by its Lending."""
@@ -245,7 +253,7 @@ class Segments:
         with self._lock:
             if number in self._open:
                 return self._open[number]
-            told = self._ask(number)
+            told = None if self._closed else self._ask(number)
             if told is None:
                 return None
             self.names[number] = told.name
@@ -281,7 +289,9 @@ class Segments:
         return None if segment is None else Scattered(segment, extents)
 
     def forget(self, number: int) -> None:
-        """It is gone, or did not answer: to be opened anew if somebody asks for it."""
+        """It is gone, or did not answer: to be opened anew if somebody asks for it. The own one never is."""
+        if number == self._own and self._machine:
+            return
         with self._lock:
             self.views.pop(number, None)
             segment = self._open.pop(number, None)
@@ -290,12 +300,18 @@ class Segments:
 
     def look_after(self, turn: int) -> None:
         """Close one segment, another each turn, if it is gone: while it is mapped its memory is not free."""
-        numbers = [number for number in self._open if number != self._own]
+        numbers = [number for number in list(self._open) if number != self._own]
         if numbers and self._ask(number := numbers[turn % len(numbers)]) is None:
             self.forget(number)
+            self.names.pop(number, None)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all, and open no more. Who copies just now copies to the end."""
+        with self._lock:
+            self._closed = True
+            if self._machine:
+                self._open.pop(self._own, None)
+                self.views.pop(self._own, None)
         for number in list(self._open):
             self.forget(number)
 

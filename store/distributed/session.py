@@ -7,8 +7,11 @@ it was, for those who still read it. Explained in docs/explain/leases.md.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from dataclasses import replace
+from typing import Any
 
 from store.distributed.client import Client
 from store.distributed.config import Setup
@@ -21,6 +24,25 @@ REJOIN_S = 0.5
 """Between two looks for a new master."""
 
 log = logging.getLogger("mooncake_lite.store")
+
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+_left_behind: list[Session] = []
+
+
+def forget_in_children(holder: Any) -> None:
+    """A forked process starts without the session (`holder._session`) of its parent: it has copies of the
+    parent's sockets, journal and locks, but none of its threads, and would speak in the parent's name."""
+    _holders.add(holder)
+
+
+def _forget() -> None:
+    for holder in list(_holders):
+        if holder._session is not None:
+            _left_behind.append(holder._session)  # not collected: that would close what is the parent's
+            holder._session = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Session:
@@ -45,6 +67,8 @@ class Session:
     def _rejoin(self) -> None:
         """Join the next master at the same address, under the same name, with an empty segment. Called by the
         thread of the client that has lost its master."""
+        if not self._closed.is_set():
+            log.warning("%s has lost its master, and looks for the next one", self.client.hostname)
         while not self._closed.wait(REJOIN_S):
             try:
                 new = self._joined()

@@ -11,7 +11,6 @@ client of the machine (TableReader) without a message. Explained in docs/explain
         3  nbytes | replicas listed << 56
         4-6  locations       segment << OFFSET_BITS | offset
         7  check             XXH3-64 of words 0-6: a snapshot that mixes two states never passes
-        8  published         readable when it equals version; stored by whoever wrote the bytes
         8  lease_until_ns  CLOCK_MONOTONIC; stored by readers, extended only
 """
 
@@ -20,6 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -173,9 +173,13 @@ class TableReader(_Table):
 
 
 class TableWriter(_Table):
-    """The master's side. One thread.
+    """The master's side. One thread. Any client can write anywhere in this memory, so the master reads back
+    nothing of it but leases; versions and keys it keeps itself.
 
-    Invariant: a slot in `_used` has an even version and its own check; every other is unused or GONE.
+    _keys        of each slot; 0 or GONE where no object is
+    _versions    word -> version, of each slot in use
+
+    Invariant: a slot in use has its even version, its key and its own check; every other is unused or GONE.
     """
 
     def __init__(
@@ -194,37 +198,37 @@ class TableWriter(_Table):
         self.inode = os.fstat(self.fd).st_ino
         self.lease_ttl_ns = lease_ttl_ns
         self._last_version = last_version
-        self._used: set[int] = set()
+        self._keys = array("Q", bytes(8 * slots))
+        self._versions: dict[int, int] = {}
         self._gone = 0
 
     @property
     def is_crowded(self) -> bool:
         """Whether a larger (or tidier) table should take its place."""
-        return len(self._used) + self._gone > MAX_LOAD * self.slots
+        return len(self._versions) + self._gone > MAX_LOAD * self.slots
 
     def insert(self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int) -> int:
         """A new object: index of its slot's first word."""
         at = key & self.mask
-        while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] not in (0, GONE):
+        while 0 < self._keys[at] < GONE:
             at = (at + 1) & self.mask
         word = HEADER_WORDS + at * SLOT_WORDS
-        self._gone -= self.words[word + _KEY] == GONE
-        self._used.add(word)
+        self._gone -= self._keys[at] == GONE
+        self._keys[at] = key
         self._write(word, key, digest, nbytes, locations, lease_ns)
         return word
 
-    def replace(self, word: int, nbytes: int, locations: Sequence[int]) -> None:
+    def replace(self, word: int, key: int, digest: int, nbytes: int, locations: Sequence[int]) -> None:
         """Other bytes or places for the object of this slot; its lease stays."""
         self._set_changing(word)
-        key, digest, lease_ns = self.words[word + _KEY], self.words[word + 2], self.words[word + _LEASE]
-        self._write(word, key, digest, nbytes, locations, lease_ns)
+        self._write(word, key, digest, nbytes, locations, self.words[word + _LEASE])
 
     def _write(
         self, word: int, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int
     ) -> None:
         """Fill a slot, the version last: until then it is odd, or the slot's check is another's."""
         self._last_version += 2
-        version = self._last_version
+        version = self._versions[word] = self._last_version
         listed = list(locations[:LISTED])
         size = nbytes | len(listed) << 56
         fixed = _FIXED.pack(version, key, digest, size, *listed, *[0] * (LISTED - len(listed)))
@@ -237,7 +241,7 @@ class TableWriter(_Table):
         self.words[word] = version
 
     def _set_changing(self, word: int) -> None:
-        self.words[word] |= 1
+        self.words[word] = self._versions[word] | 1
 
     def lease_until_ns(self, word: int, now_ns: int) -> int:
         """When the lease ends; what a client stored is not believed beyond one whole lease from now."""
@@ -264,19 +268,16 @@ class TableWriter(_Table):
 
     def unlock(self, word: int) -> None:
         """Show the object of a slot again."""
-        self.words[word] &= ~1 & U64
+        self.words[word] = self._versions[word]
 
     def remove(self, word: int) -> None:
         """The object is gone; who copies its bytes now finds out afterwards."""
         self._set_changing(word)
-        self._used.remove(word)
+        del self._versions[word]
         at = (word - HEADER_WORDS) // SLOT_WORDS
-        follows = self.words[HEADER_WORDS + ((at + 1) & self.mask) * SLOT_WORDS + _KEY]
-        if follows == 0:  # nobody probes past this slot
-            self.words[word + _KEY] = 0
-        else:
-            self.words[word + _KEY] = GONE
-            self._gone += 1
+        is_last = self._keys[(at + 1) & self.mask] == 0  # nobody probes past this slot
+        self._keys[at] = self.words[word + _KEY] = 0 if is_last else GONE
+        self._gone += not is_last
 
     def regrown(self) -> tuple[TableWriter, dict[int, int]]:
         """A table with room for twice the objects, and where each slot went (word -> word).
@@ -285,7 +286,7 @@ class TableWriter(_Table):
         along.
         """
         slots = FIRST_SLOTS
-        while 4 * len(self._used) > MAX_LOAD * slots:
+        while 4 * len(self._versions) > MAX_LOAD * slots:
             slots *= 2
         made = TableWriter(
             self.lease_ttl_ns,
@@ -294,16 +295,17 @@ class TableWriter(_Table):
             last_version=self._last_version,
         )
         self.words[2] = 1
-        return made, {word: made._take_over(self, word) for word in self._used}
+        return made, {word: made._take_over(self, word) for word in self._versions}
 
     def _take_over(self, old: TableWriter, word: int) -> int:
         """Copy a slot of the retired table, version and all: who has just read it may still rely on it."""
-        key = old.words[word + _KEY]
+        key = old._keys[(word - HEADER_WORDS) // SLOT_WORDS]
         at = key & self.mask
-        while self.words[HEADER_WORDS + at * SLOT_WORDS + _KEY] != 0:
+        while self._keys[at]:
             at = (at + 1) & self.mask
         new = HEADER_WORDS + at * SLOT_WORDS
-        self._used.add(new)
+        self._keys[at] = key
+        self._versions[new] = old._versions[word]
         self.memory[(new << 3) : (new << 3) + 64] = old.memory[(word << 3) : (word << 3) + 64]
         old._set_changing(word)
         self.words[new + _LEASE] = old.words[word + _LEASE]
@@ -320,9 +322,11 @@ class TableWriter(_Table):
         for at in range(self.slots):
             word = HEADER_WORDS + at * SLOT_WORDS
             key = self.words[word + _KEY]
-            if word in self._used:
+            assert key == self._keys[at], f"slot {at} has a key that the master has not written"
+            if word in self._versions:
                 raw = bytes(self.memory[(word << 3) : (word << 3) + 64])
                 assert self.words[word] % 2 == 0, f"slot {at} is in change"
+                assert self.words[word] == self._versions[word]
                 assert self.words[word + _CHECK] == xxh3_64_intdigest(raw[:56]), f"slot {at} is damaged"
                 assert key not in (0, GONE)
             else:

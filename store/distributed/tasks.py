@@ -82,20 +82,28 @@ class Tasks:
         self._finish(task, failed, now_ns, wall_ms)
         return OK
 
-    def drop_client(self, client: str, now_ns: int, wall_ms: int) -> None:
-        """A client is gone: its unfinished tasks fail."""
+    def drop_client(self, client: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
+        """A client is gone: its unfinished tasks fail. until_ns: as in `Catalogue.drop_client`."""
         for task in self._tasks.values():
             if task.client == client and task.status == PROCESSING:
-                self._finish(task, "its client is gone", now_ns, wall_ms)
+                self._finish(task, "its client is gone", now_ns, wall_ms, until_ns)
 
     def ask(self, call: int, number: int) -> TaskIs:
         """How it stands; code NO_TASK for an unknown one."""
         task = self._tasks.get(number)
         return TaskIs(call, NO_TASK) if task is None else self._told(call, task)
 
-    def _finish(self, task: Task, failed: str, now_ns: int, wall_ms: int) -> None:
+    def _finish(self, task: Task, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
         task.entry.tasks -= 1
-        done = self._catalogue.end_copy(task.entry, task.added, task.source, not failed, now_ns)
+        done = self._catalogue.end_copy(
+            task.entry,
+            task.added,
+            task.source,
+            not failed,
+            now_ns,
+            client=task.client,
+            until_ns=until_ns,
+        )
         task.reason = failed or ("" if done else "the object is gone")
         task.status = SUCCESS if done else FAILED
         task.updated_ms = wall_ms

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from store.distributed import messages as say
-from store.distributed.codes import EXISTS, NO_MASTER, OK, TRANSFER_FAILED, CodeError
+from store.distributed.codes import EXISTS, INTERNAL, OK, TRANSFER_FAILED, CodeError
 from store.distributed.journal import MAX_NAME_BYTES, ClientJournals
 from store.distributed.link import Link
 from store.distributed.segments import BULK_BYTES, Segments, Warmer
@@ -29,6 +29,9 @@ MIN_SPARES, MAX_SPARES = 2, 16
 
 ASK_AGAIN_S = 1.0
 """After an answer without room in advance."""
+
+DRAINS = 100
+"""Looks for a place in the journal."""
 
 SURE_S = 10.0
 """A put that has taken longer asks whether it has been revoked (`catalogue.PUT_LIMIT_NS`)."""
@@ -60,6 +63,7 @@ class Writer:
         self._losses = 0
         self._ask_after_s = 0.0
         self._is_idle = True
+        link.late = self._give_back
 
     def rest(self) -> None:
         """Give rooms in advance back when no put has come since the last call. Raises CodeError."""
@@ -71,6 +75,12 @@ class Writer:
         if unused:
             self._link.ask(say.PutEnd, unused, False)
 
+    def _give_back(self, reply: Any) -> None:
+        """Room that came when nobody waited for it any more, or whose put was broken off by a signal."""
+        puts = [grant.put for grant in getattr(reply, "grants", ()) if isinstance(grant, say.Grant)]
+        with self._lock:
+            self._back += puts
+
     # --------------------------------------------------------------------------- puts
 
     def put_many(
@@ -80,9 +90,8 @@ class Writer:
         if len(names) == 1 and not upsert and self.journals is not None:
             return [self._put_one(self.journals, names[0], values[0], wish)]
         codes: list[int] = []
-        for first in range(0, len(names), say.MAX_KEYS):
-            some, parts = list(names[first : first + say.MAX_KEYS]), values[first : first + say.MAX_KEYS]
-            codes += self._put_asked(some, parts, wish, upsert)
+        for some in say.portions(names):
+            codes += self._put_asked(list(names[some]), values[some], wish, upsert)
         return codes
 
     def _put_asked(
@@ -92,15 +101,26 @@ class Writer:
         asked_s = time.monotonic()
         sizes = [sum(map(len, value)) for value in values]
         try:
-            grants = self._link.ask(say.PutStart, names, sizes, wish, upsert).grants
+            reply = self._link.ask(say.PutStart, names, sizes, wish, upsert)
         except CodeError as error:
             return [error.code] * len(names)
+        try:
+            return self._put_granted(reply.grants, values, not upsert, asked_s)
+        except BaseException:
+            self._give_back(reply)
+            raise
+
+    def _put_granted(
+        self, grants: Sequence[say.Grant | int], values: Sequence[Parts], may_note: bool, asked_s: float
+    ) -> list[int]:
+        """Write and publish; may_note: with a word in the journal."""
         codes = [self._filled(grant, parts) for grant, parts in zip(grants, values)]
-        written = [at for at, grant in enumerate(grants) if isinstance(grant, say.Grant) and codes[at] == OK]
-        is_sure = not upsert and time.monotonic() - asked_s < SURE_S
-        left = [at for at in written if not (is_sure and self._noted(grants[at].put))]
+        written = [at for at, code in enumerate(codes) if code == OK]
+        is_sure = may_note and time.monotonic() - asked_s < SURE_S
+        puts = {at: grant.put for at in written if isinstance(grant := grants[at], say.Grant)}
+        left = [at for at, put in puts.items() if not (is_sure and self._noted(put))]
         if left:
-            for at, code in zip(left, self._end([grants[at].put for at in left])):
+            for at, code in zip(left, self._end([puts[at] for at in left])):
                 codes[at] = code
         return codes
 
@@ -117,10 +137,7 @@ class Writer:
 
     def _noted(self, put: int) -> bool:
         """Publish with a word in the journal; False when that cannot be done now."""
-        try:
-            return self.journals is not None and self.journals.append(put)
-        except ValueError:  # just closed
-            return False
+        return self.journals is not None and self.journals.append(put)
 
     def _end(self, puts: list[int]) -> list[int]:
         """Publish with a message; a code for each."""
@@ -159,7 +176,11 @@ class Writer:
         if spare is None:
             code = self._put_asked([name], [parts], wish, False)[0]
         else:
-            code = self._fill(journals, spare, text, parts)
+            try:
+                code = self._fill(journals, spare, text, parts)
+            except BaseException:
+                self._give_back(say.Grants(0, [spare]))
+                raise
         with self._lock:
             is_row, self._last = self._last == kind, kind
         if is_row and code == OK:
@@ -173,13 +194,14 @@ class Writer:
         """Write to room in advance, and publish it under this name."""
         code = self._filled(spare, parts)
         try:
-            while code == OK and not journals.append(spare.put, name):
-                self._link.ask(say.Drain)
+            for _ in range(DRAINS):
+                if code != OK or journals.append(spare.put, name):
+                    return code
+                self._link.ask(say.Drain)  # empties the ring, which other threads fill again
+            raise CodeError(INTERNAL, "the journal stays full")
         except CodeError as error:
+            self._revoke([spare.put])
             return error.code
-        except ValueError:  # just closed
-            return NO_MASTER
-        return code
 
     def _take_spare(self, kind: Kind, losses: int) -> say.Grant | None:
         with self._lock:

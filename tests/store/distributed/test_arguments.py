@@ -125,3 +125,23 @@ def test_a_handle_is_a_buffer_with_an_address() -> None:
     handle = BufferHandle(b"hello")
     assert ctypes.string_at(handle.ptr(), handle.size()) == b"hello"
     assert bytes(memoryview(handle)) == b"hello"
+
+
+def test_what_has_no_bytes_to_give_is_a_type_error_and_nothing_is_an_empty_value() -> None:
+    assert len(as_view(np.zeros((0, 3)))) == 0
+    released = memoryview(b"gone")
+    released.release()
+    for wrong in (np.zeros(2, "M8[s]"), released, None):
+        with pytest.raises(TypeError, match="must be a buffer"):
+            as_view(wrong)
+
+
+def test_numbers_and_patterns_beyond_all_bounds_are_errors_of_the_caller() -> None:
+    store = MooncakeDistributedStore()
+    for size in (2**63, 2**64 - 1):
+        with pytest.raises(TypeError, match="size"):
+            store.put_from("a", 4096, size)
+        with pytest.raises(TypeError, match="size"):
+            store.batch_put_from(["a"], [4096], [size])
+    for pattern in ("(", "a{99999999999}", "(" * 5000):
+        assert store.remove_by_regex(pattern) == -600

@@ -164,7 +164,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_a_mixture(writer: TableWriter,
         number = 1
         while not stop.is_set():
             number = number % 1000 + 1
-            writer.replace(word, 64 * number, [64 * number])
+            writer.replace(word, *name_hash("a"), 64 * number, [64 * number])
 
     thread = threading.Thread(target=churn)
     thread.start()

@@ -1,0 +1,294 @@
+"""What a store survives: interrupted and unanswered questions, forks, closing under writers, long names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from store import MooncakeDistributedStore, ReplicateConfig
+from store.distributed import messages as say
+from store.distributed.codes import CodeError
+from store.distributed.link import Link
+from store.distributed.segments import LocalSegment, Segments
+from tests.patience import patient
+from tests.store.distributed.running import (
+    LIMIT_S,
+    MIB,
+    address,
+    heard,
+    master_process,
+    master_thread,
+    new_store,
+    program,
+    rest,
+    stores,
+)
+
+
+def link_of(store: MooncakeDistributedStore) -> Link:
+    assert store._client is not None
+    return store._client._link
+
+
+def test_more_long_names_than_a_message_holds_are_served_in_portions() -> None:
+    names = [f"{number:03d}" + "x" * 60_000 for number in range(300)]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put_batch(names, [b"1"] * 300) == 0
+        assert store.remove_by_regex("none of these") == 0
+        assert len(store.batch_get_replica_desc(names)) == 300
+        assert store.batch_remove(names[:200]) == [0] * 200
+        assert store.remove_by_regex("^2") == 100
+        rest(store)
+        assert master.stats()["objects"] == 0
+
+
+def test_portions_hold_every_name_once_and_none_is_too_large() -> None:
+    names = ["n" * 60_000] * 300 + ["short"] * 9000
+    cut = [names[some] for some in say.portions(names)]
+    assert [name for some in cut for name in some] == names
+    assert all(len(some) <= say.MAX_KEYS and sum(map(len, some)) <= say.NAMES_BYTES for some in cut)
+    assert list(say.portions([])) == []
+
+
+def test_a_segment_name_that_cannot_be_is_a_code_and_costs_nothing_else() -> None:
+    long = "x" * 2000
+    wish = ReplicateConfig()
+    wish.preferred_segments = [long]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put("a", b"1") == 0
+        assert store.create_copy_task("a", [long]) == ((0, 0), -600)
+        assert store.create_move_task("a", long, "b") == ((0, 0), -600)
+        assert store.create_copy_task("a", ["b"] * 100) == ((0, 0), -600)
+        assert store.batch_replica_clear(["a"], long) == []
+        assert store.put("b", b"2", wish) == 0
+        assert (store.health_check(), store.get("a"), store.get("b")) == (0, b"1", b"2")
+        other = MooncakeDistributedStore()
+        assert other.setup(long, "x", MIB, MIB, "tcp", "", address(master)) == -600
+
+
+def test_names_that_no_object_can_have_are_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONCAKE_LITE_STORE_PATH", "tcp")
+    with master_thread() as master, stores(address(master)) as (store,):
+        began = time.monotonic()
+        for name in ("", "k" * 70_000):
+            assert (store.get(name), store.get_buffer(name), store.get_into(name, 1, 1)) == (b"", None, -704)
+        assert time.monotonic() - began < patient(1)
+
+
+def test_a_process_that_cannot_be_is_not_let_in_and_the_master_goes_on() -> None:
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store._client is not None
+        assert store._client.table is not None
+        link = Link(address(master), None)
+        link.shorten()
+        with pytest.raises(CodeError, match="gone"):
+            link.ask(say.Join, store._client.table.token, link.welcome.table.machine, 2**40, "me", None)
+        link.close()
+        assert store.health_check() == 0
+
+
+def test_a_question_that_ctrl_c_interrupts_costs_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put("a", b"1") == 0
+        line = link_of(store)._line
+
+        def interrupted(timeout_s: float) -> Any:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        for name in ("b", "c"):
+            monkeypatch.setattr(line, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.put(name, b"2" * 500)
+            assert store.put(f"{name}2", b"3" * 700) == 0
+        assert (store.get("a"), store.get("b2"), store.health_check()) == (b"1", b"3" * 700, 0)
+        assert store._client is not None
+        store._client._writer.rest()
+        assert store.put("b", b"4") == 0
+        assert store.get("b") == b"4", "the room of the put that was broken off came back"
+        rest(store)
+        assert (master.stats()["writing"], master.stats()["clients"]) == (0, 1)
+
+
+def test_a_master_that_was_stopped_for_a_while_is_the_same_afterwards() -> None:
+    with master_process() as (master, process), stores(master) as (store,):
+        assert store.put("a", b"1") == 0
+        rest(store)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):
+                with pytest.raises(CodeError, match="has not answered"):
+                    link_of(store).ask(say.Remove, ["a"], True, limit_s=0.1)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert store.put("b", b"2") == 0
+        assert (store.get("a"), store.get("b")) == (b"", b"2"), "what had been asked was done, once"
+
+
+PARENT = """
+import os, sys
+from store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 2**24, 2**24, "tcp", "", sys.argv[1]) == 0
+assert [store.put(f"k{number}", b"old") for number in range(5)] == [0] * 5
+child = os.fork()
+if not child:
+    told = [store.put("child", b"1"), store.get("k1"), store.close()]
+    told += [store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 2**24, "tcp", "", sys.argv[1])]
+    told += [store.put("k9", b"child"), store.get("k1"), store.close()]
+    print(told, flush=True)
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+print([store.put("k5", b"new"), store.get("k9"), store.get("k1"), store.health_check()], flush=True)
+"""
+
+
+def test_a_forked_process_starts_without_a_store_and_leaves_its_parents_alone() -> None:
+    with master_process() as (master, _), program(PARENT, master) as process:
+        assert heard(process) == "[-600, b'', 0, 0, 0, b'old', 0]"
+        assert heard(process) == "[0, b'child', b'old', 0]"
+
+
+def test_closing_waits_for_a_put_before_its_room_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    write = LocalSegment.write
+
+    def slow(self: LocalSegment, offset: int, parts: Sequence[memoryview]) -> None:
+        began.set()
+        assert go_on.wait(LIMIT_S)
+        write(self, offset, parts)
+
+    with master_thread() as master, stores(address(master)) as (lender,):
+        writer = new_store(address(master), 0)
+        codes: list[int] = []
+        putting = threading.Thread(target=lambda: codes.append(writer.put("a", b"1" * 5000)))
+        closing = threading.Thread(target=writer.close)
+        monkeypatch.setattr(LocalSegment, "write", slow)
+        putting.start()
+        assert began.wait(LIMIT_S)
+        closing.start()
+        closing.join(0.2)
+        rest(lender)
+        assert (closing.is_alive(), master.stats()["writing"]) == (True, 1)
+        go_on.set()
+        putting.join(LIMIT_S)
+        closing.join(LIMIT_S)
+        assert codes == [0]
+        assert lender.get("a") == b"1" * 5000, "a put that has returned is there"
+        assert writer.put("b", b"1") == -600
+
+
+def test_room_of_a_writer_that_lost_its_line_is_kept_until_its_process_ends() -> None:
+    with master_thread() as master, stores(address(master)) as (lender,):
+        writer = new_store(address(master), 0)
+        link = link_of(writer)
+        assert type(link.ask(say.PutStart, ["a"], [5000], say.Wish(), False).grants[0]) is say.Grant
+        assert link._line is not None
+        link._line._socket.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + LIMIT_S
+        while master.stats()["writing"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert master.stats()["held"] == 1
+        assert lender.put("a", b"2") == 0, "the name is free"
+        with stores(address(master), 1, 0) as (other,):
+            journals = [store._client._journals for store in (writer, other)]  # type: ignore[union-attr]
+            assert journals[0]._journal != journals[1]._journal, "two would write to one ring"
+        writer.close()
+        master.catalogue.check()
+
+
+def test_a_read_that_fails_leaves_the_own_segment_to_others() -> None:
+    def fails(segment: object, offset: int, nbytes: int) -> int:
+        raise ValueError("nothing was copied")
+
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put("a", b"1" * 5000) == 0
+        assert store._client is not None
+        with pytest.raises(CodeError):
+            store._client.read("a", fails)
+        assert store.get("a") == b"1" * 5000
+        with stores(address(master), 1, 0) as (other,):
+            assert other.get("a") == b"1" * 5000
+            assert other._client is not None
+            assert other._client._segments.views, "mapped, not read over TCP"
+
+
+def test_segments_are_looked_after_while_others_are_opened() -> None:
+    segments = Segments(lambda number: object(), "")  # type: ignore[arg-type, return-value]
+    segments._open = dict.fromkeys(range(1000))  # type: ignore[arg-type]
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            for number in range(1000, 1200):
+                segments._open[number] = None  # type: ignore[assignment]
+            for number in range(1000, 1200):
+                del segments._open[number]
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for turn in range(3000):
+            segments.look_after(turn)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_an_interrupted_close_from_a_signal_ends() -> None:
+    """A handler that closes runs in the middle of whatever its thread does, locks held."""
+    text = """
+import os, signal, sys
+from store import MooncakeDistributedStore
+from store.distributed import client, messages
+client.CLOSE_S = 0.2
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 2**24, 2**24, "tcp", "", sys.argv[1]) == 0
+def close(*_):
+    print("closed", store.close(), flush=True)
+    sys.exit()
+signal.signal(signal.SIGALRM, close)
+held = store._client._link._lock
+with held:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    signal.pause()
+"""
+    with master_process() as (master, _), program(text, master) as process:
+        assert heard(process) == "closed 0"
+
+
+def test_all_objects_are_removed_in_portions_between_which_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.distributed.master.REMOVED_AT_ONCE", 7)
+    names = [f"n{number}" for number in range(50)]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put_batch(names, [b"1"] * 50) == 0
+        assert store.is_exist("n3") == 1
+        assert store.remove_all() == 49
+        assert store.remove_all(True) == 1
+        assert store.remove_all() == 0
+        assert master.stats()["objects"] == 0
+
+
+def test_descriptors_and_threads_do_not_grow_with_setups() -> None:
+    def counts() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    with master_process() as (master, _):
+        store = MooncakeDistributedStore()
+        before: tuple[int, int] | None = None
+        for _ in range(25):
+            assert store.setup("127.0.0.1", "x", 2**22, 2**22, "tcp", "", master) == 0
+            assert store.put("a", b"1" * 5000) == 0
+            assert store.close() == 0
+            assert store.setup("127.0.0.1", "x", 2**22, 2**22, "tcp", "", "no port") == -900
+            before = before or counts()
+        assert counts() == before
