@@ -37,12 +37,12 @@ CONNECT_S = 3.0
 class _Line:
     """One connection at the server. read: of an unfinished message; unsent: of an answer.
 
-    Invariant: it is watched for room to send, not for what arrives, exactly while something is unsent.
+    Invariant: is_full, and watched for room to send and not for what arrives, exactly while there is unsent.
     """
 
     socket: socket.socket
     peer: str
-    sends: bool = False
+    is_full: bool = False
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -160,9 +160,9 @@ class LineServer:
         with contextlib.suppress(BlockingIOError):
             while line.unsent:
                 del line.unsent[: line.socket.send(line.unsent)]
-        if line.sends != bool(line.unsent):
-            line.sends = not line.sends
-            self._epoll.modify(line.socket, select.EPOLLOUT if line.sends else select.EPOLLIN)
+        if bool(line.unsent) != line.is_full:
+            line.is_full = not line.is_full
+            self._epoll.modify(line.socket, select.EPOLLOUT if line.is_full else select.EPOLLIN)
 
     def _end(self, line: _Line) -> None:
         del self._lines[line.socket.fileno()], self._peers[line.peer]
@@ -213,9 +213,9 @@ class Line:
             got += self._some(deadline)
         return self._decoder.decode(bytes(memoryview(got)[_LENGTH.size :]))
 
-    def is_ready(self) -> bool:
-        """Whether an answer, or the end, has begun to arrive."""
-        return bool(self._poll.poll(0))
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer, or the end, has begun to arrive, or does so within this time."""
+        return bool(self._poll.poll(1000 * timeout_s))
 
     def _some(self, deadline: float) -> bytearray:
         try:
