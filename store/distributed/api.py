@@ -7,7 +7,6 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from store.distributed.arguments import (
     checked_number,
     checked_numbers,
     is_usable,
+    memory_at,
     setup_values,
     wish_of,
 )
@@ -171,7 +171,13 @@ class MooncakeDistributedStore(Tensors):
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=True)
 
     def _put(self, name: str, parts: Parts, config: ReplicateConfig | None, *, upsert: bool = False) -> int:
-        return self._put_many([name], [parts], config, upsert)[0]
+        wish, client = wish_of(config), self._client
+        if wish is None or client is None or not self._can_copy or not is_usable(name):
+            return BAD_PARAMETERS
+        try:
+            return client.put(name, parts, wish, upsert=upsert) if any(map(len, parts)) else BAD_PARAMETERS
+        except CodeError as error:
+            return error.code
 
     def _put_parts(
         self, key: str, values: Sequence[Any], config: ReplicateConfig | None, *, upsert: bool
@@ -194,7 +200,7 @@ class MooncakeDistributedStore(Tensors):
         name, ptr, size = checked_name(key), checked_number("buffer_ptr", ptr), checked_number("size", size)
         if not size:
             return OK
-        return self._put(name, [_memory(ptr, size)], config, upsert=upsert) if ptr else BAD_PARAMETERS
+        return self._put(name, [memory_at(ptr, size)], config, upsert=upsert) if ptr else BAD_PARAMETERS
 
     def _batch_put_from(
         self, keys: Any, ptrs: Any, sizes: Any, config: ReplicateConfig | None, *, upsert: bool
@@ -203,7 +209,7 @@ class MooncakeDistributedStore(Tensors):
         addresses, lengths = checked_numbers("buffer_ptrs", ptrs), checked_numbers("sizes", sizes)
         if not len(names) == len(addresses) == len(lengths):
             return [BAD_PARAMETERS] * len(names)
-        values = [[_memory(ptr, size)] if ptr and size else [] for ptr, size in zip(addresses, lengths)]
+        values = [[memory_at(ptr, size)] if ptr and size else [] for ptr, size in zip(addresses, lengths)]
         return self._put_many(names, values, config, upsert)
 
     def _put_many(
@@ -232,7 +238,7 @@ class MooncakeDistributedStore(Tensors):
         if client is None or not self._can_copy:
             return b""
         try:
-            return client.get(key) or b""
+            return client.reader.get(key) or b""
         except CodeError as error:
             log.log(logging.DEBUG if error.code == NO_MASTER else logging.WARNING, "get: %s", error)
             return b""
@@ -280,7 +286,7 @@ class MooncakeDistributedStore(Tensors):
             return nbytes
 
         try:
-            return _or_missing(self._client.read(name, take))
+            return _or_missing(self._client.reader.read(name, take))
         except CodeError as error:
             return error.code
 
@@ -322,7 +328,7 @@ class MooncakeDistributedStore(Tensors):
             return [BAD_PARAMETERS] * len(names)
         usable = [name for name in names if is_usable(name)]
         try:
-            found = {name for name, one in zip(usable, client.locate_many(usable)) if one is not None}
+            found = {name for name, one in zip(usable, client.reader.locate_many(usable)) if one is not None}
         except CodeError as error:
             return [error.code] * len(names)
         return [int(name in found) for name in names]
@@ -331,7 +337,7 @@ class MooncakeDistributedStore(Tensors):
         if self._client is None:
             return BAD_PARAMETERS
         try:
-            located = self._client.locate(name) if is_usable(name) else None
+            located = self._client.reader.locate(name) if is_usable(name) else None
         except CodeError as error:
             return error.code
         return NOT_FOUND if located is None else tell(located)
@@ -436,13 +442,6 @@ class MooncakeDistributedStore(Tensors):
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Take it back; -600 when nothing is registered at this address."""
         return self._buffers.unregister(checked_number("buffer_ptr", buffer_ptr))
-
-
-def _memory(ptr: int, size: int) -> memoryview:
-    """The caller's memory. A wrong address ends the process, as everywhere. Raises TypeError."""
-    if size >= 2**63:
-        raise TypeError(f"size={size} is more than a process can have")
-    return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
 
 
 def _or_missing(count: int | None) -> int:

@@ -5,13 +5,12 @@ Used by `api` and `tensors`. Values that have the right type but make no sense a
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 from store.distributed.config import SOFT_PIN_MS, ReplicateConfig, SoftPinAction
 from store.distributed.messages import MAX_NAME_BYTES, MAX_SHORT, Wish
-
-DEFAULT = ReplicateConfig()
 
 
 def checked_name(key: Any) -> str:
@@ -76,7 +75,7 @@ def as_views(values: Any) -> list[memoryview]:
 def wish_of(config: ReplicateConfig | None) -> Wish | None:
     """What the master is asked for; None when the values do not fit together. Raises TypeError."""
     if config is None:
-        config = DEFAULT
+        return DEFAULT_WISH
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config must be a ReplicateConfig, not {type(config).__name__}")
     if not config.is_valid():
@@ -92,6 +91,16 @@ def wish_of(config: ReplicateConfig | None) -> Wish | None:
         config.soft_pin_action is SoftPinAction.PRESERVE,
         [name for name in dict.fromkeys(preferred) if 0 < len(name) <= MAX_SHORT],
     )
+
+
+DEFAULT_WISH = wish_of(ReplicateConfig())
+
+
+def memory_at(ptr: int, size: int) -> memoryview:
+    """The caller's memory. A wrong address ends the process, as everywhere. Raises TypeError."""
+    if size >= 2**63:
+        raise TypeError(f"size={size} is more than a process can have")
+    return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
 
 
 _SETUP_NAMES = (

@@ -69,7 +69,7 @@ def _ranges(
         return counts
 
     try:
-        counts = client.read(name, take) if is_usable(name) else None
+        counts = client.reader.read(name, take) if is_usable(name) else None
     except CodeError as error:
         return [error.code] * len(sizes)
     return [NOT_FOUND] * len(sizes) if counts is None else counts

@@ -83,12 +83,16 @@ class Writer:
 
     # --------------------------------------------------------------------------- puts
 
+    def put(self, name: str, parts: Parts, wish: say.Wish, upsert: bool) -> int:
+        """Store one object that is new, or upsert; a code. Raises CodeError."""
+        if upsert or self.journals is None:
+            return self._put_asked([name], [parts], wish, upsert)[0]
+        return self._put_one(self.journals, name, parts, wish)
+
     def put_many(
         self, names: Sequence[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
-        """Store objects that are new, one question to the master for all at most; a code for each."""
-        if len(names) == 1 and not upsert and self.journals is not None:
-            return [self._put_one(self.journals, names[0], values[0], wish)]
+        """Store objects like `put`, with one question to the master for all; a code for each."""
         codes: list[int] = []
         for some in say.portions(names):
             codes += self._put_asked(list(names[some]), values[some], wish, upsert)
@@ -217,12 +221,14 @@ class Writer:
 
     def _refill(self, kind: Kind, losses: int) -> None:
         """Ask for room for puts like the last two; what there is for others goes back. Raises CodeError."""
+        count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // max(kind[0], 1)))
+        if self._kind == kind and len(self._spares) > count // 2:
+            return  # being told wakes the master
         if not self._link.poll() or time.monotonic() < self._ask_after_s:
             return
-        count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // max(kind[0], 1)))
         with self._lock:
             if self._kind == kind and len(self._spares) > count // 2:
-                return  # being told wakes the master
+                return
             if self._kind != kind:
                 self._discard()
                 self._kind, self._losses = kind, losses

@@ -85,11 +85,13 @@ def test_names_that_no_object_can_have_are_missing_at_once(monkeypatch: pytest.M
 def test_a_process_that_cannot_be_is_not_let_in_and_the_master_goes_on() -> None:
     with master_thread() as master, stores(address(master)) as (store,):
         assert store._client is not None
-        assert store._client.table is not None
+        assert store._client.reader.table is not None
         link = Link(address(master), None)
         link.shorten()
         with pytest.raises(CodeError, match="gone"):
-            link.ask(say.Join, store._client.table.token, link.welcome.table.machine, 2**40, "me", None)
+            link.ask(
+                say.Join, store._client.reader.table.token, link.welcome.table.machine, 2**40, "me", None
+            )
         link.close()
         assert store.health_check() == 0
 
@@ -212,7 +214,7 @@ def test_a_read_that_fails_leaves_the_own_segment_to_others() -> None:
         assert store.put("a", b"1" * 5000) == 0
         assert store._client is not None
         with pytest.raises(CodeError):
-            store._client.read("a", fails)
+            store._client.reader.read("a", fails)
         assert store.get("a") == b"1" * 5000
         with stores(address(master), 1, 0) as (other,):
             assert other.get("a") == b"1" * 5000
