@@ -96,8 +96,7 @@ class Directory(GeneralVerbs):
         visible, tier = self._visible.get, self._tier.get
         found: list[Found] = []
         from_tier = 0
-        for key, digest in zip(keys, digests, strict=True):
-            obj = visible(key)
+        for key, digest, obj in zip(keys, digests, map(visible, keys), strict=True):
             if obj is None:
                 entry = tier(key)
                 if entry is None or entry[0] != digest:

@@ -234,14 +234,18 @@ class Ledger:
 
     def _touch(self, found: Sequence[Found], now: float) -> None:
         """What a lookup found was used, the last block first."""
-        segments = self._segments
+        used: dict[int, list[int]] = {}
         for obj in reversed(found):
             if isinstance(obj, PoolObject) and obj.key is not None:
                 obj.last_use_s = now
-                segment = segments[obj.rank]
-                segment.policy.on_access(obj.key, now)
-                if obj.copies is not None and obj.object_id in segment.copies:
-                    segment.copies.move_to_end(obj.object_id)
+                if obj.rank in used:
+                    used[obj.rank].append(obj.key)
+                else:
+                    used[obj.rank] = [obj.key]
+                if obj.copies is not None and obj.object_id in self._segments[obj.rank].copies:
+                    self._segments[obj.rank].copies.move_to_end(obj.object_id)
+        for rank, keys in used.items():
+            self._segments[rank].policy.on_access_all(keys, now)
 
     def _count_lookup(self, asked: int, from_dram: int, from_tier: int) -> None:
         self.counters["lookups"] += 1

@@ -36,7 +36,8 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, in one unit: ours and the peer's are medians of `runs` runs, the limit is its best run.
+    """One figure, in one unit: ours and the peer's are medians of `runs` runs. The limit is the best run of a
+    kernel, and the median too where it is a program as easily disturbed as ours.
 
     note    why a peer is missing that should be there
     """

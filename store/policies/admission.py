@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from store.policies.contract import BlockFacts, Policy
 
@@ -79,6 +79,10 @@ class Filtered(Policy):
     def on_access(self, item: int, now: float) -> None:
         """Passed on."""
         self._policy.on_access(item, now)
+
+    def on_access_all(self, items: Sequence[int], now: float) -> None:
+        """Passed on."""
+        self._policy.on_access_all(items, now)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
         """Passed on."""

@@ -8,7 +8,7 @@ Explained in docs/explain/eviction.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -67,6 +67,11 @@ class Policy(ABC):
     @abstractmethod
     def on_access(self, item: int, now: float) -> None:
         """A known item was hit."""
+
+    def on_access_all(self, items: Sequence[int], now: float) -> None:
+        """Known items were hit, in this order."""
+        for item in items:
+            self.on_access(item, now)
 
     @abstractmethod
     def on_remove(self, item: int, *, evicted: bool) -> None:

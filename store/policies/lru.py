@@ -12,8 +12,8 @@ rules", Communications of the ACM, 1985.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 
 from store.policies.contract import BlockFacts, Policy
 
@@ -33,6 +33,10 @@ class LRU(Policy):
     def on_access(self, item: int, now: float) -> None:
         """An item that was used is the newest one again."""
         self._order.move_to_end(item)
+
+    def on_access_all(self, items: Sequence[int], now: float) -> None:
+        """A million items are far apart in memory, and a loop in C waits for several of them at once."""
+        deque(map(self._order.move_to_end, items), maxlen=0)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
         """Forget an item."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store.errors import UnknownPolicy
 from store.policies import NAMES, POLICIES, BlockFacts, policy_factory
 from store.policies.ranking import Ranking
-from tests.store.policies.pools import EVERY, Pool, make, stream
+from tests.store.policies.pools import EVERY, Pool, facts_of, make, stream
 
 items = st.integers(0, 14)
 events = st.lists(
@@ -73,6 +73,21 @@ def test_all_items_are_offered_once_and_only_leaves_first_holds_some_back(
         assert set(offered) == pool.present
     assert set(offered) <= pool.present
     pool.check()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", EVERY)
+def test_items_told_together_count_like_items_told_one_by_one(name: str) -> None:
+    hits = [4, 2, 4, 0, 5, 1]
+    one, two = (make(name, 6, [*range(6), *hits]) for _ in range(2))
+    for item in range(6):
+        for policy in (one, two):
+            policy.on_insert(item, facts_of(item), 1.0)
+    for item in hits:
+        one.on_access(item, 2.0)
+    two.on_access_all(hits, 2.0)
+    assert list(one.victims(3.0)) == list(two.victims(3.0))
+    two.check()
 
 
 @pytest.mark.quick
