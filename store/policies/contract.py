@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class BlockFacts(NamedTuple):
@@ -69,9 +69,15 @@ class Policy(ABC):
         """A known item was hit."""
 
     def on_access_all(self, items: Sequence[int], now: float) -> None:
-        """Known items were hit, in this order."""
+        """Known items were hit, in this order. Override it where that can be faster than one by one."""
         for item in items:
             self.on_access(item, now)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Who overrides on_access alone must hear of every item, whatever its parent made of many."""
+        super().__init_subclass__(**kwargs)
+        if "on_access" in vars(cls) and "on_access_all" not in vars(cls):
+            cls.on_access_all = Policy.on_access_all  # type: ignore[method-assign]
 
     @abstractmethod
     def on_remove(self, item: int, *, evicted: bool) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from store.errors import UnknownPolicy
 from store.policies import NAMES, POLICIES, BlockFacts, policy_factory
+from store.policies.lru import LRU
 from store.policies.ranking import Ranking
 from tests.store.policies.pools import EVERY, Pool, facts_of, make, stream
 
@@ -88,6 +89,22 @@ def test_items_told_together_count_like_items_told_one_by_one(name: str) -> None
     two.on_access_all(hits, 2.0)
     assert list(one.victims(3.0)) == list(two.victims(3.0))
     two.check()
+
+
+@pytest.mark.quick
+def test_a_policy_made_from_another_hears_of_items_told_together_one_by_one() -> None:
+    heard: list[int] = []
+
+    class Listening(LRU):
+        def on_access(self, item: int, now: float) -> None:
+            heard.append(item)
+
+    policy = Listening(3)
+    for item in range(3):
+        policy.on_insert(item, facts_of(item), 1.0)
+    policy.on_access_all([0, 2], 2.0)
+    assert heard == [0, 2]
+    assert list(policy.victims(3.0)) == [0, 1, 2]
 
 
 @pytest.mark.quick
