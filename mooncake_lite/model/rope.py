@@ -12,6 +12,11 @@ import torch
 
 from mooncake_lite.model.config import Llama3Scaling
 
+ONE_THREAD_VALUES = 2048
+"""So many cosines torch computes in one thread. More it shares between threads, and when those make MKL's
+first call of the function in a process at the same moment, one may get another variant of it: one process in
+fifty had last bits of its own in the second half of the table, and so other keys than its peers."""
+
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None) -> torch.Tensor:
     """Radians per position of each pair of channels: (head_dim // 2,) float32.
@@ -38,8 +43,10 @@ def rotary_tables(inverse: torch.Tensor, positions: int) -> tuple[torch.Tensor, 
     """Cosine and sine of every position, each (positions, 1, 2 * len(inverse)) float32.
 
     Both halves of a row are equal but for the sign of the sine, which is minus in the first: the
-    rotation then needs no negation. A table makes a position's values the same in every batch.
+    rotation then needs no negation. A table makes a position's values the same in every batch, and computing
+    it in pieces makes them the same in every process.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
-    cosine, sine = angles.cos(), angles.sin()
+    pieces = angles.split(max(1, ONE_THREAD_VALUES // len(inverse)))
+    cosine, sine = torch.cat([p.cos() for p in pieces]), torch.cat([p.sin() for p in pieces])
     return torch.cat((cosine, cosine), 1).unsqueeze(1), torch.cat((-sine, sine), 1).unsqueeze(1)
