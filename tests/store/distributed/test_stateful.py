@@ -188,6 +188,8 @@ class Lives(RuleBasedStateMachine):
             assert found is not None
             assert found.status.name == "SUCCESS"
             assert self.replicas(name) == (before | {to}) - ({source} if move and source != to else set())
+            if to not in before:
+                self.leased.add(name)  # whoever copied has read it
 
     @rule(seat=seats)
     def crowd(self, seat: int) -> None:
