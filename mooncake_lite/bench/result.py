@@ -76,11 +76,6 @@ def median_seconds(runs: int, *actions: Callable[[], object]) -> list[float]:
     return [statistics.median(taken) for taken in _times(runs, actions)]
 
 
-def best_seconds(runs: int, action: Callable[[], object]) -> float:
-    """Seconds of the best run: for limits, see `against`."""
-    return min(_times(runs, (action,))[0])
-
-
 def against(
     runs: int, ours: Callable[[], object], peer: Callable[[], object], limit: Callable[[], object]
 ) -> tuple[float, float, float]:
