@@ -1,18 +1,28 @@
 """One-sided MPI: reads and writes of the segments of other nodes, where the network needs no help for it.
 
-Made by `remote`, where a rank that dies ends the job: a window needs all of its ranks. One thread per rank;
-short reads begin on the caller's. Knows windows, no messages. Explained in docs/explain/transport.md.
+Made by `remote`, where a rank that dies ends the job: a window needs all of its ranks. One thread per rank,
+and one for each rank that it writes to; short reads begin on the main thread where the network needs no help.
+Knows windows, no messages. Explained in docs/explain/transport.md.
+
+Open MPI 5.0 gives every thread that enters a window UCX endpoints of its own, and takes them back when it
+ends: in the middle of another one's Unlock_all, which then never ends; and while it waits for the other side
+to let go of an endpoint, it does not let go of what the other side waits for (_tlocal_ctx_rec_cleanup in
+opal/mca/common/ucx/common_ucx_wpool.c). So no other thread enters a window, and before one is freed, the
+ranks end theirs in turn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,8 +42,8 @@ WINDOW = 4
 
 INLINE_BYTES = 1 * 2**20
 INLINE_S = 100e-6
-"""A read up to INLINE_BYTES, when nothing else is under way, is begun on the caller's thread, which looks for
-its end this long: waking another thread takes as long, and RDMA a tenth of it."""
+"""A read up to INLINE_BYTES, when nothing else is under way, is begun on the main thread, which looks for its
+end this long: waking another thread and being woken takes 200 us, and RDMA a few."""
 
 SPIN_S = 0.002
 PAUSE_S = 0.0001
@@ -46,6 +56,12 @@ SMALL_BYTES = 64 * 1024
 MOST_HELP = 8
 """More jobs of up to SMALL_BYTES than this, one after the other, needed a rank's help: it was measured wrong,
 for RDMA needs help only to connect."""
+
+TURNS = 32
+"""So many turns the ranks take to give up their threads, some at once where there are more."""
+
+THREAD_END_S = 5.0
+"""A thread that has not ended by then is left to itself: it waits in MPI for a rank that is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +88,8 @@ class _Flight:
     error: TransferError | None = None
 
 
+Result = TypeVar("Result")
+
 _End = tuple[Job, TransferError | None, bool]
 
 
@@ -82,6 +100,9 @@ class OneSided:
     help_from   called with a rank that should enter MPI: without RDMA the bytes move only while it does
     ended       called with each job and how it ended
 
+    at_once     ranks of which the main thread may begin short reads itself: the network reads their memory
+                without help
+
     Nothing that was begun can be taken back: a job that fails ends when MPI has let go of its buffers, or
     after stall_s more, and then nothing more is begun with that rank.
     """
@@ -91,17 +112,18 @@ class OneSided:
         self._windows: dict[int, Any] = {}
         self._lost: dict[int, str] = {}
         self._stuck: set[int] = set()
-        self._flush_lock = threading.Lock()  # of _unflushed
-        self._unflushed: dict[int, list[_Flight]] = {}
+        self._flushers: dict[int, queue.SimpleQueue[_Flight | None]] = {}
         self._helps: Counter[int] = Counter()
         self._kept: list[_Flight] = []
         self._closed = False
         self._moved_s = 0.0
+        self.at_once: set[int] = set()
+        self._caller: threading.Thread | None = None
         self._lock = threading.Lock()  # of _flights and of whatever enters MPI here
         self._flights: list[_Flight] = []
         self._queue: queue.SimpleQueue[_Flight | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="one-sided", daemon=True)
-        self._thread.start()
+        self._threads: list[threading.Thread] = []
+        self._begin_threads()
 
     # ------------------------------------------------------------------ windows
 
@@ -121,17 +143,24 @@ class OneSided:
         if not all(answer == b"1" for answer in world.allgather_bytes(b"1" if usable else b"0")):
             return False  # some may have one: it is left alone, because freeing it would take all
         self._windows[segment] = window
-        world.free_at_finish(lambda: self._free(segment))
+        world.free_at_finish(lambda: self._finish(segment))
         return True
 
     def withdraw(self, segment: int) -> None:
         """Free the window of a segment. Collective."""
         self._world.barrier()
+        self._give_up_threads()
         self._free(segment)
+        self._begin_threads()
 
     def reaches(self, rank: int, segment: int, helped: bool) -> bool:
         """Whether a segment of a rank has a window and, unless helped, the network needs no help there."""
         return segment in self._windows and (helped or self._helps[rank] <= MOST_HELP)
+
+    def _finish(self, segment: int) -> None:
+        self.close()
+        self._give_up_threads()
+        self._free(segment)
 
     def _free(self, segment: int) -> None:
         with self._lock:
@@ -139,6 +168,31 @@ class OneSided:
             if window is not None:
                 window.Unlock_all()
                 window.Free()
+
+    def _begin_threads(self) -> None:
+        """The first one; _make_sure() adds others."""
+        self._leaving, self._settled = threading.Event(), threading.Event()
+        self._flushers = {}
+        self._begin_thread(self._run, "one-sided")
+
+    def _begin_thread(self, run: Callable[..., None], name: str, *args: object) -> threading.Thread:
+        thread = threading.Thread(target=run, args=args, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _give_up_threads(self) -> None:
+        """End the threads, each rank in its turn: the others meanwhile do what MPI asks. Collective."""
+        if not self._threads:
+            return
+        for turn in range(min(self._world.size, TURNS)):
+            if self._world.rank % TURNS == turn:
+                self._leaving.set()
+                for awaited in (self._queue, *self._flushers.values()):
+                    awaited.put(None)
+                wait_for_end(self._threads, THREAD_END_S)
+                self._threads = []
+            self._world.barrier()
 
     # ------------------------------------------------------------------ called by other threads
 
@@ -148,7 +202,7 @@ class OneSided:
         parts = plan([view.nbytes for view in job.views], PIECE_BYTES, PIECE_BYTES)
         flight = _Flight(job, self._windows[job.segment], parts, now, now, now)
         ends: list[_End] = []
-        if job.op == "read" and job.nbytes <= INLINE_BYTES and self._lock.acquire(blocking=False):
+        if self._may_begin_here(job) and self._lock.acquire(blocking=False):
             try:
                 if not self._flights and not self._closed:
                     ends = self._try_now(flight, now)
@@ -160,6 +214,31 @@ class OneSided:
             self._queue.put(flight)
         self._tell(ends)
 
+    def run(self, work: Callable[[], Result]) -> Result:
+        """What work() returns, on a thread that may begin short reads of any rank itself."""
+        outcome: Future[Result] = Future()
+
+        def body(leaving: threading.Event) -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+            leaving.wait()
+
+        self._caller = self._begin_thread(body, "one-sided-caller", self._leaving)
+        return outcome.result()
+
+    def _may_begin_here(self, job: Job) -> bool:
+        if job.op != "read" or job.nbytes > INLINE_BYTES:
+            return False
+        thread = threading.current_thread()
+        return thread is self._caller or (thread is threading.main_thread() and job.rank in self.at_once)
+
+    def _try_now(self, flight: _Flight, now: float) -> list[_End]:
+        while not (ends := self._step(flight, now)) and now - flight.asked_s < INLINE_S:
+            now = time.monotonic()
+        return ends
+
     def cancel(self, job: Job) -> None:
         """The thread sees that the job is cancelled."""
 
@@ -168,16 +247,13 @@ class OneSided:
         self._lost.setdefault(rank, reason)
 
     def close(self) -> None:
-        """Fail what is under way with EngineClosed, and end the thread. The windows stay until MPI ends:
-        others may still read what they reach."""
+        """Fail what is under way with EngineClosed. The windows stay until MPI ends: others may still read
+        what they reach."""
         self._closed = True
         self._queue.put(None)
-        self._thread.join(timeout=5)
-
-    def _try_now(self, flight: _Flight, now: float) -> list[_End]:
-        while not (ends := self._step(flight, now)) and now - flight.asked_s < INLINE_S:
-            now = time.monotonic()
-        return ends
+        self._settled.wait(THREAD_END_S)
+        if not self._windows:
+            self._leaving.set()
 
     def _tell(self, ends: list[_End]) -> None:
         for job, error, safe in ends:
@@ -187,7 +263,7 @@ class OneSided:
 
     def _run(self) -> None:
         last = time.monotonic()
-        while not self._closed:
+        while not (self._closed or self._leaving.is_set()):
             if not self._flights:
                 self._take(wait=True)
                 last = time.monotonic()
@@ -202,10 +278,13 @@ class OneSided:
             self._tell(ends)
             if now - self._moved_s > SPIN_S or not any(flight.flying for flight in self._flights):
                 time.sleep(PAUSE_S)  # also where only Flush is awaited: it needs the interpreter to begin
-        with self._lock:
-            self._take(wait=False)
-            ends = [end for flight in list(self._flights) for end in self._close(flight)]
-        self._tell(ends)
+        if self._closed:
+            with self._lock:
+                self._take(wait=False)
+                ends = [end for flight in list(self._flights) for end in self._close(flight)]
+            self._tell(ends)
+            self._settled.set()
+        self._leaving.wait()
 
     def _take(self, wait: bool) -> None:
         """Move what start() has queued to _flights."""
@@ -253,7 +332,7 @@ class OneSided:
     def _fail(self, flight: _Flight, error: TransferError, now: float) -> None:
         """Begin nothing more; what was begun still has to end, a write on the other side too."""
         if flight.error is None:
-            flight.putting = flight.job.op == "write" and flight.begun
+            flight.putting |= flight.job.op == "write" and flight.begun and not flight.flushing
             flight.error, flight.more, flight.touched_s = error, False, now
 
     def _advance(self, flight: _Flight, now: float) -> None:
@@ -277,27 +356,25 @@ class OneSided:
         limit in time and may need the target's help: a thread does it, for all writes to a rank."""
         flight.flushing = True
         rank = flight.job.rank
-        with self._flush_lock:
-            waiting = self._unflushed.get(rank)
-            self._unflushed[rank] = [*(waiting or []), flight]
-        if waiting is not None:
-            return
-        threading.Thread(target=self._flush, args=(rank,), name="one-sided-flush", daemon=True).start()
+        if rank not in self._flushers:
+            self._flushers[rank] = queue.SimpleQueue()
+            self._begin_thread(self._flush, "one-sided-flush", rank, self._flushers[rank])
+        self._flushers[rank].put(flight)
 
-    def _flush(self, rank: int) -> None:
-        """Until no write to a rank waits for it; where MPI fails, their time limit finds it."""
-        while True:
-            with self._flush_lock:
-                flights, self._unflushed[rank] = self._unflushed[rank], []
-                if not flights:
-                    del self._unflushed[rank]
-                    return
-            try:
-                flights[0].window.Flush(rank)
-            except self._world.mpi.Exception:
-                continue
-            for flight in flights:
-                flight.putting = False
+    def _flush(self, rank: int, unflushed: queue.SimpleQueue[_Flight | None]) -> None:
+        """Until the windows are freed; where MPI fails, the writes' time limit finds it."""
+        ending = False
+        while not ending:
+            batch = [unflushed.get()]
+            while not unflushed.empty():
+                batch.append(unflushed.get())
+            flights = [flight for flight in batch if flight is not None]
+            ending = len(flights) < len(batch)
+            for window in {id(flight.window): flight.window for flight in flights}.values():
+                with contextlib.suppress(self._world.mpi.Exception):
+                    window.Flush(rank)
+                    for flight in flights:
+                        flight.putting &= flight.window is not window
 
     def _request(self, flight: _Flight, parts: list[Part]) -> Any:
         job, mpi = flight.job, self._world.mpi
@@ -332,3 +409,13 @@ class OneSided:
         if flight.asked_s == flight.began_s and flight.error is None:
             self._helps[flight.job.rank] = 0
         return [(flight.job, flight.error, safe)]
+
+
+def wait_for_end(threads: Iterable[threading.Thread], limit_s: float) -> None:
+    """Until the threads have ended or limit_s has passed. join() returns a moment before a thread is gone,
+    and what libraries keep for each thread is freed in that moment."""
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        while Path(f"/proc/self/task/{thread.native_id}").exists() and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)

@@ -5,6 +5,7 @@ Made by `engine`. Knows jobs and paths, not how a path moves bytes. Explained in
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -156,14 +157,17 @@ class Remote:
         probe = np.ones(links.LARGE_BYTES, np.uint8)
         lent.expose(links.PROBE, probe, writable=False)
         paths: dict[str, tuple[int, ...]] = {"sockets": STREAMS, "two_sided": (1,)}
-        if self._one_sided is not None and self._one_sided.expose(links.PROBE, probe):
+        one_sided = self._one_sided
+        if one_sided is not None and one_sided.expose(links.PROBE, probe):
             paths["one_sided"] = (1,)
         self._world.barrier()
-        self._links = links.measure(self._world, self._probe, paths)
+        measure = functools.partial(links.measure, self._world, self._probe, paths)
+        self._links = measure() if one_sided is None else one_sided.run(measure)
         self._measuring = False
         lent.withdraw(links.PROBE)
-        if self._one_sided is not None and "one_sided" in paths:
-            self._one_sided.withdraw(links.PROBE)
+        if one_sided is not None and "one_sided" in paths:
+            one_sided.withdraw(links.PROBE)
+            one_sided.at_once |= {rank for rank in others if self.ways(rank, 0)[0] == "one_sided"}
         for rank in others:
             for link in self.links_to(rank, 0):
                 if link.path == "sockets":
