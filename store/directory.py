@@ -182,7 +182,7 @@ class Directory(GeneralVerbs):
 
         Without a key, when its key is visible already, or when the eviction policy does not admit it, it
         stays private to its owner until release. A copy (`put_copy`) becomes visible beside what it is a
-        copy of; one whose checksums differ from that is freed, and counted.
+        copy of; one whose checksums differ from that is freed, and counted, also when that is gone by now.
 
         checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
         is not WRITING, LayoutError when a keyed object comes with another number of checksums.
@@ -192,12 +192,14 @@ class Directory(GeneralVerbs):
             raise WrongState(object_id, obj.state.value, ObjectState.WRITING.value)
         if self.layout is not None and obj.key is not None and len(checksums) != self.layout.layers:
             raise LayoutError(f"{len(checksums)} checksums for a block of {self.layout.layers} layers")
-        obj.sums = array("Q", checksums).tobytes()
+        expected, obj.sums = obj.sums, array("Q", checksums).tobytes()
         obj.last_use_s = now
         self.counters["puts_ended"] += 1
         first = None if obj.key is None else self._visible.get(obj.key)
         is_copy = first is not None and first.copies is not None and first.copies is obj.copies
-        if is_copy and first is not None and first.sums != obj.sums:
+        if is_copy and first is not None:
+            expected = first.sums
+        if expected and expected != obj.sums:
             self.counters["copies_bad"] += 1
             self._remove(obj)
             return False

@@ -109,6 +109,7 @@ class GeneralVerbs(Placement):
             source.copies = [source]
         copy.copies = source.copies
         copy.copies.append(copy)
+        copy.sums = source.sums  # what its put_end is held against, should the source be found bad till then
         return copy
 
     def replicate(

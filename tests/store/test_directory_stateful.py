@@ -29,6 +29,7 @@ class Lives(RuleBasedStateMachine):
     order      object ids of visible ones, least recently used first; used: when
     family     object id -> number of its put, the same for its copies
     copied     those of order whose key is visible on both ranks, longest unused first
+    expected   copies whose checksums were known when they were begun
     own        object id -> until when it is leased to its readers; leases: owner -> (ids, until)
     """
 
@@ -53,6 +54,7 @@ class Lives(RuleBasedStateMachine):
         self.used: dict[int, float] = {}
         self.family: dict[int, int] = {}
         self.copied: list[int] = []
+        self.expected: set[int] = set()
         self.hard: set[int] = set()
         self.soft: dict[int, float] = {}
         self.group: dict[int, int] = {}
@@ -215,7 +217,7 @@ class Lives(RuleBasedStateMachine):
         obj, key = self.objects[object_id], self.keys[object_id]
         others = self.visible(key) if key is not None else []
         is_copy = bool(others) and others[0] in self.siblings(object_id)
-        bad = bad and is_copy
+        bad = bad and (is_copy or object_id in self.expected)
         becomes_visible = key is not None and (not others or is_copy) and not bad
         sums = [2] * SMALL.layers if bad else SUMS
         assert self.directory.put_end(object_id, sums, self.now) == becomes_visible
@@ -311,6 +313,8 @@ class Lives(RuleBasedStateMachine):
         key, soft, group = self.keys[source], self.soft.get(source, 0.0), self.group[source]
         wanted = Wanted(BLOCK, key, digest_of(key), 0.0, 0, group, soft, source in self.hard)
         self.record(obj, wanted, self.family[source])
+        if self.states[source] is ObjectState.VISIBLE:
+            self.expected.add(obj.object_id)
         return True
 
     @precondition(lambda self: self.order)
@@ -459,6 +463,8 @@ class Lives(RuleBasedStateMachine):
         bad = [i for i in self.unsaved if self.keys[i] == key and outcome == "bad_in_dram"]
         self.states.update(dict.fromkeys(bad, ObjectState.UNLISTED))
         self.order = [i for i in self.order if i not in bad]
+        for i in bad:
+            self.leave(i)
         self.unsaved = {i for i in self.unsaved if self.keys[i] != key}
         if outcome != "saved":
             self.in_flight.discard(key)

@@ -167,6 +167,27 @@ def test_a_copy_with_other_checksums_is_freed_and_counted() -> None:
     directory.check()
 
 
+@pytest.mark.parametrize("sums", [[1, 2], [1, 3]])
+def test_a_copy_of_what_is_found_bad_meanwhile_is_held_against_its_checksums(
+    sums: list[int],
+) -> None:
+    directory = Directory(SMALL)
+    directory.add_segment(1, 4 * SMALL.nbytes, 0, tier=True)
+    directory.add_segment(2, 4 * SMALL.nbytes, 0)
+    first = directory.allocate("w", SMALL.nbytes, now=0, key=7, rank=1)
+    directory.put_end(first.object_id, [1, 2], 0)
+    directory.take_saves()
+    _, copy = directory.replicate("copier", 7, 0, rank=2, now=0, until=10)
+    directory.bad_in_dram(1, [7])
+    assert there(directory, 7) == []
+    good = sums == [1, 2]
+    assert directory.put_end(copy.object_id, sums, 1) == good
+    assert there(directory, 7) == ([7] if good else [])
+    assert directory.counters["copies_bad"] == (not good)
+    directory.release("copier", 1)
+    directory.check()
+
+
 def test_the_source_of_a_copy_is_leased_while_it_is_written() -> None:
     directory = pool(1, 8)
     put(directory, 7, rank=1)
