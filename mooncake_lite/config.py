@@ -6,6 +6,7 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import asdict, dataclass, fields
@@ -136,7 +137,12 @@ class ServeConfig:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
             raise ConfigError(f"eviction: {error}") from None
-        if not self.copy_cold_s >= 0:
+        for name in ("copy_cold_s", "dead_after_s", "start_timeout_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}={getattr(self, name)}: give a number of seconds")
+        if self.threads < 0:
+            raise ConfigError(f"threads={self.threads}: give a number, or 0 for one that fits the machine")
+        if self.copy_cold_s < 0:
             raise ConfigError(f"copy_cold_s={self.copy_cold_s}: give seconds, 0 or more")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")

@@ -68,6 +68,11 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
         ({"dead_after_s": 1.0}, "dead_after_s must be at least 2"),
         ({"start_timeout_s": 1.0}, "start_timeout_s at least 5"),
+        ({"dead_after_s": float("inf")}, "dead_after_s=inf: give a number of seconds"),
+        ({"start_timeout_s": float("nan")}, "start_timeout_s=nan: give a number of seconds"),
+        ({"copy_cold_s": float("inf")}, "copy_cold_s=inf: give a number of seconds"),
+        ({"copy_cold_s": -1.0}, "copy_cold_s=-1.0: give seconds, 0 or more"),
+        ({"threads": -1}, "threads=-1: give a number, or 0"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_what_would_be_right(wish: dict[str, Any], words: str) -> None:
