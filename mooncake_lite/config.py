@@ -23,6 +23,9 @@ PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
 fewer table entries. A pool block is a whole number of pages."""
 
+MOST_RANKS = 65_536
+"""Far more than any job of ours has had: a number beyond it is a slip of the finger."""
+
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
@@ -129,6 +132,10 @@ class ServeConfig:
         for name in ("prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        if self.ranks > MOST_RANKS:
+            raise ConfigError(
+                f"the conductor, prefill, decode and store are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
+            )
         if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"

@@ -50,6 +50,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
     [
         ({"prefill": 0}, "prefill=0: at least 1"),
         ({"decode": -1}, "decode=-1: at least 1"),
+        ({"prefill": 10**11}, "are 100,000,000,003 ranks; at most 65,536"),
         ({"store": 0}, "store=0: at least 1"),
         ({"max_queue": 0}, "max_queue=0"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
