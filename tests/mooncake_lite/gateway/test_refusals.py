@@ -130,6 +130,14 @@ def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
     gateway.close()
 
 
+def test_an_api_key_may_have_letters_beyond_ascii(start: Start) -> None:
+    gateway, _ = start(api_key="schlüssel")
+    for key, status in (("schlüssel", 200), ("schluessel", 401)):
+        headers = {b"Authorization": f"Bearer {key}".encode()}
+        assert httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code == status
+    gateway.close()
+
+
 def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
     cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
