@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mooncake_lite.errors import UserError
+from mooncake_lite.options import NumberRange
 
 if TYPE_CHECKING:
     import httpx
@@ -64,8 +65,8 @@ class Turn:
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
 @click.option("--model", default=None, help="Model id; left out, the server's own.")
 @click.option("--system", default=None, help="A system message before everything.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=None, help="0 is greedy.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=None)
+@click.option("--temperature", type=NumberRange(0, 2), default=None, help="0 is greedy.")
+@click.option("--top-p", type=NumberRange(0, 1, min_open=True), default=None)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer.")
 @click.option("--seed", type=int, default=None)
 @click.option("--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY.")

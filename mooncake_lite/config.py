@@ -6,6 +6,7 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +22,9 @@ from store.policies import policy_factory
 PAGE_TOKENS = 16
 """Tokens of one engine page. 16 is vLLM's default: smaller wastes fewer tail slots, larger means
 fewer table entries. A pool block is a whole number of pages."""
+
+MOST_RANKS = 65_536
+"""Far more than any job of ours has had: a number beyond it is a slip of the finger."""
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -128,6 +132,10 @@ class ServeConfig:
         for name in ("prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        if self.ranks > MOST_RANKS:
+            raise ConfigError(
+                f"the conductor, prefill, decode and store are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
+            )
         if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
@@ -136,7 +144,12 @@ class ServeConfig:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
             raise ConfigError(f"eviction: {error}") from None
-        if not self.copy_cold_s >= 0:
+        for name in ("copy_cold_s", "dead_after_s", "start_timeout_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}={getattr(self, name)}: give a number of seconds")
+        if self.threads < 0:
+            raise ConfigError(f"threads={self.threads}: give a number, or 0 for one that fits the machine")
+        if self.copy_cold_s < 0:
             raise ConfigError(f"copy_cold_s={self.copy_cold_s}: give seconds, 0 or more")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")

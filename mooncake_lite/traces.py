@@ -60,7 +60,7 @@ def _request(decoder: msgspec.json.Decoder[TraceRequest], line: bytes, place: st
     """One line, checked; `place` is named in errors."""
     try:
         request = decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{place}: {str(error)[:1].lower()}{str(error)[1:]}") from None
     if request.timestamp < 0 or request.input_length < 1 or request.output_length < 0:
         raise TraceError(

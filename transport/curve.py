@@ -6,12 +6,15 @@ only those who hold the cluster's one client pair. Explained in docs/explain/tra
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import zmq
 
 from transport.errors import ChannelError
+
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class CurveKeys:
     def from_bytes(cls, data: bytes) -> CurveKeys:
         """The reverse of to_bytes. Raises ChannelError when that is not what the bytes are."""
         try:
-            return cls(*msgspec.msgpack.decode(data, type=tuple[str, str, str, str]))
+            keys = cls(*msgspec.msgpack.decode(data, type=tuple[str, str, str, str]))
         except (msgspec.MsgspecError, ValueError) as error:
             raise ChannelError(f"these are no CURVE keys: {error}") from None
+        needed = [keys.server_public, keys.client_public, keys.client_secret]
+        if not all(map(_Z85_KEY.fullmatch, [*needed, *filter(None, [keys.server_secret])])):
+            raise ChannelError("these are no CURVE keys: a key has 40 characters of Z85")
+        return keys

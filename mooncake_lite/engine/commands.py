@@ -10,14 +10,15 @@ import click
 
 from mooncake_lite.config import DEFAULT_MODEL, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.options import NumberRange
 
 
 @click.command()
 @click.argument("prompt")
 @click.option("--model", "name", default=DEFAULT_MODEL, show_default=True, help="Name or model folder.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(1), help="Longest answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0, 2.0))
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0, min_open=True))
+@click.option("--temperature", default=0.0, show_default=True, type=NumberRange(0.0, 2.0))
+@click.option("--top-p", default=1.0, show_default=True, type=NumberRange(0.0, 1.0, min_open=True))
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 keeps all.")
 @click.option("--seed", default=None, type=int, help="The same seed gives the same answer.")
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))

@@ -24,8 +24,9 @@ def sample(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     """
     if sampling.temperature == 0.0:
         return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled.max())
+    behind = logits.astype(np.float64) - float(logits.max())
+    with np.errstate(over="ignore"):  # a very small temperature: infinitely far behind the best
+        weights = np.exp(behind / sampling.temperature)
     uniform = _uniform(sampling.seed, position)
     if sampling.top_k <= 0 and sampling.top_p >= 1.0:
         return _pick(weights, uniform)

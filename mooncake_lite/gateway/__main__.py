@@ -21,7 +21,7 @@ import uvicorn
 from mooncake_lite.errors import ConfigError, UserError
 from mooncake_lite.gateway.cluster import Cluster
 from mooncake_lite.gateway.endpoints import Endpoints
-from mooncake_lite.gateway.plumbing import QuietServer, timed_protocol
+from mooncake_lite.gateway.plumbing import QuietServer, bounded, timed_protocol
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
 from mooncake_lite.model import load_tokenizer
@@ -84,8 +84,9 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     prompts = Prompts(settings, load_tokenizer(settings.model_folder))
+    app = Endpoints(settings, cluster, prompts).app()
     config = uvicorn.Config(
-        Endpoints(settings, cluster, prompts).app(),
+        app,
         http=timed_protocol(settings.limits.header_timeout_s),
         ws="none",
         lifespan="off",
@@ -94,10 +95,10 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.limits.connections,
         timeout_keep_alive=30,
     )
     server = QuietServer(config)
+    config.app = bounded(app, settings.limits.connections, server.server_state.connections)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())

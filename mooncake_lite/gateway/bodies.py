@@ -199,10 +199,10 @@ def _field_of(message: str) -> str | None:
 
 
 def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
+    while not isinstance(prompt, str) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
-    if len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return _one_prompt(prompt[0])
     if prompt and all(type(item) is int for item in prompt):
         return prompt
     if prompt and all(isinstance(item, str | list) for item in prompt):

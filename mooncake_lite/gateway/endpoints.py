@@ -199,7 +199,7 @@ class Endpoints:
         """Raises RequestError unless the client knows the API key, if there is one."""
         wanted = self._settings.config.api_key
         given = request.headers.get("authorization", "")
-        if wanted and not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
+        if wanted and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {wanted}".encode()):
             raise RequestError(
                 "this server needs its API key: Authorization: Bearer KEY", status=401, code="invalid_api_key"
             )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from typing import Any, TypeVar
 
+import h11
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway.problems import Unavailable, error_object
+from mooncake_lite.gateway.shapes import to_json
 
 T = TypeVar("T")
 
@@ -129,8 +132,28 @@ class EventStream(Response):
             raise ClientGone from None
 
 
+def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
+    """`app`, which answers only while at most `limit` connections are open, those that are idle included.
+
+    uvicorn has such a limit, whose answer is plain text.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if len(connections) <= limit:
+            await app(scope, receive, send)
+            return
+        error = Unavailable(f"{limit} connections are open, which is the limit; come back later")
+        refusal = Response(
+            to_json(error_object(error)), error.status, {"Connection": "close"}, "application/json"
+        )
+        await refusal(scope, receive, send)
+
+    return answer
+
+
 def timed_protocol(header_limit_s: float) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol, with a limit on the time that a request's headers may take.
+    """uvicorn's HTTP protocol, with a limit on the time that a request's headers may take, and an error
+    object for what is no HTTP.
 
     uvicorn limits only the pause between two requests: a client that sends half a header would keep
     its connection for ever.
@@ -150,6 +173,22 @@ def timed_protocol(header_limit_s: float) -> type[H11Protocol]:
                 self._stop_timer()
             elif self._header_timer is None:
                 self._start_timer()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else it has its answer, or a part
+                body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
+                headers = [
+                    ("content-type", "application/json"),
+                    ("content-length", str(len(body))),
+                    ("connection", "close"),
+                ]
+                for event in (
+                    h11.Response(status_code=400, headers=headers, reason="Bad Request"),
+                    h11.Data(data=body),
+                    h11.EndOfMessage(),
+                ):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()

@@ -24,7 +24,7 @@ from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
-from mooncake_lite.sizes import context_length, scratch_bytes, segment_bytes
+from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -79,6 +79,7 @@ def preflight(
         raise ConfigError(
             f"max_model_len={config.max_model_len} has no room for a prompt and an answer; at least 2"
         )
+    check_tier_size(config, model)
     roles = roles_here(config)
     check_shared_memory(config, model, machine, roles)
     check_memory(config, model, machine, roles)
@@ -175,6 +176,18 @@ def check_tier_folder(folder: Path) -> None:
                 f"ssd_dir={str(folder)!r} is in use by another cluster ({lock} is locked); "
                 "stop it, or choose another folder with --ssd-dir"
             )
+
+
+def check_tier_size(config: ServeConfig, model: FoundModel) -> None:
+    """A tier must hold a file with one block."""
+    from store.segment_writer import file_nbytes
+
+    layout = block_layout(config, model.config)
+    if config.ssd_dir and config.ssd_bytes < file_nbytes(layout, 1):
+        raise ConfigError(
+            f"ssd_bytes={config.ssd_bytes} holds no block of {layout.nbytes} B; "
+            f"raise it to at least {file_nbytes(layout, 1)}"
+        )
 
 
 def _locked_by_another(path: Path) -> bool:

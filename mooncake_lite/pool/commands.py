@@ -117,7 +117,8 @@ def stat_command(where: Path, as_json: bool) -> None:
 def get_command(where: Path, key: str, out: Path | None) -> None:
     """Write the bytes of the block KEY (16 hexadecimal digits, as ls prints it) to stdout, once verified.
 
-    They are [layers, 2, kv_heads, block_tokens, head_dim]; the file's attributes say the sizes.
+    They are [layers, 2, kv_heads, block_tokens, head_dim], or [layers, 2, kv_heads] units of the cluster's
+    --kv-codec; the file's attributes say which and the sizes.
     """
     number = _parse_key(key)
     if running := run_folder(where):

@@ -6,8 +6,10 @@ Mounted by `mooncake_lite.pool.commands`. Explained in docs/explain/leases.md.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
+import socket
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -61,7 +63,10 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
 
     try:
         curve = _keys(key_file) if key_file is not None else None
-        endpoint = tcp_endpoint(host, rpc_port or "*")
+        address = _address(host)
+        if curve is None and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            raise ConfigError(f"--host {host}: other machines can reach it; give --key-file as well")
+        endpoint = tcp_endpoint(address, rpc_port or "*")
         server = Master(endpoint, default_kv_lease_ttl, curve)
     except ChannelError as error:
         raise ConfigError(f"store master: {error}") from None
@@ -76,9 +81,20 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     server.run()
 
 
+def _address(host: str) -> str:
+    """Of a host name or an address. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or "?", None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ConfigError(f"--host {host!r} is no address of this machine; use 127.0.0.1") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # as clients choose: "localhost" may be ::1 first
+    return str(found[0][4][0])
+
+
 def _keys(path: Path) -> CurveKeys:
     """The keys in this file, made and written for its owner alone when there are none."""
     from transport.curve import CurveKeys
+    from transport.errors import ChannelError
 
     try:
         with contextlib.suppress(FileExistsError):
@@ -88,3 +104,5 @@ def _keys(path: Path) -> CurveKeys:
         return CurveKeys.from_bytes(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"--key-file {path} cannot be read: {error.strerror}") from None
+    except ChannelError as error:
+        raise ConfigError(f"--key-file {path}: {error}; delete it and it is made anew") from None

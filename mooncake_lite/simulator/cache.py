@@ -30,6 +30,9 @@ BLOCKS = "1000,10000,30000,50000,100000,unbounded"
 PLAIN_WIDTH = 150
 """Columns when the output is not a terminal: a row stays a line."""
 
+MOST_BLOCKS = 100_000_000
+"""A hundred times the largest pool of KV blocks; what a policy keeps for as many still fits a machine."""
+
 COMPLETE, ALL = "hit_rate_complete", "hit_rate"
 
 
@@ -131,10 +134,15 @@ def parse_blocks(words: str) -> list[int | None]:
     for word in filter(None, (word.strip() for word in words.split(","))):
         if word == "unbounded":
             unbounded = True
-        elif word.isascii() and word.isdigit() and int(word) > 0:
-            sizes.add(int(word))
-        else:
+            continue
+        digits = word.lstrip("0")
+        if not (digits.isascii() and digits.isdigit()):
             raise ConfigError(f"--blocks {words}: {word!r} is no positive number of blocks, nor unbounded")
+        if len(digits) > len(str(MOST_BLOCKS)) or int(digits) > MOST_BLOCKS:
+            raise ConfigError(
+                f"--blocks: {digits[:12]} is more than {MOST_BLOCKS:,} blocks; write unbounded for no limit"
+            )
+        sizes.add(int(digits))
     if not sizes and not unbounded:
         raise ConfigError(f"--blocks {words!r} names no size; write 1000,10000 or unbounded")
     return [*sorted(sizes), *([None] if unbounded else [])]
@@ -143,10 +151,15 @@ def parse_blocks(words: str) -> list[int | None]:
 def check_files(json_file: Path | None, plot_file: Path | None) -> None:
     """What can be known of the files before minutes are spent. Raises ConfigError."""
     for option, path in (("--json", json_file), ("--plot", plot_file)):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise ConfigError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
-        if path is not None and path.is_dir():
-            raise ConfigError(f"{option} {path} is a folder; name a file")
+        try:
+            if path.is_dir():
+                raise ConfigError(f"{option} {path} is a folder; name a file")
+        except OSError as error:
+            raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
     if plot_file is None:
         return
     if plot_file.suffix not in (".svg", ".png"):
@@ -157,11 +170,18 @@ def check_files(json_file: Path | None, plot_file: Path | None) -> None:
 
 
 def write_whole(path: Path, option: str, content: bytes) -> None:
-    """All of a file or nothing, whatever interrupts. Raises ConfigError, which names the option."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """All of a file or nothing, whatever interrupts; a link is followed, a pipe or a device is written to.
+
+    Raises ConfigError, which names the option.
+    """
+    file = Path(os.path.realpath(path))
+    draft = file.with_name(f".{os.getpid()}.part")
     try:
+        if file.exists() and not file.is_file():
+            file.write_bytes(content)
+            return
         draft.write_bytes(content)
-        draft.replace(path)
+        draft.replace(file)
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
     finally:

@@ -363,7 +363,7 @@ class MooncakeDistributedStore(Tensors):
         The expression runs here and not in the master, which nobody's expression shall keep busy.
         """
         try:
-            pattern = re.compile(checked_name(regex_pattern))
+            pattern = re.compile(checked_name(regex_pattern, "regex_pattern"))
         except (re.error, OverflowError, RecursionError):
             return BAD_PARAMETERS
         if self._client is None:
@@ -408,19 +408,19 @@ class MooncakeDistributedStore(Tensors):
         """Drop replicas of objects that this store has put, on one segment or on all; the keys it was done
         for. Those with a lease, of others, or on an unknown segment are left alone."""
         names = [name for name in checked_names(keys) if is_usable(name)]
-        segment = checked_name(segment_name)
+        segment = checked_name(segment_name, "segment_name")
         return self._copying.clear(names, segment) if self._client and self._copying else []
 
     def create_copy_task(self, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
         """Copy an object to these segments, in the background: (task, 0), or ((0, 0), code)."""
-        return self._task(checked_name(key), "", checked_names(targets))
+        return self._task(checked_name(key), "", checked_names(targets, "targets"))
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
         """Move an object's replica from one segment to another: (task, 0), or ((0, 0), code)."""
-        source = checked_name(source)
+        source = checked_name(source, "source")
         if not source:
             return (0, 0), BAD_PARAMETERS
-        return self._task(checked_name(key), source, [checked_name(target)])
+        return self._task(checked_name(key), source, [checked_name(target, "target")])
 
     def _task(self, name: str, source: str, targets: list[str]) -> tuple[tuple[int, int], int]:
         if self._client is None or self._copying is None:

@@ -13,22 +13,22 @@ from store.distributed.config import SOFT_PIN_MS, ReplicateConfig, SoftPinAction
 from store.distributed.messages import MAX_NAME_BYTES, MAX_SHORT, Wish
 
 
-def checked_name(key: Any) -> str:
-    """An object's name. Raises TypeError when it is no str, or has no UTF-8."""
-    if not isinstance(key, str):
-        raise TypeError(f"key must be a str, not {type(key).__name__}")
+def checked_name(text: Any, argument: str = "key") -> str:
+    """An object's name, or another text. Raises TypeError when it is no str, or has no UTF-8."""
+    if not isinstance(text, str):
+        raise TypeError(f"{argument} must be a str, not {type(text).__name__}")
     try:
-        key.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise TypeError(f"key {key!r} has no UTF-8") from None
-    return key
+        raise TypeError(f"{argument} {text!r} has no UTF-8") from None
+    return text
 
 
-def checked_names(keys: Any) -> list[str]:
-    """A list of names. Raises TypeError."""
-    if not isinstance(keys, list | tuple):
-        raise TypeError(f"keys must be a list of str, not {type(keys).__name__}")
-    return [checked_name(key) for key in keys]
+def checked_names(texts: Any, argument: str = "keys") -> list[str]:
+    """A list of them. Raises TypeError."""
+    if not isinstance(texts, list | tuple):
+        raise TypeError(f"{argument} must be a list of str, not {type(texts).__name__}")
+    return [checked_name(text, f"an item of {argument}") for text in texts]
 
 
 def is_usable(name: str) -> bool:
@@ -54,12 +54,15 @@ def checked_numbers(name: str, values: Any) -> list[int]:
 
 
 def as_view(value: Any) -> memoryview:
-    """The bytes of a buffer, flat; gaps are closed by copying. Raises TypeError for what is no buffer."""
+    """The bytes of a buffer, flat; gaps are closed by copying. Raises TypeError for what is no buffer, or an
+    array of Python objects: its bytes are their addresses."""
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError) as error:
         kind = type(value).__name__
         raise TypeError(f"value must be a buffer such as bytes, not {kind}: {error}") from None
+    if view.format == "O" or getattr(getattr(value, "dtype", None), "hasobject", False):
+        raise TypeError(f"value must have bytes of its own; this {type(value).__name__} holds Python objects")
     if not view.c_contiguous or not view.nbytes:
         return memoryview(view.tobytes())
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
@@ -127,5 +130,5 @@ def setup_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any
     for name in ("global_segment_size", "local_buffer_size"):
         checked_number(name, values[name])
     for name in ("local_hostname", "metadata_server", "protocol", "rdma_devices", "master_server_addr"):
-        checked_name(values[name])
+        checked_name(values[name], name)
     return values

@@ -114,8 +114,12 @@ def metric(url: str, name: str) -> float:
 
 def samples(url: str, pattern: str) -> float:
     """The sum of all samples in /metrics whose name, with its labels, is this pattern."""
-    text = httpx.get(f"{url}/metrics", timeout=10).text
-    found = re.findall(rf"^mooncake_lite_?{pattern} (\S+)$", text, re.MULTILINE)
+    return summed(httpx.get(f"{url}/metrics", timeout=10).text, pattern)
+
+
+def summed(metrics: str, pattern: str) -> float:
+    """The same of one answer of /metrics, whose samples belong together."""
+    found = re.findall(rf"^mooncake_lite_?{pattern} (\S+)$", metrics, re.MULTILINE)
     assert found, f"no metric {pattern}"
     return sum(map(float, found))
 

@@ -50,6 +50,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
     [
         ({"prefill": 0}, "prefill=0: at least 1"),
         ({"decode": -1}, "decode=-1: at least 1"),
+        ({"prefill": 10**11}, "are 100,000,000,003 ranks; at most 65,536"),
         ({"store": 0}, "store=0: at least 1"),
         ({"max_queue": 0}, "max_queue=0"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
@@ -68,6 +69,11 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
         ({"dead_after_s": 1.0}, "dead_after_s must be at least 2"),
         ({"start_timeout_s": 1.0}, "start_timeout_s at least 5"),
+        ({"dead_after_s": float("inf")}, "dead_after_s=inf: give a number of seconds"),
+        ({"start_timeout_s": float("nan")}, "start_timeout_s=nan: give a number of seconds"),
+        ({"copy_cold_s": float("inf")}, "copy_cold_s=inf: give a number of seconds"),
+        ({"copy_cold_s": -1.0}, "copy_cold_s=-1.0: give seconds, 0 or more"),
+        ({"threads": -1}, "threads=-1: give a number, or 0"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_what_would_be_right(wish: dict[str, Any], words: str) -> None:

@@ -21,6 +21,15 @@ def test_an_unknown_device_is_refused_in_one_line_before_a_model_is_looked_for(
     assert capsys.readouterr().err == "mooncake-lite: error: device='foo': use cpu or cuda\n"
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("option", ["--temperature", "--top-p"])
+def test_what_is_no_number_is_refused_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert main(["generate", "Hello", "--model", "/nonexistent", option, "nan"]) == 2
+    assert f"Invalid value for '{option}': nan is not in the range" in capsys.readouterr().err
+
+
 def test_a_pull_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def pull(name: str, *, progress: Any) -> Path:
         progress("download", 0, 98_000_000)

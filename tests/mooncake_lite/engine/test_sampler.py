@@ -32,6 +32,13 @@ def test_shares_follow_the_softmax() -> None:
     assert np.abs(shares(LOGITS, Sampling(seed=1)) - softmax(LOGITS)).max() < 0.03
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324])
+def test_the_smallest_temperatures_take_the_best(temperature: float) -> None:
+    logits = np.array([-30.0, 3.0, 30.0, 29.9], dtype=np.float32)
+    for top_p in (0.5, 1.0):
+        assert sample(logits, Sampling(temperature=temperature, top_p=top_p, seed=3), 0) == 2
+
+
 def test_temperature_flattens_and_sharpens() -> None:
     assert np.abs(shares(LOGITS, Sampling(2.0, seed=2)) - softmax(LOGITS / 2)).max() < 0.03
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -116,6 +117,14 @@ def test_a_prompt_is_one_text_or_one_list_of_ids(prompt: Any) -> None:
 def test_one_prompt_in_a_list_is_that_prompt() -> None:
     assert completion(prompt=["hello"]).prompt == "hello"
     assert completion(prompt=[[1, 2]]).prompt == [1, 2]
+
+
+def test_a_prompt_in_very_many_lists_is_no_bug_of_ours() -> None:
+    """JSON may come deeper than Python's functions can call each other: Python 3.12 counts them apart."""
+    prompt: Any = "hello"
+    for _ in range(2 * sys.getrecursionlimit()):
+        prompt = [prompt]
+    assert bodies._one_prompt(prompt) == "hello"
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,9 @@ def test_the_line_under_an_answer() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("option", [["--temperature", "3"], ["--top-p", "0"], ["--max-tokens", "0"]])
+@pytest.mark.parametrize(
+    "option", [["--temperature", "3"], ["--temperature", "nan"], ["--top-p", "0"], ["--max-tokens", "0"]]
+)
 def test_options_out_of_range_are_refused_before_anything_is_sent(option: list[Any]) -> None:
     result = CliRunner().invoke(chat, option)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +130,14 @@ def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
     gateway.close()
 
 
+def test_an_api_key_may_have_letters_beyond_ascii(start: Start) -> None:
+    gateway, _ = start(api_key="schlüssel")
+    for key, status in (("schlüssel", 200), ("schluessel", 401)):
+        headers = {b"Authorization": f"Bearer {key}".encode()}
+        assert httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code == status
+    gateway.close()
+
+
 def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
     cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
@@ -166,4 +175,61 @@ def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) ->
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_body:
         half_a_body.sendall(head + b"Content-Length: 10\r\n\r\n{")
         assert half_a_body.recv(100).startswith(b"HTTP/1.1 408")
+    gateway.close()
+
+
+def said_over(client: socket.socket) -> tuple[bytes, dict[str, Any]]:
+    """The status line of an answer, and its error object; the server closes the connection behind it."""
+    said = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    return head.split(b"\r\n")[0], dict(json.loads(body)["error"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"garbage\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
+    ],
+)
+def test_what_is_no_http_gets_an_error_object(
+    http: httpx.Client, gateway: GatewayProcess, words: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(words)
+        status, error = said_over(client)
+
+    assert status.startswith(b"HTTP/1.1 400")
+    assert error == {
+        "message": "this is not valid HTTP/1.1", "type": "invalid_request_error", "param": None, "code": None,
+    }  # fmt: skip
+
+
+def test_a_body_that_breaks_after_its_answer_is_no_bug_of_ours(start: Start) -> None:
+    gateway, _ = start()
+    head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head)
+        assert client.recv(65536).startswith(b"HTTP/1.1 404")  # who has no such path reads no body
+        client.sendall(b"no number\r\n")
+        while client.recv(65536):
+            pass
+
+    gateway.close()  # it has said nothing on stderr
+
+
+def test_one_connection_too_many_is_told_so(start: Start) -> None:
+    gateway, _ = start({"connections": 1})
+
+    address = ("127.0.0.1", gateway.port)
+    with socket.create_connection(address), socket.create_connection(address, timeout=LIMIT_S) as client:
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        status, error = said_over(client)
+
+    assert status.startswith(b"HTTP/1.1 503")
+    assert error["message"] == "1 connections are open, which is the limit; come back later"
+    assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
     gateway.close()

@@ -191,6 +191,15 @@ def test_a_tier_folder_that_cannot_be_written_is_refused() -> None:
     assert "choose another with --ssd-dir" in said
 
 
+def test_a_tier_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
+    said = refusal(ssd_dir=str(tmp_path), ssd_bytes=40_000)
+    assert said.startswith("ssd_bytes=40000 holds no block of 32768 B; raise it to ")
+    enough = int(said.rpartition(" ")[2])
+    config = ServeConfig(port=free_port(), ssd_dir=str(tmp_path), ssd_bytes=enough)
+    assert preflight(config, model=SMALL_MODEL, machine=ROOMY) == []
+    assert preflight(ServeConfig(port=free_port(), ssd_bytes=0), model=SMALL_MODEL, machine=ROOMY) == []
+
+
 def test_checking_a_tier_folder_creates_nothing(tmp_path: Path) -> None:
     checks.check_tier_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -82,6 +83,9 @@ def test_curves_are_drawn_as_svg_or_png(trace: Path, tmp_path: Path, name: str, 
         (["--blocks", "10,-5"], "'-5' is no positive"),
         (["--blocks", "1e3"], "'1e3' is no positive"),
         (["--blocks", ""], "names no size"),
+        (["--blocks", "10,100000001", "--policy", "wtinylfu"], "100000001 is more than 100,000,000 blocks"),
+        (["--blocks", "1" * 5000], "more than 100,000,000 blocks"),
+        (["--json", "x" * 300], "File name too long"),
         (["--json", "/nowhere/x.json"], "the folder /nowhere does not exist"),
         (["--plot", "x.pdf"], "must end with .svg or .png"),
         (["--plot", "/nowhere/x.svg"], "the folder /nowhere does not exist"),
@@ -144,6 +148,25 @@ def test_an_interruption_leaves_no_file_behind(
     monkeypatch.setattr(cache, "replay", interrupted)
     assert run(trace, *words) == 130
     assert set(tmp_path.iterdir()) == before
+
+
+def test_a_result_goes_where_a_link_or_a_device_leads_and_replaces_neither(
+    trace: Path, tmp_path: Path
+) -> None:
+    target, link, pipe = tmp_path / "target.json", tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run(trace, "--blocks", 5, "--json", link) == 0
+        assert run(trace, "--blocks", 5, "--json", pipe) == 0
+        through_pipe = os.read(reader, 65536)
+    finally:
+        os.close(reader)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert json.loads(target.read_text())["rows"] == json.loads(link.read_text())["rows"]
+    assert json.loads(through_pipe)["requests"] == 60
 
 
 def test_a_file_that_cannot_be_written_is_one_line(

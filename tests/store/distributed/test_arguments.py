@@ -55,6 +55,29 @@ def test_setup_wants_its_names_and_no_others() -> None:
         store.setup("127.0.0.1", "P2PHANDSHAKE", "16MB", 1, "tcp", "", "127.0.0.1:1")
 
 
+def test_a_wrong_type_is_named_by_its_argument() -> None:
+    store = MooncakeDistributedStore()
+    with pytest.raises(TypeError, match="master_server_addr must be a str, not NoneType"):
+        store.setup("127.0.0.1", "P2PHANDSHAKE", 1, 1, "tcp", "", None)
+    with pytest.raises(TypeError, match="regex_pattern must be a str, not int"):
+        store.remove_by_regex(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="segment_name must be a str, not NoneType"):
+        store.batch_replica_clear(["a"], None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="targets must be a list of str, not str"):
+        store.create_copy_task("a", "b")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="target must be a str, not NoneType"):
+        store.create_move_task("a", "b", None)  # type: ignore[arg-type]
+
+
+def test_an_array_of_python_objects_is_no_buffer_of_bytes() -> None:
+    """Its memory holds addresses, which mean nothing to whoever reads them."""
+    records = np.zeros(2, [("Offset", np.int32), ("what", object)])
+    for value in (np.array([object()]), memoryview(np.array([object()])), records):
+        with pytest.raises(TypeError, match="Python objects"):
+            as_view(value)
+    assert as_view(np.zeros(2, [("Offset", np.int32)])).nbytes == 8
+
+
 def test_a_store_that_was_not_set_up_answers_with_codes() -> None:
     store = MooncakeDistributedStore()
     assert (store.put("a", b"1"), store.get("a"), store.is_exist("a")) == (-600, b"", -600)
