@@ -271,7 +271,7 @@ class Hub(_Channel):
         self._door.send_multipart([version, number, status, text, b"", b""])
 
     def _read_events(self) -> None:
-        """All that wait, QUEUE_MESSAGES at most: 2,000 unread ones stop libzmq's I/O thread, and with it every
+        """All that wait, QUEUE_MESSAGES at most: 2,000 unread ones stop libzmq's I/O thread, and with it all
         connection and close()."""
         assert self._events is not None
         with contextlib.suppress(zmq.Again):
