@@ -270,6 +270,7 @@ def test_a_server_that_dies_fails_the_transfer_at_once() -> None:
         client = BytesClient("127.0.0.1", int(process.stdout.readline()), SECRET, timeout_s=10)
         buffer = np.zeros(2**20, np.uint8)
         os.kill(process.pid, signal.SIGSTOP)  # it will be in the middle of the transfer when it dies
+        os.waitpid(process.pid, os.WUNTRACED)  # it may still run, and answer, until this returns
         threading.Timer(0.1, process.kill).start()
         start = time.monotonic()
         with pytest.raises(PeerLost, match="is lost"):
