@@ -7,8 +7,10 @@ Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -37,6 +39,9 @@ LINGER_MS = 500
 IPC_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux (sun_path, without the zero byte)."""
 
+MAX_PEERS = 65_536
+"""Names that a hub remembers where to answer, 200 bytes each; those that were silent the longest go first."""
+
 _OVERSIZE_SLACK = 64 * 1024
 """Messages a little too large are read, dropped and counted; beyond this libzmq closes the connection."""
 
@@ -49,7 +54,7 @@ class Counters:
 
     dropped     messages that arrived and were malformed, too large, of a wrong type or from a wrong peer
     unsent      messages that were not accepted for sending: the peer is unknown or its queue full
-    strangers   connections refused: no CURVE, wrong keys, or not ZeroMQ at all
+    strangers   connections refused: no CURVE or wrong keys; what is no ZeroMQ at all is closed uncounted
     """
 
     messages_in: int = 0
@@ -203,7 +208,7 @@ class Hub(_Channel):
         self._plain_loopback = plain_loopback
         self._may_join = may_join
         self._curve = curve
-        self._home: dict[bytes, zmq.Socket] = {}
+        self._home: OrderedDict[bytes, zmq.Socket] = OrderedDict()
         self._door: zmq.Socket | None = None
         self._events: zmq.Socket | None = None
         self._routers: dict[str, zmq.Socket] = {}
@@ -266,9 +271,13 @@ class Hub(_Channel):
         self._door.send_multipart([version, number, status, text, b"", b""])
 
     def _read_events(self) -> None:
+        """All that wait, QUEUE_MESSAGES at most: 2,000 unread ones stop libzmq's I/O thread, and with it all
+        connection and close()."""
         assert self._events is not None
-        self._events.recv_multipart(zmq.NOBLOCK)
-        self.counters.strangers += 1
+        with contextlib.suppress(zmq.Again):
+            for _ in range(QUEUE_MESSAGES):
+                self._events.recv_multipart(zmq.NOBLOCK)
+                self.counters.strangers += 1
 
     def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
         """(peer, message) pairs in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
@@ -296,8 +305,15 @@ class Hub(_Channel):
             if peer is None or len(frames) != 2:
                 self.counters.dropped += 1
                 continue
-            self._home[frames[0]] = router
+            self._remember(frames[0], router)
             received.append((peer, message))
+
+    def _remember(self, identity: bytes, router: zmq.Socket) -> None:
+        """Where to answer this peer: the one that is heard of last stands last."""
+        self._home[identity] = router
+        self._home.move_to_end(identity)
+        if len(self._home) > MAX_PEERS:
+            self._home.popitem(last=False)
 
     def _name(self, identity: bytes) -> str | None:
         """The peer's name, or None when it has none or is not wanted."""
@@ -325,6 +341,7 @@ class Hub(_Channel):
     def close(self) -> None:
         """Close every socket; what still waits to be sent has the linger time of each. Twice does nothing."""
         if self._events is not None and not self.closed:
+            self._read_events()
             self._poller.unregister(self._events)
             self._routers["tcp"].disable_monitor()
             self._events.close(linger=0)  # one that stays open would keep the context from its end

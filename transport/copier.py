@@ -114,3 +114,4 @@ class Copier:
     def _work(self) -> None:
         while (batch := self._queue.get()) is not None:
             self._copy_all(batch, helping=False)
+            del batch  # a thread that waits keeps nobody's buffer

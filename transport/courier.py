@@ -123,7 +123,7 @@ class Courier:
         self._kept: list[Any] = []
         self._number = 0
         self._commands: deque[Callable[[], None]] = deque()
-        self._closing = False
+        self._closing = self._over = False
         self._moved_s = 0.0
         self._closed_s = 0.0
         self._helping_until_s = 0.0
@@ -190,6 +190,17 @@ class Courier:
     def _tell(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         self._hub.wake()
+        if self._over:  # the thread may have looked for the last time
+            self._obey()
+
+    def _obey(self) -> None:
+        """Do what other threads have asked for."""
+        while True:
+            try:
+                command = self._commands.popleft()
+            except IndexError:
+                return
+            command()
 
     # ------------------------------------------------------------------ the thread
 
@@ -203,8 +214,7 @@ class Courier:
             last = now
             for peer, message in received:
                 self._on_message(int(peer), message, now)
-            while self._commands:
-                self._commands.popleft()()
+            self._obey()
             self._progress(now)
         self._shut()
 
@@ -237,6 +247,7 @@ class Courier:
         for key, exchange in list(self._exchanges.items()):
             if now - exchange.touched_s > self._stall_s and exchange.error is None:
                 self._fail(key, TransferTimeout(self._stalled(exchange), exchange.rank))
+        self._kept = [entry for entry in self._kept if not self._is_over(entry[0])]
 
     def _advance(self, key: Key, exchange: Exchange, now: float) -> None:
         stream = exchange.stream
@@ -274,6 +285,9 @@ class Courier:
     # ------------------------------------------------------------------ the side that asks
 
     def _ask(self, job: Job, now: float) -> None:
+        if self._over:
+            self._ended(job, EngineClosed("the engine was closed", job.rank), True)
+            return
         if job.rank in self._lost:
             self._ended(job, PeerLost(job.rank, self._lost[job.rank]), False)
             return
@@ -387,6 +401,8 @@ class Courier:
     def _serve(self, peer: int, request: Request, now: float) -> None:
         op = "read" if isinstance(request, ReadRequest) else "write"
         key = (False, peer, request.number)
+        if key in self._exchanges:  # another one's loan would never be given back
+            return
 
         def cut() -> None:
             self._tell(lambda: self._cut(key))
@@ -407,11 +423,11 @@ class Courier:
 
     def _send(self, rank: int, message: msgspec.Struct) -> None:
         """A message that cannot be queued is as good as lost: the time limit finds it."""
-        self._spokes[rank].send(message)
+        if not self._over:
+            self._spokes[rank].send(message)
 
     def _shut(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        self._obey()
         for key in list(self._exchanges):
             self._fail(key, EngineClosed("the engine was closed", key[1]))
             if (exchange := self._exchanges.get(key)) is not None:
@@ -419,3 +435,5 @@ class Courier:
         for spoke in self._spokes.values():
             spoke.close()
         self._hub.close()
+        self._over = True
+        self._obey()

@@ -36,6 +36,10 @@ FORCED = "MOONCAKE_LITE_TRANSFER_PATH"
 """Environment variable: the one path to all other ranks, whatever is fastest."""
 
 
+MOST = 2**63 - 1
+"""Largest number of a segment, and last byte of one: what a message holds."""
+
+
 class TransferEngine:
     """The transfers of one rank, and its segments.
 
@@ -258,8 +262,9 @@ class TransferEngine:
                 self._check_range(rank, self._sizes[rank], offset, nbytes)
         elif rank == self._world.rank:
             self._check_range(rank, self._own(segment).nbytes, offset, nbytes)
-        elif segment < 0 or offset < 0 or nbytes < 0:  # the rest is known to the other rank alone
-            raise BadTransfer(f"segment {segment}, range {offset}+{nbytes}: negative", rank)
+        elif min(segment, offset, nbytes) < 0 or max(segment, offset + nbytes) > MOST:
+            # the rest is known to the other rank alone
+            raise BadTransfer(f"segment {segment}, range {offset}+{nbytes}: not within 0 to {MOST}", rank)
         if not isinstance(local, tuple):
             return byte_view(local, nbytes, op == "read")
         number, start = local

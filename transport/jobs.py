@@ -65,18 +65,22 @@ class Path(Protocol):
         """Fail what is under way with this rank, and what is asked for later, with PeerLost."""
 
     def close(self) -> None:
-        """Fail what is under way with EngineClosed, and end the threads."""
+        """Fail what is under way, and what is started later, with EngineClosed, and end the threads."""
 
 
 def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]) -> list[Job]:
     """The jobs of a batch, of at most MAX_RANGES ranges and MAX_BYTES each.
 
     remote      (rank, op, segment) -> (index in the batch, local bytes) of each transfer
+
+    Numbers may be NumPy's; those of a job are not, for they do not go into a message.
     """
     jobs: list[Job] = []
     for (rank, op, segment), entries in remote.items():
         parts = [
-            part for index, view in entries for part in _parts(index, batch.transfers[index].offset, view)
+            part
+            for index, view in entries
+            for part in _parts(index, int(batch.transfers[index].offset), view)
         ]
         some: list[tuple[int, int, np.ndarray]] = []
         room = MAX_BYTES
@@ -100,4 +104,4 @@ def _parts(index: int, offset: int, view: np.ndarray) -> list[tuple[int, int, np
 
 def _job(op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]) -> Job:
     indices, offsets, views = (list(column) for column in zip(*parts, strict=True))
-    return Job(op, rank, segment, batch, indices, views, offsets)  # type: ignore[arg-type]
+    return Job(op, int(rank), int(segment), batch, indices, views, offsets)  # type: ignore[arg-type]

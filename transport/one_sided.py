@@ -70,7 +70,8 @@ class _Flight:
 
     parts      still to be begun, while more; begun: some were
     flying     requests, the oldest first
-    putting    a write that has ended here and is to be made sure of there; flushing: that has begun
+    putting    a write that has ended here and is to be made sure of there; flushing: that has begun; flushed:
+               it has ended, as the flushing thread alone says
     error      it has failed; it ends when MPI has let go
     """
 
@@ -85,7 +86,13 @@ class _Flight:
     begun: bool = False
     putting: bool = False
     flushing: bool = False
+    flushed: bool = False
     error: TransferError | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """Whether bytes of a write may still land."""
+        return self.putting and not self.flushed
 
 
 Result = TypeVar("Result")
@@ -198,6 +205,9 @@ class OneSided:
 
     def start(self, job: Job) -> None:
         """Begin a job with a segment that reaches(); its end is told through `ended`."""
+        if self._closed:
+            self._ended(job, EngineClosed("the engine was closed", job.rank), True)
+            return
         now = time.monotonic()
         parts = plan([view.nbytes for view in job.views], PIECE_BYTES, PIECE_BYTES)
         flight = _Flight(job, self._windows[job.segment], parts, now, now, now)
@@ -213,6 +223,8 @@ class OneSided:
         else:
             self._queue.put(flight)
         self._tell(ends)
+        if self._closed:  # the thread may have looked for the last time
+            self._close_all()
 
     def run(self, work: Callable[[], Result]) -> Result:
         """What work() returns, on a thread that may begin short reads of any rank itself."""
@@ -270,27 +282,30 @@ class OneSided:
             now = time.monotonic()
             with self._lock:
                 self._take(wait=False)
-                if now - last > self._stall_s / 4:  # this process was not run: nothing has stalled
-                    for flight in self._flights:
-                        flight.touched_s += now - last
+                self._forgive(now - last)
                 ends = [end for flight in list(self._flights) for end in self._step(flight, now)]
             last = now
             self._tell(ends)
+            del ends  # a thread that waits keeps nobody's buffer
             if now - self._moved_s > SPIN_S or not any(flight.flying for flight in self._flights):
                 time.sleep(PAUSE_S)  # also where only Flush is awaited: it needs the interpreter to begin
         if self._closed:
-            with self._lock:
-                self._take(wait=False)
-                ends = [end for flight in list(self._flights) for end in self._close(flight)]
-            self._tell(ends)
+            self._close_all()
             self._settled.set()
         self._leaving.wait()
 
+    def _forgive(self, since_s: float) -> None:
+        """This process was not run for a while: what did not move meanwhile has not stalled."""
+        if since_s > self._stall_s / 4:
+            for flight in self._flights:
+                flight.touched_s += since_s
+
     def _take(self, wait: bool) -> None:
-        """Move what start() has queued to _flights."""
+        """Move what start() has queued to _flights; a None is there to wake who waits."""
         try:
-            while (flight := self._queue.get(wait and not self._flights)) is not None:
-                self._flights.append(flight)
+            while (flight := self._queue.get(wait and not self._flights)) is not None or not wait:
+                if flight is not None:
+                    self._flights.append(flight)
         except queue.Empty:
             return
 
@@ -305,7 +320,7 @@ class OneSided:
             self._fail(
                 flight, TransferError(f"MPI with rank {rank}: {failure.Get_error_string()}", rank), now
             )
-        if not (flight.flying or flight.more or flight.putting):
+        if not (flight.flying or flight.more or flight.unsure):
             return self._end(flight, True)
         idle_s = now - flight.touched_s
         if flight.error is not None and (rank in self._lost or idle_s > self._stall_s):
@@ -363,18 +378,21 @@ class OneSided:
 
     def _flush(self, rank: int, unflushed: queue.SimpleQueue[_Flight | None]) -> None:
         """Until the windows are freed; where MPI fails, the writes' time limit finds it."""
-        ending = False
-        while not ending:
-            batch = [unflushed.get()]
-            while not unflushed.empty():
-                batch.append(unflushed.get())
-            flights = [flight for flight in batch if flight is not None]
-            ending = len(flights) < len(batch)
-            for window in {id(flight.window): flight.window for flight in flights}.values():
-                with contextlib.suppress(self._world.mpi.Exception):
-                    window.Flush(rank)
-                    for flight in flights:
-                        flight.putting &= flight.window is not window
+        while self._flush_some(rank, unflushed):
+            pass  # a thread that waits keeps nobody's buffer
+
+    def _flush_some(self, rank: int, unflushed: queue.SimpleQueue[_Flight | None]) -> bool:
+        """Wait for flights, and make sure of them; False when it is time to end."""
+        batch = [unflushed.get()]
+        while not unflushed.empty():
+            batch.append(unflushed.get())
+        flights = [flight for flight in batch if flight is not None]
+        for window in {id(flight.window): flight.window for flight in flights}.values():
+            with contextlib.suppress(self._world.mpi.Exception):
+                window.Flush(rank)
+                for flight in flights:
+                    flight.flushed |= flight.window is window
+        return len(flights) == len(batch)
 
     def _request(self, flight: _Flight, parts: list[Part]) -> Any:
         job, mpi = flight.job, self._world.mpi
@@ -391,13 +409,19 @@ class OneSided:
             made.Free()
         return request
 
+    def _close_all(self) -> None:
+        with self._lock:
+            self._take(wait=False)
+            ends = [end for flight in list(self._flights) for end in self._close(flight)]
+        self._tell(ends)
+
     def _close(self, flight: _Flight) -> list[_End]:
         self._fail(flight, EngineClosed("the engine was closed", flight.job.rank), time.monotonic())
         return self._drop(flight)
 
     def _drop(self, flight: _Flight) -> list[_End]:
         """End a job although MPI may still hold its buffers, which are kept."""
-        safe = not flight.flying and not flight.putting
+        safe = not flight.flying and not flight.unsure
         if not safe:
             self._kept.append(flight)
             self._stuck.add(flight.job.rank)

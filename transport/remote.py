@@ -17,7 +17,14 @@ import numpy as np
 
 from transport import links
 from transport.batch import Batch
-from transport.errors import BadTransfer, PeerLost, TransferCancelled, TransferError, TransferRefused
+from transport.errors import (
+    BadTransfer,
+    EngineClosed,
+    PeerLost,
+    TransferCancelled,
+    TransferError,
+    TransferRefused,
+)
 from transport.jobs import Job, Path
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
@@ -232,7 +239,8 @@ class Remote:
     def start(self, job: Job) -> None:
         """Begin a job over the path that is best for its size; its batch hears of its end."""
         near = self._world.node_of[job.rank] == self._world.node_of[self._world.rank]
-        ways = ["sockets"] if near and not self._forced else self.ways(job.rank, job.nbytes)
+        forced = self._forced in self._paths  # not "shared", which reaches segment 0 alone
+        ways = ["sockets"] if near and not forced else self.ways(job.rank, job.nbytes)
         one_sided = self._one_sided
         if one_sided is None or not one_sided.reaches(job.rank, job.segment, bool(self._forced)):
             ways = [way for way in ways if way != "one_sided"] or ["sockets"]
@@ -295,7 +303,7 @@ class Remote:
         """
         if isinstance(error, PeerLost):
             return rank in self.lost or path == "two_sided" or error.nobody_listens
-        return isinstance(error, TransferRefused | TransferCancelled)
+        return isinstance(error, TransferRefused | TransferCancelled | EngineClosed)
 
     def _count(self, path: str, job: Job, error: TransferError | None, seconds: float) -> None:
         counters = self._counters[path]

@@ -131,6 +131,17 @@ class Connection:
             value = _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6))
             self.socket.setsockopt(socket.SOL_SOCKET, option, value)
 
+    def has_ended(self) -> bool:
+        """Whether the other side has closed it, or sent what nobody asked for: between transfers nothing
+        comes. Waits for nothing."""
+        try:
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return bool(self._ahead)
+        except OSError:
+            pass
+        return True
+
     def shut(self) -> None:
         """End both directions: whoever waits in send or receive gets PeerLost. Any thread, also twice."""
         with contextlib.suppress(OSError):

@@ -165,12 +165,20 @@ class _Lane:
         return error
 
     def _connected(self) -> BytesClient:
+        """The client, which connects when it is used: put() must not wait for that."""
         with self._lock:
             if self._client is None:
                 host, port = self._path.addresses[self._rank]
                 self._client = BytesClient(
-                    host, port, self._path.secret, timeout_s=CONNECT_S, connections=max(STREAMS)
+                    host,
+                    port,
+                    self._path.secret,
+                    timeout_s=CONNECT_S,
+                    connections=max(STREAMS),
+                    at_once=False,
                 )
+                if self._path.gone(self._rank) is not None:  # close() came before there was one
+                    self._client.close()
             return self._client
 
 

@@ -50,12 +50,21 @@ class BytesClient:
 
     timeout_s    for connecting and the handshake
     connections  that are opened at most, as they are needed; one transfer has one
+    at_once      open the first one now
 
-    Opens the first connection at once. Raises PeerLost when nobody listens, TransferRefused when the other
-    side does not know the secret.
+    Raises PeerLost when nobody listens, TransferRefused when the other side does not know the secret.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, *, timeout_s: float, connections: int = 4):
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        *,
+        timeout_s: float,
+        connections: int = 4,
+        at_once: bool = True,
+    ):
         check_secret(secret)
         self.address = (host, port)
         self._secret = secret
@@ -66,10 +75,12 @@ class BytesClient:
         self._opening = 0
         self._changed = threading.Condition()
         self._closed = False
-        self.connect()
+        if at_once:
+            self.connect()
 
     def connect(self) -> None:
-        """See that the server is there: opens a connection unless one is idle. Raises as the constructor."""
+        """See that the server is there: opens a connection unless one is idle. Raises PeerLost when nobody
+        listens, TransferRefused when the other side does not know the secret, EngineClosed."""
         with self._connection(time.monotonic() + self._timeout_s):
             pass
 
@@ -149,9 +160,10 @@ class BytesClient:
     def _connection(self, deadline: float) -> Iterator[Connection]:
         """A connection for one transfer. One on which a transfer failed is in no known state: it is closed,
         so that late bytes land nowhere."""
-        connection = self._taken(deadline)
+        connection = None
         usable = False
         try:
+            connection = self._idle_one(deadline) or self._opened(deadline)
             yield connection
             usable = True
         except TransferRefused:
@@ -164,39 +176,42 @@ class BytesClient:
                 raise EngineClosed(f"the client of {self.name} was closed") from None
             raise
         finally:
-            with self._changed:
-                if usable and not self._closed:
-                    self._idle.append(connection)
-                else:
-                    self._all.discard(connection)
-                    connection.close()
-                self._changed.notify()
+            if connection is not None:
+                self._put_back(connection, usable)
 
-    def _taken(self, deadline: float) -> Connection:
-        """An idle connection, or a new one where there may be more, or the next that comes back."""
+    def _put_back(self, connection: Connection, usable: bool) -> None:
+        with self._changed:
+            if usable and not self._closed:
+                self._idle.append(connection)
+            else:
+                self._all.discard(connection)
+                connection.close()
+            self._changed.notify()
+
+    def _idle_one(self, deadline: float) -> Connection | None:
+        """The next idle connection that the server has not closed meanwhile; None, and one may be opened,
+        where there may be more."""
         with self._changed:
             while not self._closed:
-                if self._idle:
-                    return self._idle.pop()
+                while self._idle:
+                    connection = self._idle.pop()
+                    if not connection.has_ended():
+                        return connection
+                    self._all.discard(connection)
+                    connection.close()
                 if len(self._all) + self._opening < self._most:
                     self._opening += 1
-                    break
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:  # not before the last look: a wait that ends late has used up its wake-up
                     raise TransferTimeout(f"{self.name}: {self._most} connections stayed in use")
-            else:
-                raise EngineClosed(f"the client of {self.name} is closed")
-        connection = None
-        try:
-            connection = self._opened(min(deadline, time.monotonic() + self._timeout_s))
-        finally:
-            with self._changed:
-                self._opening -= 1
-                if connection is not None:
-                    self._all.add(connection)
-                self._changed.notify()
-        return connection
+                self._changed.wait(left_s)
+            raise EngineClosed(f"the client of {self.name} is closed")
 
     def _opened(self, deadline: float) -> Connection:
+        """A new connection, in the place that _idle_one() has kept for it."""
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
+        connection = None
         try:
             left_s = max(0.001, deadline - time.monotonic())
             connection = Connection(socket.create_connection(self.address, left_s), self.name)
@@ -204,13 +219,21 @@ class BytesClient:
             lost = PeerLost(self.name, f"cannot connect: {error}")
             lost.nobody_listens = isinstance(error, ConnectionRefusedError)
             raise lost from None
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if connection is not None:
+                    self._all.add(connection)
+                    if self._closed:
+                        connection.shut()
+                self._changed.notify()
         try:
             known = greet(connection, self._secret, deadline)
-        except TransferError:
-            connection.close()
+        except BaseException:
+            self._put_back(connection, usable=False)
             raise
         if not known:
-            connection.close()
+            self._put_back(connection, usable=False)
             raise TransferRefused(f"{self.name} does not have the same secret")
         return connection
 

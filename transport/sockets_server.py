@@ -184,7 +184,11 @@ class BytesServer:
             if full:
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="bytes", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="bytes", daemon=True).start()
+            except RuntimeError:  # no more threads: as with too many connections
+                self._count(refused=1)
+                self._end(connection)
 
     def _serve(self, connection: Connection) -> None:
         decoder = Decoder(Request, REQUEST_BYTES)
@@ -199,10 +203,13 @@ class BytesServer:
         except (WireError, TransferTimeout):
             self._count(dropped=1)
         finally:
-            connection.close()
-            with self._changed:
-                self._connections.discard(connection)
-                self._changed.notify_all()
+            self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        connection.close()
+        with self._changed:
+            self._connections.discard(connection)
+            self._changed.notify_all()
 
     def _admitted(self, connection: Connection) -> bool:
         try:
@@ -222,6 +229,7 @@ class BytesServer:
             )
         except TransferRefused as refusal:
             self._count(refused=1)
+            deadline = time.monotonic() + STALL_S  # the length that was claimed buys no time
             if not is_read and total <= EAGER_BYTES:
                 _drain(connection, total, deadline)
             connection.send_message(Refused(str(refusal)[:REASON_CHARS]), deadline)

@@ -86,6 +86,7 @@ class World:
         self._lock = threading.Lock()
         self._to_free: list[Callable[[], object]] = []
         self._finished: bool | None = None
+        self._unended: list[Any] = []
         self.barrier()  # by sleeping: the others may still be loading, and a blocking call would spin
         self.node_comm = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.rank)
         self.node_comm.Set_errhandler(mpi.ERRORS_RETURN)
@@ -215,6 +216,7 @@ class World:
         try:
             while not request.Test():
                 if time.monotonic() - start > self.limit_s:
+                    self._unended.append(request)  # with its buffers, into which MPI may still write
                     raise WorldError(f"rank {self.rank}: {what} did not end within {self.limit_s:g} s")
                 time.sleep(pause_s)
                 pause_s = min(0.005, pause_s * 1.5)

@@ -84,6 +84,11 @@ class BlocksLoaded(Message, frozen=True):
     seconds: float
     problem: str = ""
 
+    @classmethod
+    def failed(cls, number: int, count: int, problem: str) -> BlocksLoaded:
+        """None of `count` blocks can be told of."""
+        return cls(number, [False] * count, [[]] * count, 0.0, problem)
+
 
 class CopyBlocks(Message, frozen=True):
     """Conductor -> store: read these objects from their segments into yours, one to one."""

@@ -11,11 +11,21 @@ from collections.abc import Callable
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.engine import Engine, Sequence
-from mooncake_lite.messages import Decode, GatewayAt, Message, Prefill, Stop
+from mooncake_lite.messages import (
+    Decode,
+    GatewayAt,
+    Message,
+    Preempted,
+    Prefill,
+    PrefillDone,
+    RequestFailed,
+    Stop,
+)
 from mooncake_lite.roles.kv_mover import Staging
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
 from transport.channel import Spoke
 from transport.engine import TransferEngine
+from transport.errors import WireError
 
 
 class ComputeRank:
@@ -79,8 +89,13 @@ class ComputeRank:
         return rest
 
     def tell(self, message: Message) -> None:
-        """Send to the conductor."""
-        self._conductor.send(message)
+        """Send to the conductor; a request whose message is too large has failed, alone."""
+        try:
+            self._conductor.send(message)
+        except WireError as error:
+            if not isinstance(message, PrefillDone | Preempted):
+                raise
+            self._conductor.send(RequestFailed(message.request_id, str(error)))
 
     def to_gateway(self, gateway: str, message: Message) -> None:
         """Send to a gateway; a gateway that never said hello is our own bug."""

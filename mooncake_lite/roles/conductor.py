@@ -25,6 +25,7 @@ from store.directory import Directory
 from store.errors import PoolFull
 from store.keys import PrefixChain, block_digests
 from transport.channel import Hub
+from transport.errors import WireError
 
 TICK_S = 0.1
 
@@ -236,15 +237,21 @@ class ConductorRole:
     def _promote(self, record: RequestRecord, on_ssd: dict[tuple[int, int], list[int]]) -> None:
         """Ask store ranks to read blocks from SSD into the DRAM just allocated."""
         record.stage = "promoting"
+        refused: list[m.BlocksLoaded] = []
         for (rank, _), indices in on_ssd.items():
-            number = self._next_load
-            self._next_load += 1
+            number, self._next_load = self._next_load, self._next_load + 1
             self._loads[number] = record, rank
             refs = [record.load[index] for index in indices]
             record.awaiting[number] = refs
-            keys = [record.keys[index] for index in indices]
-            digests = [record.digests[index] for index in indices]
-            self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
+            keys, digests = ([column[at] for at in indices] for column in (record.keys, record.digests))
+            try:
+                self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
+            except WireError as error:
+                refused.append(
+                    m.BlocksLoaded(number, [False for _ in refs], [[] for _ in refs], 0, str(error))
+                )
+        for answer in refused:
+            self._on_blocks_loaded("", answer)
 
     def _on_blocks_loaded(self, peer: str, loaded: m.BlocksLoaded) -> None:
         record, rank = self._loads.pop(loaded.number, (None, 0))
@@ -296,9 +303,12 @@ class ConductorRole:
 
     def _to_rank(self, record: RequestRecord, rank: int, message: m.Message) -> bool:
         """Hand a request to a rank; when that cannot be sent, the request has failed."""
-        if self.hub.send(f"rank-{rank}", message):
-            return True
-        self._fail(record, f"rank {rank} cannot be reached")
+        try:
+            if self.hub.send(f"rank-{rank}", message):
+                return True
+            self._fail(record, f"rank {rank} cannot be reached")
+        except WireError as error:
+            self._fail(record, str(error))
         return False
 
     def _fail(self, record: RequestRecord, reason: str) -> None:

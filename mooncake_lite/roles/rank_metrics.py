@@ -30,4 +30,7 @@ def rank_stats(number: int, role: str, values: dict[str, float], transfers: Tran
     metrics.append(metric("mpi_serving_bytes", transfers.serving_bytes))
     for op, nbytes in transfers.served_bytes.items():
         metrics.append(metric("mpi_served_bytes_total", nbytes, op=op))
+    for channel, counters in (("zmq", transfers.control_counters), ("sockets", transfers.socket_counters)):
+        for name in sorted({"strangers", "dropped", "refused", "unsent"} & counters.keys()):
+            metrics.append(metric(f"mpi_{name}_total", counters[name], channel=channel))
     return RankStats(number, metrics)

@@ -42,6 +42,7 @@ from store.tier_reader import Read, TierReader
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
 from transport.engine import Batch, Transfer, TransferEngine
+from transport.errors import WireError
 
 IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
@@ -307,7 +308,13 @@ class StoreRole:
             elif isinstance(message, BlocksLoaded):
                 self._counters["tier_blocks_bad_total"] += message.ok.count(False)
                 self._counters["tier_load_seconds_total"] += message.seconds
-            self._conductor.send(message)
+            try:
+                self._conductor.send(message)
+            except WireError as error:
+                if not isinstance(message, BlocksLoaded):
+                    raise
+                # The request that they are for fails, alone.
+                self._conductor.send(BlocksLoaded.failed(message.number, len(message.ok), str(error)))
 
     def _report_when_due(self) -> None:
         now = time.monotonic()

@@ -1,6 +1,8 @@
 """transport.channel: names, limits, strangers, and never a blocked sender."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,8 @@ import msgspec
 import pytest
 import zmq
 
+from tests.mpi import ROOT
+from transport import channel
 from transport.channel import QUEUE_MESSAGES, CurveKeys, Hub, Spoke
 from transport.errors import ChannelError, WireError
 from transport.wire import Decoder, encode
@@ -170,6 +174,58 @@ def test_a_stranger_that_does_not_speak_zeromq_disturbs_nobody(hub: Hub, keys: C
             spoke.send(Note(5))
             assert collect(hub, 1) == [("good", Note(5))]
     assert hub.counters.messages_in == 1
+
+
+MANY_STRANGERS = """
+import socket
+from tests.transport.test_channel import NOTES, CurveKeys, Hub
+
+hub = Hub(["tcp://127.0.0.1:*"], NOTES, CurveKeys.generate())
+address = ("127.0.0.1", int(hub.endpoints[0].rpartition(":")[2]))
+for _ in range(2100):  # libzmq queues 2,000 events, then its thread waits for who reads them
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"\\xff" + bytes(8) + b"\\x7f\\x03\\0" + b"NULL".ljust(20, b"\\0") + bytes(32))
+        stranger.settimeout(0.3)
+        try:
+            while stranger.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        except TimeoutError:
+            break
+hub.close()
+print("strangers", hub.counters.strangers > 0)
+"""
+
+
+def test_strangers_that_nobody_has_counted_yet_keep_no_hub_from_its_end() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", MANY_STRANGERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout == "strangers True\n"
+
+
+def test_a_hub_remembers_no_more_names_than_its_limit_the_last_ones_it_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_PEERS", 2)
+    endpoint = f"ipc://{tmp_path}/hub"
+    with Hub([endpoint], NOTES) as hub:
+        spokes = {name: Spoke(endpoint, name, NOTES) for name in "abc"}
+        for name in "abac":
+            spokes[name].send(Note(1))
+            assert collect(hub, 1) == [(name, Note(1))]
+        assert not hub.send("b", Note(2))
+        for name in "ac":
+            assert hub.send(name, Note(3))
+            assert spokes[name].receive(LIMIT_S) == [Note(3)]
+        for spoke in spokes.values():
+            spoke.close()
 
 
 def test_tcp_without_keys_is_refused() -> None:

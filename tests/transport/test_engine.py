@@ -1,5 +1,7 @@
 """What the engine finds before it moves a byte: buffers, ranges, memory, addresses. No MPI."""
 
+import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +117,42 @@ def test_a_closed_engine_takes_no_more_and_has_finished_what_it_had(engine: Any)
     assert np.array_equal(buffer, engine.local)
     with pytest.raises(EngineClosed):
         engine.submit([read(buffer, 1)])
+    engine.close()
+
+
+def test_a_buffer_is_let_go_of_when_its_copies_have_ended(engine: Any) -> None:
+    buffer = np.zeros(8 * 2**20, np.uint8)
+    kept = weakref.ref(buffer)
+    batch = engine.submit([read(buffer, buffer.nbytes)])
+    until = time.monotonic() + 20
+    while not batch.poll():  # the worker alone copies it
+        assert time.monotonic() < until
+    del buffer, batch
+    while kept() is not None:
+        assert time.monotonic() < until, "the worker keeps it until the next one comes"
+        time.sleep(0.002)
+
+
+def test_registered_buffers_of_others_are_reached_where_only_memory_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two ranks on one node, the second one is this process as well."""
+
+    class TwoRanks(OneRank):
+        size, node_of, node_ranks, hostnames = 2, [0, 0], [0, 1], ["here", "here"]
+
+        def allgather_bytes(self, data: bytes) -> list[bytes]:
+            return [data, data]
+
+    def allocate(self: Segments, world: OneRank, nbytes: int) -> dict[int, np.ndarray]:
+        return {rank: np.zeros(nbytes, np.uint8) for rank in (0, 1)}
+
+    monkeypatch.setattr(Segments, "_allocate", allocate)
+    engine = TransferEngine(TwoRanks(), 4096, path="shared")  # type: ignore[arg-type]
+    number = engine.register(bytearray(b"lent to others"))
+    got = bytearray(4)
+    engine.submit([read(got, 4, rank=1, segment=number)]).wait(20)
+    assert got == b"lent"
     engine.close()
 
 

@@ -96,6 +96,11 @@ def test_paths_are_measured_and_a_second_try_takes_another(tmp_path: Path) -> No
     assert run_on(2, 4, "ways.py", folder=tmp_path).count("ok") == 4
 
 
+@pytest.mark.parametrize("path", ["two_sided", "sockets"])
+def test_closing_and_cancelling_end_whatever_is_under_way(path: str, tmp_path: Path) -> None:
+    assert run_on(1, 2, "closes.py", path, folder=tmp_path).count("ok") == 2
+
+
 def test_a_target_refuses_bad_ranges_and_strangers(tmp_path: Path) -> None:
     assert run_on(2, 2, "refused.py", folder=tmp_path).count("ok") == 2
 

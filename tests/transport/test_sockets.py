@@ -16,17 +16,22 @@ import pytest
 
 from tests.mpi import ROOT
 from tests.patience import patient
+from transport import socket_path, sockets_server
+from transport.batch import Batch
 from transport.errors import (
     BadTransfer,
     ChannelError,
     EngineClosed,
     PeerLost,
+    TransferError,
     TransferRefused,
     TransferTimeout,
 )
+from transport.jobs import Job
 from transport.socket_io import Connection, greet
+from transport.socket_path import SocketPath
 from transport.sockets import BytesClient, BytesServer
-from transport.sockets_messages import EAGER_BYTES, MAX_RANGES, Read, Write
+from transport.sockets_messages import EAGER_BYTES, MAX_RANGES, Read, Refused, Write
 from transport.wire import encode
 
 pytestmark = pytest.mark.quick
@@ -265,6 +270,7 @@ def test_a_server_that_dies_fails_the_transfer_at_once() -> None:
         client = BytesClient("127.0.0.1", int(process.stdout.readline()), SECRET, timeout_s=10)
         buffer = np.zeros(2**20, np.uint8)
         os.kill(process.pid, signal.SIGSTOP)  # it will be in the middle of the transfer when it dies
+        os.waitpid(process.pid, os.WUNTRACED)  # it may still run, and answer, until this returns
         threading.Timer(0.1, process.kill).start()
         start = time.monotonic()
         with pytest.raises(PeerLost, match="is lost"):
@@ -358,3 +364,91 @@ def test_what_cannot_be_opened_is_named() -> None:
         BytesServer(SECRET, "192.0.2.1")
     with pytest.raises(ChannelError, match="cannot listen"):
         BytesServer(SECRET, port=70000)
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_costs_no_transfer(
+    server: BytesServer, client: BytesClient, memory: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets_server, "IDLE_S", 0.01)
+    buffer = bytearray(4)
+    client.read(7, [(0, 4)], [buffer], 5)
+    assert soon(lambda: not server._connections)
+    monkeypatch.undo()
+    client.read(7, [(8, 4)], [buffer], 5)
+    assert buffer == memory[8:12].tobytes()
+    client.check()
+
+
+def test_closing_a_client_cuts_off_who_waits_for_a_server_that_does_not_answer() -> None:
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            client.read(7, [(0, 4)], [bytearray(4)], 60)
+        except BaseException as error:
+            raised.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = BytesClient(*listener.getsockname(), SECRET, timeout_s=60, at_once=False)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        listener.settimeout(LIMIT_S)
+        sock, _ = listener.accept()
+        with sock:
+            client.close()
+            reader.join(LIMIT_S)
+            assert not reader.is_alive()
+    assert [type(error) for error in raised] == [EngineClosed]
+    client.check()
+
+
+def test_what_a_refused_request_claims_to_be_long_buys_no_time(server: BytesServer) -> None:
+    class Listener:
+        def shut(self) -> None: ...
+
+        def send_message(self, message: Refused, deadline: float) -> None:
+            assert "outside" in message.reason
+            self.deadline = deadline
+
+    connection = Listener()
+    server._answer(connection, Read(7, [0] * MAX_RANGES, [2**63] * MAX_RANGES))  # type: ignore[arg-type]
+    assert connection.deadline <= time.monotonic() + sockets_server.STALL_S
+
+
+def test_a_server_that_gets_no_thread_refuses_that_connection_and_takes_the_next(
+    server: BytesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(PeerLost):
+            BytesClient(*server.address, SECRET, timeout_s=5)
+    assert soon(lambda: server.counters["refused"] == 1)
+    client = BytesClient(*server.address, SECRET, timeout_s=5)
+    client.read(7, [(0, 4)], [bytearray(4)], 5)
+    client.close()
+
+
+def test_nobody_waits_while_a_lane_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_path, "CONNECT_S", 60.0)
+    ended: list[TransferError | None] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(LIMIT_S)
+        path = SocketPath.__new__(SocketPath)  # one rank's, without the others
+        path.stall_s, path.secret, path.streams = 60.0, SECRET, {}
+        path.addresses = [listener.getsockname()]
+        path._lanes, path._lost, path._lock, path._closed = {}, {}, threading.Lock(), False
+        path._ended = lambda job, error, safe: ended.append(error)
+        jobs = [Job("read", 0, 7, Batch([], id, id), [0], [np.zeros(4, np.uint8)], [0]) for _ in range(2)]
+        path.start(jobs[0])
+        sock, _ = listener.accept()  # and never answers
+        with sock:
+            second = threading.Thread(target=path.start, args=(jobs[1],), daemon=True)
+            second.start()
+            second.join(LIMIT_S)
+            assert not second.is_alive()
+            path.mark_lost(0, "for the test")
+            assert soon(lambda: len(ended) == 2)
+    assert all(isinstance(error, PeerLost) for error in ended)

@@ -10,6 +10,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.roles.compute_rank import ComputeRank
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.members import Members
 from store.directory import Directory
@@ -17,6 +18,7 @@ from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
 from store.policies import policy_factory
 from store.policies.sieve import SIEVE
+from transport.errors import WireError
 
 pytestmark = pytest.mark.quick
 
@@ -37,8 +39,11 @@ class FakeHub:
         self.sent: list[tuple[str, m.Message]] = []
         self.counters = Counters()
         self.unreachable: set[str] = set()
+        self.too_large: type[m.Message] | None = None
 
     def send(self, peer: str, message: m.Message) -> bool:
+        if self.too_large is type(message):
+            raise WireError(f"{type(message).__name__} is too large")
         msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
         self.sent.append((peer, message))
         return peer not in self.unreachable
@@ -441,6 +446,36 @@ def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> 
     assert isinstance(sent[-1], m.Failed)
     assert cluster.role.records == {}
     assert cluster.directory.stats()["objects"] == 0
+
+
+@pytest.mark.parametrize("kind", [m.Prefill, m.LoadBlocks])
+def test_a_message_that_is_too_large_costs_its_request_alone(kind: type[m.Message]) -> None:
+    Cluster().submit("names the keys", list(range(150)))
+    cluster = Cluster(tier=tuple(Cluster.digest_of) if kind is m.LoadBlocks else ())
+    cluster.hub.too_large = kind
+    sent = cluster.submit("a", list(range(150)))
+    failed = next(message for message in sent if isinstance(message, m.Failed))
+    assert f"{kind.__name__} is too large" in failed.reason
+    assert cluster.role.records == {}
+    assert cluster.role._loads == {}
+    cluster.hub.too_large = None
+    assert cluster.submit("b", list(range(150, 300)))
+
+
+def test_a_prefill_whose_answer_is_too_large_has_failed() -> None:
+    class Conductor:
+        sent: list[m.Message] = []  # noqa: RUF012
+
+        def send(self, message: m.Message) -> bool:
+            if isinstance(message, m.PrefillDone):
+                raise WireError("PrefillDone has 9 bytes, the limit is 8")
+            self.sent.append(message)
+            return True
+
+    rank = ComputeRank.__new__(ComputeRank)
+    rank._conductor = Conductor()  # type: ignore[assignment]
+    rank.tell(m.PrefillDone("a", 1, None, [], [], 0.1))
+    assert Conductor.sent == [m.RequestFailed("a", "PrefillDone has 9 bytes, the limit is 8")]
 
 
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:

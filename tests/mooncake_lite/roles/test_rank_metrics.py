@@ -14,15 +14,25 @@ pytestmark = pytest.mark.quick
 
 def test_a_rank_tells_what_it_moved_what_it_served_and_what_it_is_asked_for() -> None:
     engine: Any = SimpleNamespace(
-        counters={"sockets": {"bytes_read": 7}}, serving_bytes=5, served_bytes={"read": 30, "written": 4}
+        counters={"sockets": {"bytes_read": 7}},
+        serving_bytes=5,
+        served_bytes={"read": 30, "written": 4},
+        control_counters={"strangers": 1, "unsent": 2, "bytes_in": 99},
+        socket_counters={"strangers": 3, "requests": 99},
     )
     stats = rank_stats(3, "store", {"queued": 2.0}, engine)
-    found = {(m.name, m.kind, m.labels.get("path", m.labels.get("op", ""))): m.value for m in stats.metrics}
+    found = {
+        (m.name, m.kind, *(m.labels[of] for of in ("path", "op", "channel") if of in m.labels)): m.value
+        for m in stats.metrics
+    }
     assert found == {
-        ("queued", "gauge", ""): 2.0,
+        ("queued", "gauge"): 2.0,
         ("mpi_bytes_read_total", "counter", "sockets"): 7.0,
-        ("mpi_serving_bytes", "gauge", ""): 5.0,
+        ("mpi_serving_bytes", "gauge"): 5.0,
         ("mpi_served_bytes_total", "counter", "read"): 30.0,
         ("mpi_served_bytes_total", "counter", "written"): 4.0,
+        ("mpi_strangers_total", "counter", "zmq"): 1.0,
+        ("mpi_unsent_total", "counter", "zmq"): 2.0,
+        ("mpi_strangers_total", "counter", "sockets"): 3.0,
     }
     assert {(m.labels["rank"], m.labels["role"]) for m in stats.metrics} == {("3", "store")}

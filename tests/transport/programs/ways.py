@@ -19,7 +19,7 @@ from transport.errors import BadTransfer, TransferCancelled, TransferRefused, Tr
 from transport.world import World
 
 MIB = 2**20
-STALL_S = 1.0
+STALL_S = patient(1.0)
 
 
 def read(rank: int, nbytes: int, segment: int = 0, offset: int = 0) -> tuple[np.ndarray, Transfer]:
@@ -35,7 +35,7 @@ def was_measured(world: World, engine: TransferEngine, seconds: float) -> None:
         load = engine.load(rank)
         assert (load.path == "shared") == near
         assert load.queued_bytes == 0
-        assert near or (load.bytes_per_s > 1e7 and 0 < load.latency_s < 0.1)
+        assert near or (load.bytes_per_s > 1e7 and 0 < load.latency_s < patient(0.1))
         assert near or load.seconds(MIB) < load.seconds(100 * MIB) < 60
     with pytest.raises(BadTransfer, match="rank 9"):
         engine.load(9)
@@ -78,10 +78,10 @@ def second_try(world: World, engine: TransferEngine, first: str, second: str) ->
             assert engine.load(3).queued_bytes == MIB + 9
             while engine.load(3).queued_bytes:
                 other, transfer = read(2, 100_000)
-                engine.submit([transfer]).wait(STALL_S)
+                engine.submit([transfer]).wait(10)
                 assert (other == 2).all()
-            slow.wait(10)
-            assert STALL_S * 0.9 < time.monotonic() - start < STALL_S + 8
+            slow.wait(STALL_S + 10)
+            assert STALL_S * 0.9 < time.monotonic() - start < STALL_S + patient(8)
             assert (buffer == 3).all()
             after = engine.counters
             assert after[second]["retried"] == before[second]["retried"] + 2
@@ -111,7 +111,7 @@ def cancelled(world: World, engine: TransferEngine) -> None:
                     batch.wait(0.05)
                 batch.cancel()
                 with pytest.raises(TransferCancelled):
-                    batch.wait(STALL_S + 8)
+                    batch.wait(2 * STALL_S + 10)
                 assert ended == [batch]
                 assert engine.load(3).queued_bytes == 0
             del engine._remote.ways
