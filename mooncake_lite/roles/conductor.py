@@ -247,9 +247,7 @@ class ConductorRole:
             try:
                 self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
             except WireError as error:
-                refused.append(
-                    m.BlocksLoaded(number, [False for _ in refs], [[] for _ in refs], 0, str(error))
-                )
+                refused.append(m.BlocksLoaded.failed(number, len(refs), str(error)))
         for answer in refused:
             self._on_blocks_loaded("", answer)
 
