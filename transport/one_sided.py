@@ -45,6 +45,9 @@ INLINE_S = 100e-6
 """A read up to INLINE_BYTES, when nothing else is under way, is begun on the main thread, which looks for its
 end this long: waking another thread and being woken takes 200 us, and RDMA a few."""
 
+TASK_S = 1.0
+"""So long a read is awaited by work that is done on the thread itself."""
+
 SPIN_S = 0.002
 PAUSE_S = 0.0001
 """How long after the last progress MPI is tested without a pause; then the pause between two tests."""
@@ -106,7 +109,6 @@ class OneSided:
     stall_s     a job of which nothing ends for this long has failed
     help_from   called with a rank that should enter MPI: without RDMA the bytes move only while it does
     ended       called with each job and how it ended
-
     at_once     ranks of which the main thread may begin short reads itself: the network reads their memory
                 without help
 
@@ -125,7 +127,7 @@ class OneSided:
         self._closed = False
         self._moved_s = 0.0
         self.at_once: set[int] = set()
-        self._caller: threading.Thread | None = None
+        self._tasks: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()  # of _flights and of whatever enters MPI here
         self._flights: list[_Flight] = []
         self._queue: queue.SimpleQueue[_Flight | None] = queue.SimpleQueue()
@@ -182,11 +184,10 @@ class OneSided:
         self._flushers = {}
         self._begin_thread(self._run, "one-sided")
 
-    def _begin_thread(self, run: Callable[..., None], name: str, *args: object) -> threading.Thread:
+    def _begin_thread(self, run: Callable[..., None], name: str, *args: object) -> None:
         thread = threading.Thread(target=run, args=args, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-        return thread
 
     def _give_up_threads(self) -> None:
         """End the threads, each rank in its turn: the others meanwhile do what MPI asks. Collective."""
@@ -212,10 +213,10 @@ class OneSided:
         parts = plan([view.nbytes for view in job.views], PIECE_BYTES, PIECE_BYTES)
         flight = _Flight(job, self._windows[job.segment], parts, now, now, now)
         ends: list[_End] = []
-        if self._may_begin_here(job) and self._lock.acquire(blocking=False):
+        if (limit_s := self._may_take_here(job)) and self._lock.acquire(blocking=False):
             try:
                 if not self._flights and not self._closed:
-                    ends = self._try_now(flight, now)
+                    ends = self._try_now(flight, now, limit_s)
                 if not ends:
                     self._queue.put(flight)  # under the lock: whoever has it next knows of all that is flying
             finally:
@@ -227,28 +228,32 @@ class OneSided:
             self._close_all()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What work() returns, on a thread that may begin short reads of any rank itself."""
+        """What work() returns, on the thread: it may read from any rank, a job after the other."""
         outcome: Future[Result] = Future()
 
-        def body(leaving: threading.Event) -> None:
+        def task() -> None:
             try:
                 outcome.set_result(work())
             except BaseException as error:
                 outcome.set_exception(error)
-            leaving.wait()
 
-        self._caller = self._begin_thread(body, "one-sided-caller", self._leaving)
+        self._tasks.append(task)
+        self._queue.put(None)
         return outcome.result()
 
-    def _may_begin_here(self, job: Job) -> bool:
-        if job.op != "read" or job.nbytes > INLINE_BYTES:
-            return False
+    def _may_take_here(self, job: Job) -> float:
+        """How long a job may be begun and awaited by who asks for it; 0.0: not at all."""
         thread = threading.current_thread()
-        return thread is self._caller or (thread is threading.main_thread() and job.rank in self.at_once)
+        if thread in self._threads:
+            return TASK_S if job.op == "read" else 0.0
+        short = job.op == "read" and job.nbytes <= INLINE_BYTES and job.rank in self.at_once
+        return INLINE_S if short and thread is threading.main_thread() else 0.0
 
-    def _try_now(self, flight: _Flight, now: float) -> list[_End]:
-        while not (ends := self._step(flight, now)) and now - flight.asked_s < INLINE_S:
+    def _try_now(self, flight: _Flight, now: float, limit_s: float) -> list[_End]:
+        while not (ends := self._step(flight, now)) and now - flight.began_s < limit_s:
             now = time.monotonic()
+            if now - flight.touched_s > SPIN_S:
+                time.sleep(PAUSE_S)
         return ends
 
     def cancel(self, job: Job) -> None:
@@ -278,6 +283,8 @@ class OneSided:
         while not (self._closed or self._leaving.is_set()):
             if not self._flights:
                 self._take(wait=True)
+                while self._tasks:
+                    self._tasks.popleft()()
                 last = time.monotonic()
             now = time.monotonic()
             with self._lock:
@@ -412,12 +419,11 @@ class OneSided:
     def _close_all(self) -> None:
         with self._lock:
             self._take(wait=False)
-            ends = [end for flight in list(self._flights) for end in self._close(flight)]
+            for flight in self._flights:
+                closed = EngineClosed("the engine was closed", flight.job.rank)
+                self._fail(flight, closed, time.monotonic())
+            ends = [end for flight in list(self._flights) for end in self._drop(flight)]
         self._tell(ends)
-
-    def _close(self, flight: _Flight) -> list[_End]:
-        self._fail(flight, EngineClosed("the engine was closed", flight.job.rank), time.monotonic())
-        return self._drop(flight)
 
     def _drop(self, flight: _Flight) -> list[_End]:
         """End a job although MPI may still hold its buffers, which are kept."""
