@@ -17,7 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from store.compaction import Compaction, worth_rewriting
-from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
+from store.errors import (
+    BadBlock,
+    LayoutError,
+    SegmentFileError,
+    TierError,
+    TierFolderError,
+    TierWriteError,
+)
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
 from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
@@ -105,11 +112,14 @@ class HDF5Tier:
             self._removals = Removals(one.path for one in self._folders)
             self.notes += self._removals.notes
             self._rebuild()
+            own = self._folders[0]
+            self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
+        except OSError as error:
+            self._release_folders()
+            raise TierFolderError(folder, f"cannot be read: {error.strerror}") from None
         except BaseException:
             self._release_folders()
             raise
-        own = self._folders[0]
-        self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
         self._sealed.evict_to(capacity_bytes)
 
     # ------------------------------------------------------------------------------ questions
@@ -392,7 +402,9 @@ class HDF5Tier:
         found = []
         for folder in self._folders:
             self.counters["files_unsealed"] += folder.delete_open()
-            found += [(path.lstat().st_mtime_ns, number, path, folder) for number, path in folder.sealed()]
+            for number, path in folder.sealed():
+                with suppress(FileNotFoundError):  # deleted meanwhile, by hand
+                    found.append((path.lstat().st_mtime_ns, number, path, folder))
         other_kind = 0
         for _, number, path, folder in sorted(found, key=lambda item: item[:2]):
             try:

@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from store.errors import TierFolderError, TierInUse
@@ -91,8 +92,9 @@ class TierFolder:
             if isinstance(error, BlockingIOError):
                 raise TierInUse(folder, pid) from None
             raise TierFolderError(folder, f"cannot be locked: {error.strerror}") from None
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk takes no pid; the lock holds without it
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
 
     def sealed(self) -> Iterator[tuple[int, Path]]:
         """(number, path) of each sealed file, ascending."""
@@ -100,11 +102,15 @@ class TierFolder:
         yield from sorted((int(match[1]), self.path / name) for match, name in found if match)
 
     def delete_open(self) -> int:
-        """Delete what a killed process left unsealed; returns how many files."""
+        """Delete what a killed process left unsealed; returns how many files. What cannot be deleted stays."""
         left = [name for name in os.listdir(self.path) if name.endswith(OPEN_SUFFIX)]
+        deleted = 0
         for name in left:
-            (self.path / name).unlink()
-        return len(left)
+            if SEALED.fullmatch(name.removesuffix(OPEN_SUFFIX)):
+                with suppress(OSError):
+                    (self.path / name).unlink()
+                    deleted += 1
+        return deleted
 
     def next_number(self) -> int:
         """One more than that of any file here, set-aside ones included."""
