@@ -70,13 +70,26 @@ def _numbered(root: Path | str, names: list[str]) -> list[tuple[int, Path]]:
     return [(number, folder) for number, folder in found if folder.is_dir()]
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class TierFolder:
     """A locked folder. Raises TierInUse when another has it, TierFolderError when it cannot be used."""
 
     def __init__(self, folder: Path | str):
         self.path = Path(folder)
         try:
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in made:  # what is durable in a folder is lost with the folder's own name
+                with suppress(PermissionError):  # a folder that may be written and not read
+                    sync_folder(path.parent)
             if self.path.stat().st_mode & 0o077:
                 self.path.chmod(0o700)
             self._lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -122,12 +135,8 @@ class TierFolder:
         path.rename(path.with_name(path.name + BAD_SUFFIX))
 
     def sync(self) -> None:
-        """Make renames and deletions durable."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Make renames and deletions durable. Raises OSError."""
+        sync_folder(self.path)
 
     def release(self) -> None:
         """Give the folder up. The lock file stays: deleting it would let two processes lock two files."""

@@ -241,6 +241,21 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
         HDF5Tier(tmp_path, ROOMY, SMALL, "model")
 
 
+def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(tmp_path, monkeypatch) -> None:
+    synced, fsync = set(), os.fsync
+
+    def recorded(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    tier_at(tmp_path / "kv" / "deep" / "store-0").close()
+    assert synced == {path.stat().st_ino for path in (tmp_path, tmp_path / "kv", tmp_path / "kv" / "deep")}
+    synced.clear()
+    tier_at(tmp_path / "kv" / "deep" / "store-0").close()
+    assert not synced
+
+
 def test_a_failed_start_gives_the_folders_up_that_it_had(tmp_path) -> None:
     held = tier_at(tmp_path / "b")
     with pytest.raises(TierInUse):

@@ -177,6 +177,18 @@ def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counte
     tier.close()
 
 
+def test_the_name_of_the_log_is_durable_though_its_first_record_was_not(tmp_path, monkeypatch) -> None:
+    log = RemovalLog(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            log.add([(1, 0, 10)])
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
+    log.add([(1, 0, 10)])
+    assert synced == [tmp_path.stat().st_ino]
+
+
 def test_the_log_is_written_anew_when_most_of_it_is_about_files_that_are_gone(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("store.tier_removals.STALE_RECORDS", 4)
     log = RemovalLog(tmp_path)
