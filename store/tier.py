@@ -30,7 +30,7 @@ from store.sealed_set import SealedSet
 from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
 from store.segment_frame import blocks_at
 from store.segment_writer import SegmentWriter, file_nbytes
-from store.tier_folder import TierFolder, segment_name
+from store.tier_folder import TierFolder, segment_name, sync_folder
 from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
@@ -189,9 +189,11 @@ class HDF5Tier:
     def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
         """Write a block into the open file. False when it is there already, sealed.
 
-        Raises BadBlock when the checksums do not fit the bytes; TierWriteError when it cannot be written,
-        which costs this block alone.
+        Raises BadBlock when the checksums do not fit the bytes; LayoutError when a number is no u64;
+        TierWriteError when it cannot be written, which costs this block alone.
         """
+        if not (0 <= key < 1 << 64 and 0 <= digest < 1 << 64):
+            raise LayoutError(f"key {key} and digest {digest} of a block are u64")
         view = as_bytes(block, self.layout.nbytes)
         if self.layout.checksums(view) != list(checksums):
             self.counters["bad_blocks"] += 1
@@ -271,17 +273,16 @@ class HDF5Tier:
         """
         wanted = set(keys)
         found = sorted({key for key in wanted if key in self._sealed} | (wanted & self._open_keys))
-        copies = self._sealed.rows_of(wanted)
+        copies = self._removals.unknown(self._sealed.rows_of(wanted))
         self._sealed.forget(wanted)
         try:
             self._removals.add(copies)
         except OSError as error:
             self.counters["write_errors"] += 1
-            for file, _, _ in copies:
-                self._sealed.delete(file)
-            if any(file.path.exists() for file, _, _ in copies):
+            if not self._delete_for_good([file for file, _, _ in copies]):
                 raise TierWriteError(_reason(error)) from None
         self._sealed.delete_empty()
+        self._removals.prune(self._sealed.files())
         self._discard_unsealed(wanted)
         self.counters["blocks_removed"] += len(found)
         return found
@@ -352,18 +353,28 @@ class HDF5Tier:
             raise
         return file
 
+    def _delete_for_good(self, files: Sequence[SealedFile]) -> bool:
+        """Delete files so that no crash brings them back; whether that could be done."""
+        try:
+            for file in files:
+                self._sealed.delete(file)
+                sync_folder(file.path.parent)
+        except OSError:
+            return False
+        return not any(file.path.exists() for file in files)
+
     def _discard_unsealed(self, keys: set[int]) -> None:
         """Take blocks out of what is being written; a file in which that fails is given up."""
         if self._compaction is not None:
             try:
                 self._compaction.discard(keys)
-            except OSError:
+            except (OSError, SegmentFileError):
                 self._end_compaction()
         for key in keys & self._open_keys:
             assert self._writer is not None
             try:
                 self._writer.discard(key)
-            except OSError as error:
+            except (OSError, SegmentFileError) as error:
                 writer, self._writer, self._open_keys = self._writer, None, set()
                 writer.abandon()
                 raise TierWriteError(_reason(error), tuple(writer.keys)) from None

@@ -115,7 +115,7 @@ class TierFolder:
         yield from sorted((int(match[1]), self.path / name) for match, name in found if match)
 
     def delete_open(self) -> int:
-        """Delete what a killed process left unsealed; returns how many files. What cannot be deleted stays."""
+        """Delete what a killed process left unsealed, where that can be done; returns how many files."""
         left = [name for name in os.listdir(self.path) if name.endswith(OPEN_SUFFIX)]
         deleted = 0
         for name in left:

@@ -30,6 +30,9 @@ STALE_RECORDS = 4096
 Removal = tuple[int, int, int]
 """(segment number, row, key)"""
 
+Copy = tuple[SealedFile, int, int]
+"""(file, row, key)"""
+
 
 def read_removals(folder: Path) -> tuple[list[Removal], int]:
     """(removals, bad): what the log of a folder says, and how many of its records are not what was written.
@@ -150,7 +153,15 @@ class Removals:
         rows = self._logs[file.path.parent].rows.get(file.number, {})
         return {row for row, key in rows.items() if row < file.header.blocks and int(file.keys[row]) == key}
 
-    def add(self, copies: Iterable[tuple[SealedFile, int, int]]) -> None:
+    def unknown(self, copies: Iterable[Copy]) -> list[Copy]:
+        """Those that no record says are removed."""
+
+        def known(file: SealedFile, row: int) -> int | None:
+            return self._logs[file.path.parent].rows.get(file.number, {}).get(row)
+
+        return [(file, row, key) for file, row, key in copies if known(file, row) != key]
+
+    def add(self, copies: Iterable[Copy]) -> None:
         """(file, row, key) are removed for good. Raises OSError."""
         by_folder: dict[Path, list[Removal]] = {}
         for file, row, key in copies:

@@ -241,6 +241,20 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
         HDF5Tier(tmp_path, ROOMY, SMALL, "model")
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_a_key_or_digest_that_is_no_u64_is_refused_and_nothing_else_is_lost(tmp_path, number) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    block = block_of(2)
+    for key, digest in ((number, 2), (2, number)):
+        with pytest.raises(LayoutError, match="are u64"):
+            tier.append(key, digest, SMALL.checksums(block), block, 0.0)
+    assert tier.remove([number]) == []
+    assert tier.seal() == [1]
+    assert tier.remove([number]) == []
+    tier.close()
+
+
 def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(tmp_path, monkeypatch) -> None:
     synced, fsync = set(), os.fsync
 
