@@ -27,6 +27,9 @@ from store.policies.learned import Bound, Learned
 BLOCKS = "1000,10000,30000,50000,100000,unbounded"
 """The columns of the table that everybody compares with."""
 
+MOST_BLOCKS = 10**8
+"""More than any trace has; a policy's own tables grow with the size of its pool, whether it fills or not."""
+
 PLAIN_WIDTH = 150
 """Columns when the output is not a terminal: a row stays a line."""
 
@@ -131,8 +134,10 @@ def parse_blocks(words: str) -> list[int | None]:
     for word in filter(None, (word.strip() for word in words.split(","))):
         if word == "unbounded":
             unbounded = True
-        elif word.isascii() and word.isdigit() and int(word) > 0:
-            sizes.add(int(word))
+        elif word.isascii() and word.isdigit() and (number := word.lstrip("0")):
+            if len(number) > len(str(MOST_BLOCKS)) or int(number) > MOST_BLOCKS:
+                raise ConfigError(f"--blocks {words}: at most {MOST_BLOCKS}; write unbounded for more")
+            sizes.add(int(number))
         else:
             raise ConfigError(f"--blocks {words}: {word!r} is no positive number of blocks, nor unbounded")
     if not sizes and not unbounded:
