@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from store.errors import TierFolderError, TierInUse
 SEALED = re.compile(r"seg-(\d{8,12})\.h5")
 OPEN_SUFFIX = ".open"
 BAD_SUFFIX = ".bad"
+LOCK_WAIT_S = 0.1
 _STORE = re.compile(r"store-(\d{1,6})")
 
 
@@ -98,7 +100,7 @@ class TierFolder:
                 folder, f"cannot be written: {error.strerror}; give another folder"
             ) from None
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock_fd)
         except OSError as error:
             pid = _pid_in(self._lock_fd)
             os.close(self._lock_fd)
@@ -143,6 +145,20 @@ class TierFolder:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def _lock(fd: int) -> None:
+    """Take the lock; who only looks at the folder (`lock_holder`) has it for an instant. Raises OSError."""
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(LOCK_WAIT_S / 20)
+        else:
+            return
 
 
 def lock_holder(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -231,6 +232,20 @@ def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tmp_path) -> Non
     with pytest.raises(TierInUse, match=f"process {os.getpid()}"):
         tier_at(tmp_path)
     tier.close()
+
+
+def test_who_only_looks_at_a_folder_stops_nobody_from_starting_on_it(tmp_path, monkeypatch) -> None:
+    """`mooncake-lite store ls` takes the lock for an instant, to tell whether somebody has it."""
+    flock, looking = fcntl.flock, [True, True]
+
+    def contended(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and looking and looking.pop():
+            raise BlockingIOError
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", contended)
+    tier_at(tmp_path).close()
+    assert not looking
 
 
 def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
