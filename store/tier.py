@@ -19,6 +19,7 @@ from pathlib import Path
 from store.compaction import Compaction, worth_rewriting
 from store.errors import (
     BadBlock,
+    BlockMissing,
     LayoutError,
     SegmentFileError,
     TierError,
@@ -30,7 +31,7 @@ from store.sealed_set import SealedSet
 from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
 from store.segment_frame import blocks_at
 from store.segment_writer import SegmentWriter, file_nbytes
-from store.tier_folder import TierFolder, segment_name, sync_folder
+from store.tier_folder import TierFolder, segment_name
 from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
@@ -114,11 +115,10 @@ class HDF5Tier:
             self._rebuild()
             own = self._folders[0]
             self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
-        except OSError as error:
+        except BaseException as error:
             self._release_folders()
-            raise TierFolderError(folder, f"cannot be read: {error.strerror}") from None
-        except BaseException:
-            self._release_folders()
+            if isinstance(error, OSError):
+                raise TierFolderError(folder, f"cannot be read: {error.strerror}") from None
             raise
         self._sealed.evict_to(capacity_bytes)
 
@@ -176,6 +176,8 @@ class HDF5Tier:
             self.forget([key])
             self.counters["bad_blocks"] += 1
             raise
+        except OSError:  # of this process, not of the block, which stays
+            raise BlockMissing(key) from None
         self.counters["blocks_loaded"] += 1
         self.counters["bytes_loaded"] += len(view)
         return sums
@@ -279,7 +281,7 @@ class HDF5Tier:
             self._removals.add(copies)
         except OSError as error:
             self.counters["write_errors"] += 1
-            if not self._delete_for_good([file for file, _, _ in copies]):
+            if not self._sealed.delete_for_good([file for file, _, _ in copies]):
                 raise TierWriteError(_reason(error)) from None
         self._sealed.delete_empty()
         self._removals.prune(self._sealed.files())
@@ -352,16 +354,6 @@ class HDF5Tier:
                 writer.path.unlink(missing_ok=True)
             raise
         return file
-
-    def _delete_for_good(self, files: Sequence[SealedFile]) -> bool:
-        """Delete files so that no crash brings them back; whether that could be done."""
-        try:
-            for file in files:
-                self._sealed.delete(file)
-                sync_folder(file.path.parent)
-        except OSError:
-            return False
-        return not any(file.path.exists() for file in files)
 
     def _discard_unsealed(self, keys: set[int]) -> None:
         """Take blocks out of what is being written; a file in which that fails is given up."""

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from store.errors import BadBlock, TierFolderError, TierWriteError
+from store.errors import BadBlock, BlockMissing, TierFolderError, TierWriteError
 from store.segment_file import HEADER_NBYTES
 from store.tier import HDF5Tier
 from store.tier_folder import TierFolder
@@ -185,6 +185,34 @@ def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tmp_path) -> None:
     with pytest.raises(BadBlock, match="No such file"):
         loaded(tier, 1)
     assert 1 not in tier
+    tier.close()
+
+
+def test_a_process_that_may_open_no_more_files_loses_no_block(tmp_path, monkeypatch) -> None:
+    """Neither by reading, which is a miss, nor by rewriting, which is given up."""
+    tier = tier_at(tmp_path)
+    append_all(tier, KEYS)
+    tier.seal()
+    tier.remove([1, 2])
+    real = os.open
+
+    def none_left(path, flags: int, *mode: int) -> int:
+        if str(path).endswith(".h5"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        with pytest.raises(BlockMissing):
+            loaded(tier, 3)
+        with pytest.raises(TierWriteError, match="Too many open files"):
+            tier.compact(ROOMY)
+    assert loaded(tier, 3)
+    assert tier.compact(ROOMY)
+    assert tier.compact(ROOMY)
+    assert loaded(tier, 3)
+    assert tier.stats()["bad_blocks"] == 0
+    tier.check()
     tier.close()
 
 
