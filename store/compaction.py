@@ -91,6 +91,6 @@ class Compaction:
             self.writer.append(key, int(file.digests[row]), sums, self._block)
 
     def discard(self, keys: set[int]) -> None:
-        """These are removed from the tier: do not bring them back. Raises OSError."""
+        """These are removed from the tier: do not bring them back. Raises OSError, SegmentFileError."""
         for key in keys.intersection(self.writer.keys):
             self.writer.discard(key)

@@ -56,7 +56,7 @@ class Directory(GeneralVerbs):
 
         What it was to save for others stays in their DRAM alone. Raises UnknownObject when it has no segment.
         """
-        self._segment(rank)
+        saver = self._segment(rank).saver
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
         owners = {obj.owner for obj in lost if obj.state not in PUBLISHED}
         for obj in lost:
@@ -69,6 +69,9 @@ class Directory(GeneralVerbs):
         for obj in self._objects.values():
             if obj.unsaved and self._segments[obj.rank].saver is None:
                 self._segments[obj.rank].set_unsaved(obj, False)
+        for obj in self._saves:  # nobody was told to save these, and so nobody will say what became of them
+            if obj.rank == rank and saver is not None and obj.key is not None:
+                self._tier.end_save(saver, [obj.key], durable=False)
         self._saves = [obj for obj in self._saves if obj.unsaved]
         self._events += self._tier.remove_rank(rank)
         return sorted(owners)

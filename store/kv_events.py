@@ -69,13 +69,14 @@ class EventTranslator:
         block_tokens   tokens of one block
 
     Invariant: a note is kept from `describe`, just before its key is stored, until that has gone from every
-    place it was stored in.
+    place it was stored in; a key that the next `batches` does not store was not admitted, and is forgotten.
     """
 
     def __init__(self, block_tokens: int):
         self._block_tokens = block_tokens
         self._notes: dict[int, _Note] = {}
         self._places: dict[int, int] = {}
+        self._described: set[int] = set()  # since the last batches
 
     def __len__(self) -> int:
         """Blocks whose tokens are known."""
@@ -87,6 +88,7 @@ class EventTranslator:
         for index, key in enumerate(keys):
             if key not in self._notes:
                 self._notes[key] = _Note(parent, array("I", token_ids[index * size : (index + 1) * size]))
+                self._described.add(key)
             parent = key
 
     def batches(self, events: Iterable[Event], now_s: float) -> Iterator[Batch]:
@@ -99,6 +101,9 @@ class EventTranslator:
         """
         for rank, some in groupby(self._parents_first(events), key=lambda event: event.rank):
             yield Batch(now_s, _joined([self._translate(event) for event in some]), rank)
+        for key in self._described - self._places.keys():
+            self._notes.pop(key, None)
+        self._described = set()
 
     def _parents_first(self, events: Iterable[Event]) -> Iterator[Event]:
         """Between two removals, each stored block behind its parent, if that is there too."""
@@ -137,6 +142,7 @@ class EventTranslator:
     def check(self) -> None:
         """Assert the invariant (tests)."""
         assert all(count > 0 for count in self._places.values())
+        assert self._notes.keys() <= self._places.keys() | self._described
 
 
 def _joined(words: Sequence[StoredOnWire | RemovedOnWire]) -> list[StoredOnWire | RemovedOnWire]:

@@ -6,6 +6,7 @@ writing and any number of loading threads. Explained in docs/reference/hdf5-tier
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -14,13 +15,15 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-import numpy as np
-
 from store.errors import BadBlock, BlockMissing
 from store.segment_file import SealedFile
+from store.tier_folder import sync_folder
 
 MAX_OPEN_FILES = 64
 """A tier sealed every second can have thousands of files; opening one again takes 5 us."""
+
+TOO_MANY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the file: no descriptor or no memory is left."""
 
 
 class SealedSet:
@@ -89,15 +92,14 @@ class SealedSet:
         self._unlink_doomed()
 
     def rows_of(self, keys: Iterable[int]) -> list[tuple[SealedFile, int, int]]:
-        """(file, row, key) of every copy of these keys, whether it is served or not."""
-        wanted = np.fromiter(keys, np.uint64)
-        found: list[tuple[SealedFile, int, int]] = []
+        """(file, row, key) of every copy of these keys, served or not. For the writing thread."""
+        wanted = set(keys)
         with self._lock:
-            for file in self._files:
-                if file.same_kind:
-                    rows = np.flatnonzero(np.isin(file.keys, wanted)).tolist()
-                    found += [(file, row, int(file.keys[row])) for row in rows]
-        return found
+            files = [file for file in self._files if file.same_kind]
+        # Without the lock: a million rows take 0.1 s, and only this thread adds and deletes files.
+        return [
+            (file, row, key) for file in files for row, key in enumerate(file.keys.tolist()) if key in wanted
+        ]
 
     def served_rows(self, file: SealedFile) -> list[int]:
         """Rows of a file that the index points to."""
@@ -116,12 +118,22 @@ class SealedSet:
                 self._delete(file)
         self._unlink_doomed()
 
-    def delete(self, file: SealedFile) -> None:
-        """Delete a file, whatever is in it; its keys count as evicted."""
+    def delete_for_good(self, files: Sequence[SealedFile]) -> bool:
+        """Delete files, whatever is in them, so that no crash brings them back; whether that could be done.
+
+        Their keys count as evicted.
+        """
         with self._lock:
-            if file in self._files:
-                self._evict(file)
+            for file in files:
+                if file in self._files:
+                    self._evict(file)
         self._unlink_doomed()
+        try:
+            for folder in {file.path.parent for file in files}:
+                sync_folder(folder)
+        except OSError:
+            return False
+        return not any(file.path.exists() for file in files)
 
     def blocks(self) -> tuple[list[int], list[int]]:
         """(keys, digests) that are served, hottest last."""
@@ -147,7 +159,8 @@ class SealedSet:
 
         use   the file is the hottest from now on
 
-        Raises BlockMissing (also for another digest); BadBlock when the file cannot be opened.
+        Raises BlockMissing (also for another digest); BadBlock when the file cannot be opened, OSError when
+        this process can open none (TOO_MANY).
         """
         with self._lock:
             file, row = self._index.get(key, (None, 0))
@@ -259,6 +272,8 @@ class SealedSet:
         try:
             file.fd = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:
+            if error.errno in TOO_MANY:
+                raise
             raise BadBlock(key, file.path, error.strerror or "cannot be opened") from None
         self._open[file] = None
 

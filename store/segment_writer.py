@@ -77,7 +77,8 @@ class SegmentWriter:
             self._flushing = end
 
     def discard(self, key: int) -> None:
-        """Take a block out again: the last one moves into its row. Raises OSError, KeyError."""
+        """Take a block out again: the last one moves into its row. Raises OSError, SegmentFileError (cut
+        short by somebody), KeyError."""
         if key not in self.keys:
             raise KeyError(key)
         row, last = self.keys.index(key), len(self.keys) - 1

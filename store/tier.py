@@ -17,7 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from store.compaction import Compaction, worth_rewriting
-from store.errors import BadBlock, LayoutError, SegmentFileError, TierError, TierWriteError
+from store.errors import (
+    BadBlock,
+    BlockMissing,
+    LayoutError,
+    SegmentFileError,
+    TierError,
+    TierFolderError,
+    TierWriteError,
+)
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
 from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
@@ -105,11 +113,13 @@ class HDF5Tier:
             self._removals = Removals(one.path for one in self._folders)
             self.notes += self._removals.notes
             self._rebuild()
-        except BaseException:
+            own = self._folders[0]
+            self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
+        except BaseException as error:
             self._release_folders()
+            if isinstance(error, OSError):
+                raise TierFolderError(folder, f"cannot be read: {error.strerror}") from None
             raise
-        own = self._folders[0]
-        self._next_number = max(own.next_number(), self._removals.last_number(own.path) + 1)
         self._sealed.evict_to(capacity_bytes)
 
     # ------------------------------------------------------------------------------ questions
@@ -166,6 +176,8 @@ class HDF5Tier:
             self.forget([key])
             self.counters["bad_blocks"] += 1
             raise
+        except OSError:  # of this process, not of the block, which stays
+            raise BlockMissing(key) from None
         self.counters["blocks_loaded"] += 1
         self.counters["bytes_loaded"] += len(view)
         return sums
@@ -179,9 +191,11 @@ class HDF5Tier:
     def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
         """Write a block into the open file. False when it is there already, sealed.
 
-        Raises BadBlock when the checksums do not fit the bytes; TierWriteError when it cannot be written,
-        which costs this block alone.
+        Raises BadBlock when the checksums do not fit the bytes; LayoutError when a number is no u64;
+        TierWriteError when it cannot be written, which costs this block alone.
         """
+        if not (0 <= key < 1 << 64 and 0 <= digest < 1 << 64):
+            raise LayoutError(f"key {key} and digest {digest} of a block are u64")
         view = as_bytes(block, self.layout.nbytes)
         if self.layout.checksums(view) != list(checksums):
             self.counters["bad_blocks"] += 1
@@ -261,17 +275,16 @@ class HDF5Tier:
         """
         wanted = set(keys)
         found = sorted({key for key in wanted if key in self._sealed} | (wanted & self._open_keys))
-        copies = self._sealed.rows_of(wanted)
+        copies = self._removals.unknown(self._sealed.rows_of(wanted))
         self._sealed.forget(wanted)
         try:
             self._removals.add(copies)
         except OSError as error:
             self.counters["write_errors"] += 1
-            for file, _, _ in copies:
-                self._sealed.delete(file)
-            if any(file.path.exists() for file, _, _ in copies):
+            if not self._sealed.delete_for_good([file for file, _, _ in copies]):
                 raise TierWriteError(_reason(error)) from None
         self._sealed.delete_empty()
+        self._removals.prune(self._sealed.files())
         self._discard_unsealed(wanted)
         self.counters["blocks_removed"] += len(found)
         return found
@@ -347,13 +360,13 @@ class HDF5Tier:
         if self._compaction is not None:
             try:
                 self._compaction.discard(keys)
-            except OSError:
+            except (OSError, SegmentFileError):
                 self._end_compaction()
         for key in keys & self._open_keys:
             assert self._writer is not None
             try:
                 self._writer.discard(key)
-            except OSError as error:
+            except (OSError, SegmentFileError) as error:
                 writer, self._writer, self._open_keys = self._writer, None, set()
                 writer.abandon()
                 raise TierWriteError(_reason(error), tuple(writer.keys)) from None
@@ -392,7 +405,9 @@ class HDF5Tier:
         found = []
         for folder in self._folders:
             self.counters["files_unsealed"] += folder.delete_open()
-            found += [(path.lstat().st_mtime_ns, number, path, folder) for number, path in folder.sealed()]
+            for number, path in folder.sealed():
+                with suppress(FileNotFoundError):  # deleted meanwhile, by hand
+                    found.append((path.lstat().st_mtime_ns, number, path, folder))
         other_kind = 0
         for _, number, path, folder in sorted(found, key=lambda item: item[:2]):
             try:

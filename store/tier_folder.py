@@ -16,7 +16,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from store.errors import TierFolderError, TierInUse
@@ -24,6 +26,7 @@ from store.errors import TierFolderError, TierInUse
 SEALED = re.compile(r"seg-(\d{8,12})\.h5")
 OPEN_SUFFIX = ".open"
 BAD_SUFFIX = ".bad"
+LOCK_WAIT_S = 0.1
 _STORE = re.compile(r"store-(\d{1,6})")
 
 
@@ -69,13 +72,26 @@ def _numbered(root: Path | str, names: list[str]) -> list[tuple[int, Path]]:
     return [(number, folder) for number, folder in found if folder.is_dir()]
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class TierFolder:
     """A locked folder. Raises TierInUse when another has it, TierFolderError when it cannot be used."""
 
     def __init__(self, folder: Path | str):
         self.path = Path(folder)
         try:
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in made:  # what is durable in a folder is lost with the folder's own name
+                with suppress(PermissionError):  # a folder that may be written and not read
+                    sync_folder(path.parent)
             if self.path.stat().st_mode & 0o077:
                 self.path.chmod(0o700)
             self._lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -84,15 +100,16 @@ class TierFolder:
                 folder, f"cannot be written: {error.strerror}; give another folder"
             ) from None
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock_fd)
         except OSError as error:
             pid = _pid_in(self._lock_fd)
             os.close(self._lock_fd)
             if isinstance(error, BlockingIOError):
                 raise TierInUse(folder, pid) from None
             raise TierFolderError(folder, f"cannot be locked: {error.strerror}") from None
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk takes no pid; the lock holds without it
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
 
     def sealed(self) -> Iterator[tuple[int, Path]]:
         """(number, path) of each sealed file, ascending."""
@@ -100,11 +117,15 @@ class TierFolder:
         yield from sorted((int(match[1]), self.path / name) for match, name in found if match)
 
     def delete_open(self) -> int:
-        """Delete what a killed process left unsealed; returns how many files."""
+        """Delete what a killed process left unsealed, where that can be done; returns how many files."""
         left = [name for name in os.listdir(self.path) if name.endswith(OPEN_SUFFIX)]
+        deleted = 0
         for name in left:
-            (self.path / name).unlink()
-        return len(left)
+            if SEALED.fullmatch(name.removesuffix(OPEN_SUFFIX)):
+                with suppress(OSError):
+                    (self.path / name).unlink()
+                    deleted += 1
+        return deleted
 
     def next_number(self) -> int:
         """One more than that of any file here, set-aside ones included."""
@@ -116,18 +137,28 @@ class TierFolder:
         path.rename(path.with_name(path.name + BAD_SUFFIX))
 
     def sync(self) -> None:
-        """Make renames and deletions durable."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Make renames and deletions durable. Raises OSError."""
+        sync_folder(self.path)
 
     def release(self) -> None:
         """Give the folder up. The lock file stays: deleting it would let two processes lock two files."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def _lock(fd: int) -> None:
+    """Take the lock; who only looks at the folder (`lock_holder`) has it for an instant. Raises OSError."""
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(LOCK_WAIT_S / 20)
+        else:
+            return
 
 
 def lock_holder(folder: Path) -> int | None:

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from store.errors import TierFolderError
 from store.segment_file import SealedFile
+from store.tier_folder import sync_folder
 
 LOG_NAME = "removed.log"
 _RECORD = struct.Struct("<QQQ")
@@ -28,6 +29,9 @@ STALE_RECORDS = 4096
 
 Removal = tuple[int, int, int]
 """(segment number, row, key)"""
+
+Copy = tuple[SealedFile, int, int]
+"""(file, row, key)"""
 
 
 def read_removals(folder: Path) -> tuple[list[Removal], int]:
@@ -64,6 +68,7 @@ class RemovalLog:
         self._folder = folder
         removals, self.bad = read_removals(folder)
         self._records = len(removals) + self.bad
+        self._named = False  # whether the log's own name is durable, as far as this process knows
         self.last_number = 0
         self.rows: dict[int, dict[int, int]] = {}
         self._note(removals)
@@ -73,7 +78,6 @@ class RemovalLog:
         if not removals:
             return
         path = self._folder / LOG_NAME
-        is_new = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             data = b"".join(map(_pack, removals))
@@ -84,8 +88,9 @@ class RemovalLog:
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        if is_new:
-            _sync_folder(self._folder)
+        if not self._named:
+            sync_folder(self._folder)
+            self._named = True
         self._records += len(removals)
         self._note(removals)
 
@@ -107,7 +112,7 @@ class RemovalLog:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         self._records = live
 
     def check(self) -> None:
@@ -148,7 +153,15 @@ class Removals:
         rows = self._logs[file.path.parent].rows.get(file.number, {})
         return {row for row, key in rows.items() if row < file.header.blocks and int(file.keys[row]) == key}
 
-    def add(self, copies: Iterable[tuple[SealedFile, int, int]]) -> None:
+    def unknown(self, copies: Iterable[Copy]) -> list[Copy]:
+        """Those that no record says are removed."""
+
+        def known(file: SealedFile, row: int) -> int | None:
+            return self._logs[file.path.parent].rows.get(file.number, {}).get(row)
+
+        return [(file, row, key) for file, row, key in copies if known(file, row) != key]
+
+    def add(self, copies: Iterable[Copy]) -> None:
         """(file, row, key) are removed for good. Raises OSError."""
         by_folder: dict[Path, list[Removal]] = {}
         for file, row, key in copies:
@@ -174,11 +187,3 @@ class Removals:
 def _pack(removal: Removal) -> bytes:
     body = _RECORD.pack(*removal)
     return body + _HASH.pack(xxh3_64_intdigest(body))
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

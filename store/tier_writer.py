@@ -117,10 +117,10 @@ class TierWriter:
     def remove(self, keys: Iterable[int]) -> bool:
         """Remove these for good, before anything else is written; unknown ones are reported as well.
 
-        What waits in the queue under one of these keys is dropped. False when the thread has ended.
+        What waits in the queue under one of these keys is dropped. False when the thread ends or has ended.
         """
         with self._changed:
-            if self._done:
+            if self._stop_at is not None or self._done:
                 return False
             self._removing.update(dict.fromkeys(keys))
             self._changed.notify_all()

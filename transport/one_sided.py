@@ -420,8 +420,7 @@ class OneSided:
         with self._lock:
             self._take(wait=False)
             for flight in self._flights:
-                closed = EngineClosed("the engine was closed", flight.job.rank)
-                self._fail(flight, closed, time.monotonic())
+                self._fail(flight, EngineClosed("the engine was closed", flight.job.rank), flight.touched_s)
             ends = [end for flight in list(self._flights) for end in self._drop(flight)]
         self._tell(ends)
 

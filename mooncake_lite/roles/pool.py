@@ -113,8 +113,8 @@ class Pool:
             kind = scheduler.BlockStored if isinstance(event, BlockStored) else scheduler.BlockRemoved
             tier: Literal["dram", "ssd"] = "dram" if event.tier == "dram" else "ssd"
             self._policy.on(kind(event.key, event.rank, tier), now)
-        if self._events is not None and events:
-            self._events.publish(events)
+        if self._events is not None:
+            self._events.publish(events)  # none too: what was described and not admitted is then forgotten
 
     def serve(self) -> None:
         """Answer listeners that missed something; called in every turn of the conductor's loop."""

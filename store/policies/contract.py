@@ -88,11 +88,10 @@ class Policy(ABC):
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[int]:
-        """Known items, each at most once, first the one to evict first.
+        """Known items, each once, first the one to evict first.
 
-        Going on to the next one says that this one may not go now: it is leased, or not yet on SSD. A policy
-        may hold items back (leaves-first does); all others are named before the iterator ends. No item is
-        inserted, accessed or removed while somebody iterates.
+        Going on to the next one says that this one may not go now: it is leased, or not yet on SSD. All are
+        named before the iterator ends. No item is inserted, accessed or removed while somebody iterates.
 
         Lazy: the first victim costs O(log n) at most, counted over many evictions, and nothing is copied.
         Asking may tidy up (move a hand, clear a bit, promote), as long as whoever asks again, with no event

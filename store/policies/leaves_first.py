@@ -1,7 +1,8 @@
 """Leaves first: a block goes only after the blocks that hang on it; among those with none, the coldest.
 
 Prefixes form a tree. A block whose parent is gone can never be hit again, so evicting an inner block wastes
-everything behind it. Evicting leaves only keeps every cached prefix whole.
+everything behind it. Evicting leaves keeps every cached prefix whole. When all leaves are leased or pinned,
+inner blocks go all the same, the deepest first: the pool would be full otherwise.
 
             0                  hit
            / \\
@@ -16,6 +17,7 @@ Execution of Structured Language Model Programs", NeurIPS 2024 (RadixAttention).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from store.policies.contract import BlockFacts, Policy
 from store.policies.ranking import Ranking
@@ -69,8 +71,25 @@ class LeavesFirst(Policy):
                 self._leaves.rank(parent, self._used[parent])
 
     def victims(self, now: float) -> Iterator[int]:
-        """The leaves, coldest first. Inner blocks are held back, also when no leaf may go."""
-        return self._leaves.ascending()
+        """The leaves, coldest first. When none of them may go: inner blocks, each after its children."""
+        refused: dict[int, int] = {}
+        waiting: list[tuple[int, int]] = []  # a heap of (last use, item): all its children were refused
+
+        def refuse(item: int) -> None:
+            parent = self._parent[item]
+            if parent is None:
+                return
+            refused[parent] = refused.get(parent, 0) + 1
+            if refused[parent] == self._children[parent] and parent in self._used:
+                heappush(waiting, (self._used[parent], parent))
+
+        for item in self._leaves.ascending():
+            yield item
+            refuse(item)
+        while waiting:
+            _, item = heappop(waiting)
+            yield item
+            refuse(item)
 
     def __len__(self) -> int:
         return len(self._used)

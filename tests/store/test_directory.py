@@ -489,6 +489,16 @@ def test_when_the_rank_that_saves_is_lost_lent_blocks_stay_in_dram_and_may_be_ev
     assert directory.take_saves() == {}
 
 
+def test_a_lent_block_lost_before_anybody_was_told_to_save_it_is_saved_when_it_is_put_again() -> None:
+    directory = lending()
+    put_on(directory, 1, key=1)
+    directory.remove_segment(1)
+    assert directory.stats()["saving"] == 0
+    again = put_on(directory, 3, key=1)
+    assert directory.take_saves() == {3: [again]}
+    directory.check()
+
+
 def test_one_segment_may_be_preferred_to_all_others_and_others_serve_when_it_is_full() -> None:
     directory = lending()
     wanted = [Wanted(BLOCK)] * 3

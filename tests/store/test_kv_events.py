@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.kv_events import EventTranslator
@@ -89,6 +89,16 @@ def test_tokens_are_forgotten_with_the_last_place_of_a_block() -> None:
     assert len(translator) == 0
 
 
+def test_the_tokens_of_blocks_that_are_not_admitted_are_not_kept() -> None:
+    translator = EventTranslator(1)
+    for key in range(10):
+        translator.describe([key, 100 + key], [1, 2], None)
+        heard(translator, [BlockStored(key, 3, "dram")] if key == 4 else [])
+        translator.check()
+    assert len(translator) == 1
+
+
+@settings(derandomize=True, database=None, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2), st.sampled_from(["dram", "ssd"]), st.booleans()))
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from store.promotion import SecondHit
@@ -28,3 +30,18 @@ def test_only_the_latest_keys_are_remembered() -> None:
         policy.check()
     assert [policy.hit(key, "b") for key in (4, 3, 2)] == [True] * 3
     assert not policy.hit(0, "b")
+
+
+def test_a_full_memory_costs_no_more_than_one_that_fills() -> None:
+    """The conductor asks once for each block read from SSD; forgetting the oldest must not look for it."""
+    memory = SecondHit(max_keys=1 << 15)
+
+    def seconds(first: int) -> float:
+        began = time.process_time()
+        for key in range(first, first + (1 << 15)):
+            memory.hit(key, "one")
+        return time.process_time() - began
+
+    filling = seconds(0)
+    assert seconds(1 << 15) + seconds(2 << 15) < 20 * filling
+    memory.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -233,12 +234,55 @@ def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tmp_path) -> Non
     tier.close()
 
 
+def test_who_only_looks_at_a_folder_stops_nobody_from_starting_on_it(tmp_path, monkeypatch) -> None:
+    """`mooncake-lite store ls` takes the lock for an instant, to tell whether somebody has it."""
+    flock, looking = fcntl.flock, [True, True]
+
+    def contended(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and looking and looking.pop():
+            raise BlockingIOError
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", contended)
+    tier_at(tmp_path).close()
+    assert not looking
+
+
 def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TierFolderError, match="file/store-0: cannot be written"):
         tier_at(tmp_path / "file" / "store-0")
     with pytest.raises(TierError, match="not hexadecimal"):
         HDF5Tier(tmp_path, ROOMY, SMALL, "model")
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_a_key_or_digest_that_is_no_u64_is_refused_and_nothing_else_is_lost(tmp_path, number) -> None:
+    tier = tier_at(tmp_path)
+    append(tier, 1)
+    block = block_of(2)
+    for key, digest in ((number, 2), (2, number)):
+        with pytest.raises(LayoutError, match="are u64"):
+            tier.append(key, digest, SMALL.checksums(block), block, 0.0)
+    assert tier.remove([number]) == []
+    assert tier.seal() == [1]
+    assert tier.remove([number]) == []
+    tier.close()
+
+
+def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(tmp_path, monkeypatch) -> None:
+    synced, fsync = set(), os.fsync
+
+    def recorded(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    tier_at(tmp_path / "kv" / "deep" / "store-0").close()
+    assert synced == {path.stat().st_ino for path in (tmp_path, tmp_path / "kv", tmp_path / "kv" / "deep")}
+    synced.clear()
+    tier_at(tmp_path / "kv" / "deep" / "store-0").close()
+    assert not synced
 
 
 def test_a_failed_start_gives_the_folders_up_that_it_had(tmp_path) -> None:

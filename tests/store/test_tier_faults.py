@@ -15,9 +15,10 @@ import h5py
 import numpy as np
 import pytest
 
-from store.errors import BadBlock, TierWriteError
+from store.errors import BadBlock, BlockMissing, TierFolderError, TierWriteError
 from store.segment_file import HEADER_NBYTES
 from store.tier import HDF5Tier
+from store.tier_folder import TierFolder
 from tests.store.samples import FINGERPRINT, SMALL, append, loaded
 
 ROOMY = 1 << 30
@@ -37,6 +38,18 @@ def sealed(tmp_path) -> Path:
     tier.seal()
     tier.close()
     return tmp_path / "origin" / "seg-00000001.h5"
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int | None], None]]:
+    """A limit on the size of files, as a file system or a quota would set one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(nbytes: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before if nbytes is None else (nbytes, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def append_all(tier: HDF5Tier, keys: Iterable[int], now: float = 0.0) -> None:
@@ -71,6 +84,60 @@ def test_what_a_killed_process_left_unsealed_is_deleted_and_counted(tmp_path) ->
     tier = tier_at(tmp_path)
     assert tier.notes == ["1 unsealed tier files deleted"]
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    tier.close()
+
+
+def test_what_only_looks_unsealed_stays_and_stops_no_start(tmp_path) -> None:
+    (tmp_path / "notes.open").write_text("of a person")
+    (tmp_path / "seg-00000007.h5.open").mkdir()
+    tier = tier_at(tmp_path)
+    assert tier.notes == []
+    append(tier, 1)
+    assert tier.seal() == [1]
+    tier.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "lock",
+        "notes.open",
+        "seg-00000007.h5.open",
+        "seg-00000008.h5",
+    ]
+
+
+def test_a_file_that_vanishes_during_the_start_is_passed_over(tmp_path, sealed, monkeypatch) -> None:
+    (sealed.parent / "seg-00000002.h5").write_bytes(sealed.read_bytes())
+    listed = TierFolder.sealed
+
+    def and_deleted(folder: TierFolder) -> Iterator[tuple[int, Path]]:
+        names = list(listed(folder))
+        sealed.unlink()
+        return iter(names)
+
+    monkeypatch.setattr(TierFolder, "sealed", and_deleted)
+    tier = tier_at(sealed.parent)
+    assert all(loaded(tier, key) for key in KEYS)
+    tier.close()
+
+
+def test_a_folder_that_cannot_be_listed_is_a_named_error_and_is_given_up(
+    tmp_path, sealed, monkeypatch
+) -> None:
+    def broken(*_) -> Never:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TierFolder, "sealed", broken)
+        with pytest.raises(TierFolderError, match="cannot be read: Input/output error"):
+            tier_at(sealed.parent)
+    tier_at(sealed.parent).close()
+
+
+def test_a_start_on_a_full_disk_serves_what_there_is(sealed, small_files) -> None:
+    small_files(0)
+    try:
+        tier = tier_at(sealed.parent)
+    finally:
+        small_files(None)
+    assert all(loaded(tier, key) for key in KEYS)
     tier.close()
 
 
@@ -121,6 +188,34 @@ def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tmp_path) -> None:
     tier.close()
 
 
+def test_a_process_that_may_open_no_more_files_loses_no_block(tmp_path, monkeypatch) -> None:
+    """Neither by reading, which is a miss, nor by rewriting, which is given up."""
+    tier = tier_at(tmp_path)
+    append_all(tier, KEYS)
+    tier.seal()
+    tier.remove([1, 2])
+    real = os.open
+
+    def none_left(path, flags: int, *mode: int) -> int:
+        if str(path).endswith(".h5"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        with pytest.raises(BlockMissing):
+            loaded(tier, 3)
+        with pytest.raises(TierWriteError, match="Too many open files"):
+            tier.compact(ROOMY)
+    assert loaded(tier, 3)
+    assert tier.compact(ROOMY)
+    assert tier.compact(ROOMY)
+    assert loaded(tier, 3)
+    assert tier.stats()["bad_blocks"] == 0
+    tier.check()
+    tier.close()
+
+
 def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_later(
     tmp_path, monkeypatch
 ) -> None:
@@ -144,18 +239,6 @@ def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_l
     assert loaded(tier, 3)
     assert tier.stats()["write_errors"] == 1
     tier.close()
-
-
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int | None], None]]:
-    """A limit on the size of files, as a file system or a quota would set one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(nbytes: int | None) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before if nbytes is None else (nbytes, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Never
 
+import numpy as np
 import pytest
 
 from store.errors import BlockMissing, SegmentFileError, TierWriteError
@@ -159,6 +160,80 @@ def test_a_removal_that_can_neither_be_written_nor_done_is_an_error(tmp_path, mo
     tier.close()
 
 
+def test_what_is_deleted_instead_is_gone_for_good_when_that_is_said(tmp_path, monkeypatch) -> None:
+    tier = tier_at(tmp_path)
+    fill(tier, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full_disk)
+        patch.setattr(os, "fsync", full_disk)  # of the folder: a crash could bring the file back
+        with pytest.raises(TierWriteError, match="No space left"):
+            tier.remove([1])
+    assert 1 not in tier
+    tier.close()
+
+
+def test_removing_the_same_key_again_and_again_takes_one_record_each_time(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    for first in range(10, 40, 3):
+        fill(tier, [1, first, first + 1, first + 2])  # a third of each file dies: too little to rewrite it
+        assert tier.remove([1]) == [1]
+    assert (tmp_path / LOG_NAME).stat().st_size == 10 * RECORD_NBYTES
+    tier.check()
+    tier.close()
+    assert 1 not in served(tmp_path)
+
+
+def test_a_log_about_files_that_are_gone_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("store.tier_removals.STALE_RECORDS", 4)
+    tier = tier_at(tmp_path)
+    for key in range(30):
+        fill(tier, [key])
+        tier.remove([key])
+    assert (tmp_path / LOG_NAME).stat().st_size <= 5 * RECORD_NBYTES
+    assert len(tier._removals._logs[tmp_path].rows) <= 1
+    tier.close()
+
+
+def test_blocks_can_be_loaded_while_a_removal_looks_for_its_rows(tmp_path) -> None:
+    """Among a million rows that takes a while."""
+    tier = tier_at(tmp_path)
+    fill(tier, [1, 2])
+    (file,) = tier._sealed.files()
+    keys, locked = file.keys, []
+
+    class Watched:
+        def tolist(self) -> list[int]:
+            locked.append(tier._sealed._lock.locked())
+            return keys.tolist()
+
+        def __array__(self, *_: object, **__: object) -> np.ndarray:
+            locked.append(tier._sealed._lock.locked())
+            return keys
+
+        def __getitem__(self, row: int) -> np.uint64:
+            return keys[row]
+
+    file.keys = Watched()  # type: ignore[assignment]
+    assert [row for _, row, _ in tier._sealed.rows_of([2])] == [1]
+    assert locked == [False]
+    file.keys = keys
+    tier.close()
+
+
+def test_a_block_that_cannot_be_taken_out_of_the_open_file_costs_that_file(tmp_path) -> None:
+    tier = tier_at(tmp_path)
+    for key in range(3):
+        append(tier, key)
+    os.truncate(tmp_path / "seg-00000001.h5.open", 4096)
+    with pytest.raises(TierWriteError, match="truncated") as caught:
+        tier.remove([0])
+    assert caught.value.lost == (0, 1, 2)
+    tier.check()
+    fill(tier, [5])
+    tier.close()
+    assert served(tmp_path) == [5]
+
+
 def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counted(tmp_path) -> None:
     log = RemovalLog(tmp_path)
     log.add([(1, 0, 10), (1, 1, 11)])
@@ -175,6 +250,18 @@ def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counte
     tier = tier_at(tmp_path)
     assert tier.notes == [f"{path}: 1 unreadable records ignored"]
     tier.close()
+
+
+def test_the_name_of_the_log_is_durable_though_its_first_record_was_not(tmp_path, monkeypatch) -> None:
+    log = RemovalLog(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            log.add([(1, 0, 10)])
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
+    log.add([(1, 0, 10)])
+    assert synced == [tmp_path.stat().st_ino]
 
 
 def test_the_log_is_written_anew_when_most_of_it_is_about_files_that_are_gone(tmp_path, monkeypatch) -> None:

@@ -307,6 +307,20 @@ def test_a_removal_that_cannot_be_made_sure_is_not_reported_as_done(
     assert (reports.keys["removed"], reports.keys["kept"]) == ([], [1])
 
 
+def test_a_removal_that_comes_while_the_writer_stops_is_refused_or_reported(
+    tier, writer, reports, monkeypatch
+) -> None:
+    taken, seal = [], tier.seal
+
+    def while_sealing() -> list[int]:
+        taken.append(writer.remove([7]))
+        return seal()
+
+    monkeypatch.setattr(tier, "seal", while_sealing)
+    assert writer.stop(LIMIT_S) == 0
+    assert taken == [bool(reports.keys["removed"])]
+
+
 def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatch) -> None:
     monkeypatch.setattr("store.tier_writer.COMPACT_CHECK_S", 0.01)
     tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)

@@ -199,15 +199,18 @@ def test_leaves_first_evicts_a_block_only_after_those_that_hang_on_it() -> None:
     assert gone == [3, 4, 1, 5, 6, 2, 0]
 
 
-def test_leaves_first_holds_an_inner_block_back_even_when_no_leaf_may_go() -> None:
-    pool = Pool(make("leaves-first", 3), 3)
-    for item in (0, 1, 3):
+def test_leaves_first_evicts_inner_blocks_deepest_first_when_no_leaf_may_go() -> None:
+    """1 and 2 hang on 0, 3 on 1, 5 on 2. A chain whose end is pinned must not fill the pool."""
+    pool = Pool(make("leaves-first", 5), 5)
+    for item in (0, 1, 3, 2, 5):
         pool.refer(item)
-    pool.pinned.add(3)
-    assert not pool.evict()
+    pool.pinned |= {3, 5}
+    while pool.evict():
+        pool.check()
+    assert pool.log == [("evicted", 1), ("evicted", 2), ("evicted", 0)]
     pool.pinned.clear()
     assert pool.evict()
-    assert pool.log == [("evicted", 3)]
+    assert pool.log[-1] == ("evicted", 3)
 
 
 def test_leaves_first_knows_a_child_that_came_before_its_parent() -> None:
