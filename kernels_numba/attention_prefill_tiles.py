@@ -246,8 +246,8 @@ def _load_queries(query, row, h, group, first_column, columns, factor, queries):
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _store_sums(sums, states, row, h, group, first_column, columns, out):
-    """out[row + token, head] = sums / total of each column; NaN where it saw no score above LOWEST: there what
-    is hidden, which has that score, was weighed too."""
+    """out[row + token, head] = sums / total of each column; NaN where it saw no score above LOWEST: there
+    what is hidden, which has that score, was weighed too."""
     for i in range(columns):
         token, head = row + (first_column + i) // group, h * group + (first_column + i) % group
         panel, x = i // WIDTH, i % WIDTH

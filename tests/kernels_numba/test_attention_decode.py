@@ -129,7 +129,9 @@ def test_a_score_that_is_not_a_number_reaches_the_heads_that_see_it_and_no_other
     found = decode(paged)
     assert np.isnan(found[0, 2:]).all()
     for b, heads in ((0, slice(0, 2)), (1, slice(None))):
-        np.testing.assert_allclose(found[b, heads], want[b, heads], rtol=0, atol=tolerance("float32", 700) * 16)
+        np.testing.assert_allclose(
+            found[b, heads], want[b, heads], rtol=0, atol=tolerance("float32", 700) * 16
+        )
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 33, 1000])
