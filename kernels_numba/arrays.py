@@ -105,6 +105,12 @@ def check_contiguous(name: str, array: Any) -> None:
         raise LayoutError(name, f"array of strides {strides_of(array)}", "a C-contiguous array")
 
 
+def check_writable(name: str, array: Any) -> None:
+    """Kernels write by address, so nobody else would notice. Raises LayoutError."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise LayoutError(name, "read-only array", "a writable array")
+
+
 def strides_of(array: Any) -> tuple[int, ...]:
     """Strides in elements."""
     if _torch_of(array) is not None:
@@ -128,7 +134,7 @@ _MOST_PASSED = 1024
 
 
 def check_once(check: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
-    """check(named), or what it returned for arrays of just these kinds, dtypes, shapes and strides.
+    """check(named), or what it returned for arrays of just these kinds, dtypes, shapes, strides and flags.
 
     For calls that come once a layer and step: there the checks would take longer than the kernel. `check`
     may look at nothing else of the arrays; what raises is never remembered.
@@ -139,15 +145,17 @@ def check_once(check: Callable[[dict[str, Any]], Any], named: dict[str, Any]) ->
         if torch is not None and isinstance(array, torch.Tensor):
             key += (name, array.dtype, array.device, array.shape, array.stride())
         elif isinstance(array, np.ndarray):
-            key += (name, array.dtype, array.shape, array.strides)
+            key += (name, array.dtype, array.shape, array.strides, array.flags.writeable)
         elif array is not None:
             return check(named)
     found = tuple(key)
-    if found not in _PASSED:
+    passed = _PASSED.get(found)  # once: another thread may clear it at any time
+    if passed is None:
+        passed = check(named)
         if len(_PASSED) >= _MOST_PASSED:
             _PASSED.clear()
-        _PASSED[found] = check(named)
-    return _PASSED[found]
+        _PASSED[found] = passed
+    return passed
 
 
 def empty_like(array: Any) -> Any:

@@ -72,7 +72,7 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
                 weight = math.exp(score * scale - highest)
                 total += weight
                 value += weight * widen(value_cache[page, h, s, channel])
-    out[row, head, channel] = narrow(value / total if total > ZERO else ZERO, out)
+    out[row, head, channel] = narrow(ZERO if total == ZERO else value / total, out)
 
 
 def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):

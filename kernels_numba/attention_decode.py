@@ -70,7 +70,8 @@ def paged_attention_decode(
 
     NumPy arrays and torch CPU tensors may be mixed and run on the CPU; torch CUDA tensors and Numba device
     arrays run on the GPU, on torch's current stream. bfloat16 is ml_dtypes.bfloat16 or uint16 in NumPy.
-    What unused pages and slots hold never matters. Sums are in float32.
+    What unused pages and slots hold never matters; of a sequence and head that see a score which is NaN or
+    plus infinity, or only minus infinity, the result is NaN (no error). Sums are in float32.
 
     Raises ShapeError, DtypeError, LayoutError, KindError, RangeError (errors.py); RangeError (a page id or a
     length out of range) on the CPU only.

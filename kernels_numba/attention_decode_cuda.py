@@ -162,7 +162,7 @@ def make_decode_v3(element: str, head_dim: int) -> Any:
                 for d in range(passes * per_chunk):
                     sums[g, d] *= shrink
                 for u in range(unroll):
-                    weight = exp2(scores[u, g] - top) if scores[u, g] > LOWEST else ZERO
+                    weight = ZERO if scores[u, g] == LOWEST else exp2(scores[u, g] - top)
                     totals[g] += weight
                     for w in range(passes * 4):
                         for e in range(per_word):

@@ -55,10 +55,12 @@ PART: Any = {
     "cache": True,
     "nogil": True,
     "fastmath": FAST,
+    "error_model": "numpy",
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
-"""How the parts of a kernel are compiled, which Python never calls itself: without the code for that."""
+"""How the parts of a kernel are compiled, which Python never calls itself: without the code for that, and
+without errors: where all scores are minus infinity the result is no number, for that sequence and head."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 

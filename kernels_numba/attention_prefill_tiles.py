@@ -34,7 +34,7 @@ ITEMS = 4
 TILE = 64
 """Keys of a tile. At head_dim 64 its keys, values and scores are 16 + 16 + 8 KiB."""
 
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_ZERO, _ONE, _NAN = np.float32(0.0), np.float32(1.0), np.float32(np.nan)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -246,10 +246,11 @@ def _load_queries(query, row, h, group, first_column, columns, factor, queries):
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _store_sums(sums, states, row, h, group, first_column, columns, out):
-    """out[row + token, head] = sums / total of each column."""
+    """out[row + token, head] = sums / total of each column; NaN where it saw no score above LOWEST: there
+    what is hidden, which has that score, was weighed too."""
     for i in range(columns):
         token, head = row + (first_column + i) // group, h * group + (first_column + i) % group
         panel, x = i // WIDTH, i % WIDTH
-        share = _ONE / states[panel, WIDTH + x]
+        share = _ONE / states[panel, WIDTH + x] if states[panel, x] > LOWEST else _NAN
         for d in range(out.shape[2]):
             store(out, (token, head, d), sums[panel, d * WIDTH + x] * share)

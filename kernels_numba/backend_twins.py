@@ -149,7 +149,7 @@ def divide(dividend: Any, divisor: Any):
 
 
 def exp2(power: Any):
-    return np.float32(np.exp2(power)) if power > -126 else np.float32(0.0)
+    return np.float32(0.0) if power < -126 else np.float32(np.exp2(power))
 
 
 def larger(a: Any, b: Any):

@@ -16,7 +16,7 @@ inside at once. Index mapping:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from kernels_numba.block_kernels import (
     move_pages,
     move_tokens,
 )
-from kernels_numba.errors import LayoutError, RangeError, ShapeError
+from kernels_numba.codecs import Codec
+from kernels_numba.errors import KindError, LayoutError, RangeError, ShapeError
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
-
-if TYPE_CHECKING:
-    from kernels_numba.codecs import Codec
 
 Part: TypeAlias = slice | range | None
 
@@ -117,6 +115,8 @@ def _check_scatter(named: dict[str, Any]) -> str:
     arrays.check_shape("slot_mapping", slots, tokens)
     for name in ("key_cache", "value_cache", "slot_mapping"):
         arrays.check_contiguous(name, named[name])
+    for name in ("key_cache", "value_cache"):
+        arrays.check_writable(name, named[name])
     _check_token_rows("key", key)
     _check_token_rows("value", named["value"])
     if "cosine" in named:
@@ -153,6 +153,7 @@ def _check_rotary(named: dict[str, Any]) -> None:
         arrays.check_float("query", query, ("key", named["key"]))
         arrays.check_shape("query", query, tokens, "heads", head_dim)
         _check_token_rows("query", query)
+        arrays.check_writable("query", query)
 
 
 def _scatter_rotated(
@@ -230,6 +231,7 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     arrays.check_float("caches", caches)
     arrays.check_shape("caches", caches, "layers", 2, "pages", "kv_heads", "page_size", "head_dim")
     arrays.check_contiguous("caches", caches)
+    arrays.check_writable("caches", caches)
     for name, ids in (("source_ids", source_ids), ("target_ids", target_ids)):
         arrays.check_integer(name, ids, "int32")
         arrays.check_shape(name, ids, source_ids.shape[0] if len(source_ids.shape) else "pages")
@@ -299,6 +301,8 @@ def _move_blocks(
         arrays.check_float(name, blocks, ("caches", caches))
         arrays.check_shape(name, blocks, *outer, tokens, head_dim)
     else:
+        if not isinstance(codec, Codec):
+            raise KindError("codec", repr(codec), "None, or what kernels_numba.codec(name) gives")
         codec.check(head_dim)
         arrays.check_integer(name, blocks, "uint8")
         unit = codec.unit_nbytes(tokens, head_dim, caches.dtype.itemsize)
@@ -321,11 +325,10 @@ def _move_blocks(
         return
     view, ids, array = (arrays.as_numpy(a) for a in (caches, page_ids, blocks))
     _check_ids("page_ids", ids, view.shape[2])
-    written = ("caches", view) if to_pages else (name, array)
-    if not written[1].flags.writeable:
-        raise LayoutError(written[0], "read-only array", "a writable array")
-    strides = (view.strides[0], view.strides[1], view.strides[2], view.strides[3], array.strides[0])
-    nbytes = ids.size * layer_count * 2 * head_count * view.strides[3]
+    arrays.check_writable(*(("caches", view) if to_pages else (name, array)))
+    run = view.shape[4] * view.shape[5] * view.itemsize  # an axis of one head may have any stride
+    strides = (view.strides[0], view.strides[1], view.strides[2], run, array.strides[0])
+    nbytes = ids.size * layer_count * 2 * head_count * run
     if codec is None or codec.number == 0:
         kernels: tuple[Any, Any] = (move_block_runs_v1, move_block_runs_v2)
         arguments: tuple[Any, ...] = (_address(view), _address(array), ids, strides, part, to_pages)

@@ -43,6 +43,7 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
         raise wrong
     for name, array in named.items():
         arrays.check_contiguous(name, array)
+    arrays.check_writable("out", out)
     return device
 
 
@@ -83,6 +84,7 @@ def plain_views(*six: Any) -> list[np.ndarray] | None:
         query.dtype == keys.dtype == values.dtype == out.dtype != _INT32
         and tables.dtype == lens.dtype == _INT32
         and head_dim == width
+        and out.flags.writeable
         and _wrong_size(heads, head_dim, kv_heads, page_size) is None
     )
     return [query, keys, values, tables, lens, out] if fits else None

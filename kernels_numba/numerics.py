@@ -148,12 +148,13 @@ _FLOOR, _HALF, _ZERO = np.float32(EXP2_FLOOR), np.float32(0.5), np.float32(0.0)
 
 @njit(cache=True, nogil=True, fastmath=FAST, inline="never")
 def exp2_of_negative(x: Any) -> Any:
-    """2**x for float32 x <= 0, and 0 below -126; relative error under 2e-7.
+    """2**x for float32 x <= 0, 0 below -126, NaN for NaN; relative error under 2e-7.
 
     Vectorises, which a call of the C library's exp does not: 2**x = 2**n * 2**f with n the nearest integer
     and |f| <= 1/2; a Chebyshev fit of degree 6 gives 2**f, and n goes straight into the exponent's bits.
     """
-    clamped = max(x, _FLOOR)
+    tiny = x < _FLOOR
+    clamped = _FLOOR if tiny else x
     n = np.int32(clamped - _HALF)  # cut towards zero: the nearest integer of a number <= 0
     f = clamped - np.float32(n)
     power = _C5 + f * _C6
@@ -163,4 +164,4 @@ def exp2_of_negative(x: Any) -> Any:
     power = _C1 + f * power
     power = _C0 + f * power
     scaled = power * bits_to_float(np.uint32((n + np.int32(127)) << np.int32(23)))
-    return scaled if x > _FLOOR else _ZERO
+    return _ZERO if tiny else scaled

@@ -244,7 +244,7 @@ def largest(typing_context, vector):
 
 @intrinsic
 def exp2_of_difference(typing_context, a, b):
-    """2**(a - b), by lanes, where a <= b: what numerics.exp2_of_negative does, except that NaN gives NaN."""
+    """2**(a - b), by lanes, where a <= b: what numerics.exp2_of_negative does."""
 
     def generate(context, builder, signature, arguments):
         x = builder.fsub(*arguments)

@@ -3,21 +3,18 @@
 A process of its own, because Numba chooses between simulator and compiler when it is imported
 (NUMBA_ENABLE_CUDASIM=1). Needs NumPy and Numba only. Prints one line a check; ends with an exit code.
 
-Stricter than the simulator itself: shared memory begins as NaN in every block, so that a missing barrier
-shows; the twins of backend_twins check addresses and copy asynchronously as late as they may.
+Stricter than the simulator itself: see simulator_blocks; the twins of backend_twins check addresses and copy
+asynchronously as late as they may.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import warnings
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator import kernel as simulator
-from numba.cuda.simulator import kernelapi
 
 import kernels_numba
 from kernels_numba import (
@@ -32,84 +29,11 @@ from kernels_numba.block_kernels import gather_blocks_v0
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.codecs import codec
 from kernels_numba.errors import ArgumentError, KindError
+from tests.kernels_numba import simulator_blocks
 
 RANDOM = np.random.default_rng(0)
-LIMIT_S = 90.0
-"""Longer than a warp waits for its lanes (backend_twins.WAIT_S)."""
 PIECE = 32
 """Tokens of a piece here instead of MIN_PIECE, so that short contexts have several."""
-
-
-class PoisonedShared(kernelapi.FakeCUDAShared):
-    """Shared memory whose every float is NaN until it is written. One array a line of the kernel, as in the
-    simulator, whose own look-up two threads can enter at once."""
-
-    LOCK = threading.Lock()
-
-    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
-        line = sys._getframe(1).f_lineno
-        with self.LOCK:
-            if line not in self._allocations:
-                array = self._allocations[line] = np.empty(shape, dtype)
-                array.reshape(-1).view(np.uint8)[:] = 0xFF  # a NaN in every float format
-            return self._allocations[line]
-
-
-class Thread(simulator.BlockThread):
-    """A simulated thread that tells its block when it waits and when it ends."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.gate = threading.Lock()
-        self.gate.acquire()
-
-    def run(self) -> None:
-        super().run()
-        self._manager.leave(self)
-
-    def syncthreads(self) -> None:
-        self._manager.arrive(self)
-        if not self.gate.acquire(timeout=LIMIT_S) or self._manager.failed:
-            raise RuntimeError("another thread of the block failed, or never came to the barrier")
-
-
-class Block(simulator.BlockManager):
-    """The simulator's own manager asks its threads without a pause what they do, and so keeps them from
-    running; here they tell. Three times as fast. As there, a barrier is for the threads that still run."""
-
-    def run(self, grid_point: Any, *arguments: Any) -> None:
-        self.changing, self.waiting, self.failed = threading.Lock(), [], None
-        places = list(np.ndindex(*self._block_dim))
-        self.running = len(places)
-        threads = [
-            Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug) for place in places
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_S)
-            assert self.failed or not thread.is_alive(), f"{thread} hangs"
-        if self.failed:
-            raise self.failed[0].with_traceback(self.failed[1])
-
-    def arrive(self, thread: Thread) -> None:
-        """At the barrier."""
-        with self.changing:
-            self.waiting.append(thread)
-            self._open_when_all_came()
-
-    def leave(self, thread: Thread) -> None:
-        """At the kernel's end; a thread that failed takes the others with it."""
-        with self.changing:
-            self.running -= 1
-            self.failed = self.failed or thread.exception
-            self._open_when_all_came()
-
-    def _open_when_all_came(self) -> None:
-        if self.failed or len(self.waiting) == self.running:
-            for thread in self.waiting:
-                thread.gate.release()
-            self.waiting.clear()
 
 
 class Case:
@@ -217,6 +141,28 @@ def check_decode(case: Case, **options: Any) -> None:
         *case.inputs(), *device(case.lens), case.scale, out, case.window, **options
     )
     case.check(out)
+
+
+def check_that_a_key_that_is_no_number_is_seen() -> None:
+    """By every rung, in the sequence that holds it and no other."""
+    prefill, decode = attention_cuda.launch_prefill, attention_decode_cuda.launch_split
+    for launch, case in (
+        (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
+        (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
+        (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
+        (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
+        (prefill, Case("float16", 1, 64, (9, 3), (1, 1))),
+    ):
+        nan = 0x7FC0 if case.dtype == "bfloat16" else np.nan
+        case.caches[0][case.tables[0, 0], 0, 1, 3] = nan
+        new = [] if launch is decode else device(case.new)
+        out = poison(case, case.query)
+        launch(*case.inputs(), *new, *device(case.lens), case.scale, out)
+        found = out.copy_to_host()
+        if case.dtype == "bfloat16":
+            found = (found.astype(np.uint32) << 16).view(np.float32)
+        assert np.isnan(found[0]).all(), launch
+        assert np.abs(found[1] - case.want[1]).max() < 2**-6, launch
 
 
 def check_an_empty_sequence_decodes_to_zeros() -> None:
@@ -402,6 +348,7 @@ def checks() -> list[tuple[str, Any]]:
             "decode mma, window",
             lambda: check_decode(Case("float16", 17, 64, (70,), (1,), window=36, kv_heads=2)),
         ),
+        ("a key that is no number", check_that_a_key_that_is_no_number_is_seen),
         ("empty sequence", check_an_empty_sequence_decodes_to_zeros),
         ("blocks by element", lambda: check_blocks(np.uint16, 1)),
         ("blocks by 16 bytes", lambda: check_blocks(np.float32, 32)),
@@ -430,8 +377,7 @@ def checks() -> list[tuple[str, Any]]:
 
 def main() -> None:
     assert SIMULATED
-    kernelapi.FakeCUDAShared = PoisonedShared
-    simulator.BlockManager = Block
+    simulator_blocks.use()
     warnings.simplefilter("ignore", RuntimeWarning)  # numbers overflow on purpose
     sys.setswitchinterval(1e-3)
     for module in (attention_mma_cuda, attention_decode_cuda):

@@ -115,6 +115,25 @@ def test_scores_far_apart_neither_overflow_nor_lose_the_largest() -> None:
     assert_close(decode(paged), paged)
 
 
+@pytest.mark.parametrize("tokens", [40, 700])
+@pytest.mark.parametrize(("number", "slots"), [(np.nan, 1), (np.inf, 1), (-np.inf, None), (-3e38, None)])
+def test_a_score_that_is_not_a_number_reaches_the_heads_that_see_it_and_no_other(
+    tokens, number, slots
+) -> None:
+    """700 tokens are merged from pieces, of which all but one are in order."""
+    paged = ones_paged([tokens, 20], heads=4, kv_heads=2)
+    paged.query[0] = 16  # so -3e38 overflows, and no sum is of infinities of both signs
+    want = expected(paged)
+    for t in range(tokens)[:slots]:
+        paged.key_cache[paged.block_tables[0, t // 16], 1, t % 16] = number
+    found = decode(paged)
+    assert np.isnan(found[0, 2:]).all()
+    for b, heads in ((0, slice(0, 2)), (1, slice(None))):
+        np.testing.assert_allclose(
+            found[b, heads], want[b, heads], rtol=0, atol=tolerance("float32", 700) * 16
+        )
+
+
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 33, 1000])
 def test_a_window_reads_neither_older_slots_nor_the_table_entries_of_older_pages(window) -> None:
     paged = ones_paged([1, 16, 17, 40, 130], heads=9, kv_heads=3)

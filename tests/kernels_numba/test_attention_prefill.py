@@ -133,6 +133,20 @@ def test_a_score_that_is_not_a_number_reaches_the_tokens_that_see_it_and_no_othe
     assert np.isnan(prefill(paged)).any(axis=(1, 2)).tolist() == [token >= 20 for token in range(40)]
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_scores_of_minus_infinity_alone_give_no_number_and_show_nobody_what_comes_later(window) -> None:
+    paged = make_paged(context_lens=[40, 9], query_lens=[40, 9], heads=2, kv_heads=2)
+    want = expected(paged, window)
+    paged.query[:40, 1] = 1
+    for page in paged.block_tables[0, :3]:
+        rows = paged.key_cache[page, 1]
+        rows[~np.isnan(rows)] = -np.inf
+    found = prefill(paged, window=window)
+    assert np.isnan(found[:40, 1]).all()
+    for tokens, heads in ((slice(0, 40), 0), (slice(40, None), slice(None))):
+        np.testing.assert_allclose(found[tokens, heads], want[tokens, heads], rtol=0, atol=3e-6)
+
+
 def test_a_page_inside_a_window_is_checked_and_one_before_all_windows_is_not() -> None:
     paged = make_paged(context_lens=[100], query_lens=[10], page_size=16)
     paged.block_tables[0, :3] = -7

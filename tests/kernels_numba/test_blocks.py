@@ -80,6 +80,25 @@ def test_blocks_may_lie_apart_as_slots_of_a_pool_do() -> None:
     assert (pool[:, -16:] == -7).all()
 
 
+@pytest.mark.parametrize("name", ["none", "int8"])
+def test_an_axis_of_one_head_that_was_added_later_has_no_step_and_is_moved_all_the_same(name) -> None:
+    plain = np.random.default_rng(0).standard_normal((2, 2, 5, 8, 16), dtype=np.float32)
+    caches, ids = plain[:, :, :, None], np.array([[3, 1]], np.int32)
+    assert caches.flags.c_contiguous
+    assert caches.strides[3] == 0
+    shape = (1, 2, 2, 1, kernels_numba.codec(name).unit_nbytes(16, 16))
+    out, want = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+    kernels_numba.gather_blocks(caches, ids, out, codec=kernels_numba.codec(name))
+    kernels_numba.gather_blocks(
+        plain.reshape(caches.shape).copy(), ids, want, codec=kernels_numba.codec(name)
+    )
+    np.testing.assert_array_equal(out, want)
+    assert out.any()
+    back = np.zeros_like(plain)
+    kernels_numba.scatter_blocks(out, back[:, :, :, None], ids, codec=kernels_numba.codec(name))
+    assert back[:, :, [1, 3]].all(axis=(0, 1, 3)).any()
+
+
 def test_torch_caches_and_a_numpy_window_may_meet() -> None:
     caches, ids = random_caches(np.uint16), page_table(1, 2)
     tensor = torch.from_numpy(caches).view(torch.bfloat16)

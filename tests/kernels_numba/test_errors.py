@@ -158,6 +158,7 @@ BLOCKS = [
     (RangeError, "layers", {"layers": range(0, 3, 2)}),
     (RangeError, "heads", {"heads": range(1, 3)}),
     (RangeError, "heads", {"heads": 1}),
+    (KindError, "codec", {"codec": "int8"}),
 ]
 
 
@@ -168,10 +169,58 @@ def test_gather_names_what_does_not_fit(error, argument, wrong) -> None:
     assert (type(refused), refused.argument) == (error, argument)
 
 
-def test_gather_never_writes_into_a_read_only_array() -> None:
-    out = block_arguments()["out"]
+def rotary_arguments() -> dict[str, Any]:
+    tables = (np.zeros((9, 1, 16), np.float32), np.zeros((9, 1, 16), np.float32))
+    turned = {"positions": np.array([0, 8]), "query": np.ones((2, 4, 16), np.float32)}
+    return slot_arguments() | {"rotary": tables} | turned
+
+
+def page_arguments() -> dict[str, Any]:
+    ids = {"source_ids": np.array([1], np.int32), "target_ids": np.array([2], np.int32)}
+    caches = np.arange(3 * 2 * 5 * 2 * 8 * 16, dtype=np.float32).reshape(3, 2, 5, 2, 8, 16)
+    return {"caches": caches, **ids}
+
+
+def with_out(good: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    return lambda: good() | {"out": np.ones((2, 4, 16), np.float32)}
+
+
+def linear_arguments() -> dict[str, Any]:
+    return {name: np.ones((2, 2), np.float32) for name in ("x", "weight", "out")}
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "argument"),
+    [
+        ("gather_blocks", block_arguments, "out"),
+        ("copy_pages", page_arguments, "caches"),
+        ("scatter_kv", slot_arguments, "key_cache"),
+        ("scatter_kv", slot_arguments, "value_cache"),
+        ("scatter_kv", rotary_arguments, "query"),
+        ("paged_attention_decode", with_out(decode_arguments), "out"),
+        ("paged_attention_prefill", with_out(prefill_arguments), "out"),
+        ("linear", linear_arguments, "out"),
+    ],
+)
+def test_nothing_is_ever_written_into_a_read_only_array(function, good, argument) -> None:
+    """Twice: checks of a kind of arrays are remembered."""
+    getattr(kernels_numba, function)(**good())
+    array = good()[argument]
+    before = array.copy()
+    array.flags.writeable = False
+    for _ in range(2):
+        refused = refusal(function, good, **{argument: array})
+        assert (type(refused), refused.argument) == (LayoutError, argument)
+        assert refused.value == "read-only array"
+    np.testing.assert_array_equal(array, before)
+
+
+def test_weights_are_never_unpacked_into_a_read_only_array() -> None:
+    out = np.zeros((1, 2), np.float32)
     out.flags.writeable = False
-    assert refusal("gather_blocks", block_arguments, out=out).value == "read-only array"
+    with pytest.raises(LayoutError, match="out=read-only array"):
+        kernels_numba.Linears([np.ones((2, 2), np.float32)]).dequantized(0, 0, out)
+    assert not out.any()
 
 
 SLOTS = [
@@ -196,6 +245,15 @@ def test_copy_on_write_refuses_pages_that_are_not_there() -> None:
         bad = {"source_ids": ids, "target_ids": ids} | {name: np.array([1, wrong], np.int32)}
         with pytest.raises(RangeError, match=rf"{name}\[1\]={wrong}: expected an id from 0 to 4"):
             kernels_numba.copy_pages(caches, **bad)
+
+
+def test_a_check_that_another_thread_forgets_at_once_still_answers(monkeypatch) -> None:
+    class Forgotten(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            """Another thread found it full and cleared it."""
+
+    monkeypatch.setattr(arrays, "_PASSED", Forgotten())
+    assert arrays.check_once(lambda named: "cpu", {"key": np.zeros(1)}) == "cpu"
 
 
 def test_every_refusal_is_a_kernel_error_and_a_value_error() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -17,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_numba import linear_layers
 from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.linear_blocks import dequantize_v0
 from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
@@ -134,6 +136,25 @@ def test_threads_may_call_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_waiting_for_another_thread_s_kernel_is_no_cost_of_a_parallel_region(monkeypatch) -> None:
+    now = [0.0]
+
+    class Busy:
+        def __enter__(self) -> None:
+            now[0] += 1.0
+
+        def __exit__(self, *_: object) -> None:
+            """Free again."""
+
+    def perf_counter() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr(linear_layers, "PARALLEL_CALL", Busy())
+    monkeypatch.setattr(linear_layers, "time", SimpleNamespace(perf_counter=perf_counter))
+    assert linear_layers.region_us.__wrapped__(2) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_it_runs_where_vectors_are_narrower() -> None:
