@@ -128,6 +128,11 @@ def tolerance(dtype: str, tokens: int) -> float:
 
     float32: rounding of `tokens` additions, of the dot products and of exp2 (2e-7), times a value's size.
     bfloat16 and float16: sums are float32 as well; what counts is that the output is rounded to 8 or 11 bits,
-    half a unit of 2**-8 or 2**-11 for numbers below 2 and four times that for the rare larger ones.
+    half a unit of 2**-8 or 2**-11 for numbers below 2; for larger ones `rounding` comes to it.
     """
     return {"bfloat16": 2**-7, "float16": 2**-10}.get(dtype, 3e-6 * max(1.0, tokens / 512))
+
+
+def rounding(dtype: str) -> float:
+    """Largest relative error of a number that was rounded to this dtype: half a unit of its last bit."""
+    return {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 0.0)

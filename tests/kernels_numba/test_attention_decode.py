@@ -20,6 +20,7 @@ from tests.kernels_numba.paging import (
     as_float32,
     expected,
     make_paged,
+    rounding,
     tolerance,
 )
 
@@ -60,7 +61,8 @@ def hide_what_lies_before(paged: Paged, window: int) -> None:
 
 def assert_close(result: np.ndarray, paged: Paged, dtype: str = "float32", window: int | None = None) -> None:
     longest = int(paged.context_lens.max(initial=1))
-    np.testing.assert_allclose(result, expected(paged, window), rtol=0, atol=tolerance(dtype, longest))
+    allowed = {"rtol": rounding(dtype), "atol": tolerance(dtype, longest)}
+    np.testing.assert_allclose(result, expected(paged, window), **allowed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
