@@ -23,6 +23,16 @@ def tcp_endpoint(address: str, port: int | str) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
+def address_of(host: str, port: int | None = None) -> str:
+    """The address of a host, an IPv4 one if it has any: "localhost" may come as ::1 first.
+
+    Raises OSError, ValueError or OverflowError for a host that has none, or a port that is none.
+    """
+    found = socket.getaddrinfo(host.strip("[]") or "?", port, type=socket.SOCK_STREAM)
+    found.sort(key=lambda one: one[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
 def address_towards(host: str) -> str | None:
     """The own address in packets to `host`; None when it is unknown, unreachable, or this host itself."""
     try:

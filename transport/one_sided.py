@@ -18,20 +18,24 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from transport.errors import EngineClosed, PeerLost, TransferCancelled, TransferError, TransferTimeout
+from transport.errors import (
+    EngineClosed,
+    PeerLost,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+    WorldError,
+)
 from transport.jobs import Ended, Job
 from transport.slices import Part, plan
-
-if TYPE_CHECKING:
-    from transport.world import World
+from transport.world import World, wait_for_end
 
 PIECE_BYTES = 4 * 2**20
 """Most bytes of one operation; shorter ranges share one, as a derived datatype. 3,000 x 12 KiB over UCX, on
@@ -73,8 +77,7 @@ class _Flight:
 
     parts      still to be begun, while more; begun: some were
     flying     requests, the oldest first
-    putting    a write that has ended here and is to be made sure of there; flushing: that has begun; flushed:
-               it has ended, as the flushing thread alone says
+    putting    a write that has ended here is to be made sure of there; flushing, flushed: that began, ended
     error      it has failed; it ends when MPI has let go
     """
 
@@ -121,7 +124,6 @@ class OneSided:
         self._windows: dict[int, Any] = {}
         self._lost: dict[int, str] = {}
         self._stuck: set[int] = set()
-        self._flushers: dict[int, queue.SimpleQueue[_Flight | None]] = {}
         self._helps: Counter[int] = Counter()
         self._kept: list[_Flight] = []
         self._closed = False
@@ -140,7 +142,6 @@ class OneSided:
         """Make a window of a segment of all ranks; False, at every rank, when this MPI cannot. Collective."""
         world, mpi = self._world, self._world.mpi
         world.barrier()
-        window = None
         try:
             window = mpi.Win.Create(memory if memory.nbytes else None, 1, mpi.INFO_NULL, world.comm)
             window.Set_errhandler(mpi.ERRORS_RETURN)
@@ -181,7 +182,7 @@ class OneSided:
     def _begin_threads(self) -> None:
         """The first one; _make_sure() adds others."""
         self._leaving, self._settled = threading.Event(), threading.Event()
-        self._flushers = {}
+        self._flushers: dict[int, queue.SimpleQueue[_Flight | None]] = {}
         self._begin_thread(self._run, "one-sided")
 
     def _begin_thread(self, run: Callable[..., None], name: str, *args: object) -> None:
@@ -228,7 +229,10 @@ class OneSided:
             self._close_all()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What work() returns, on the thread: it may read from any rank, a job after the other."""
+        """What work() returns, on the thread: it may read from any rank, a job after the other.
+
+        Raises WorldError after twice the limit of one of its collective steps.
+        """
         outcome: Future[Result] = Future()
 
         def task() -> None:
@@ -239,7 +243,10 @@ class OneSided:
 
         self._tasks.append(task)
         self._queue.put(None)
-        return outcome.result()
+        try:
+            return outcome.result(2 * self._world.limit_s)
+        except TimeoutError:
+            raise WorldError("the paths between the nodes could not be measured in time") from None
 
     def _may_take_here(self, job: Job) -> float:
         """How long a job may be begun and awaited by who asks for it; 0.0: not at all."""
@@ -438,13 +445,3 @@ class OneSided:
         if flight.asked_s == flight.began_s and flight.error is None:
             self._helps[flight.job.rank] = 0
         return [(flight.job, flight.error, safe)]
-
-
-def wait_for_end(threads: Iterable[threading.Thread], limit_s: float) -> None:
-    """Until the threads have ended or limit_s has passed. join() returns a moment before a thread is gone,
-    and what libraries keep for each thread is freed in that moment."""
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-        while Path(f"/proc/self/task/{thread.native_id}").exists() and time.monotonic() < deadline:
-            time.sleep(PAUSE_S)

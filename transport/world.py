@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +222,13 @@ class World:
                 pause_s = min(0.005, pause_s * 1.5)
         except self.mpi.Exception as error:
             raise WorldError(f"rank {self.rank}: {what} failed: {error}") from None
+
+
+def wait_for_end(threads: Iterable[threading.Thread], limit_s: float) -> None:
+    """Until the threads have ended or limit_s has passed. join() returns a moment before a thread is gone,
+    and what MPI keeps for each thread is freed in that moment."""
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        while Path(f"/proc/self/task/{thread.native_id}").exists() and time.monotonic() < deadline:
+            time.sleep(0.0001)

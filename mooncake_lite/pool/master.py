@@ -9,7 +9,6 @@ import contextlib
 import ipaddress
 import os
 import signal
-import socket
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -83,12 +82,12 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
 
 def _address(host: str) -> str:
     """Of a host name or an address. Raises ConfigError."""
+    from transport.address import address_of
+
     try:
-        found = socket.getaddrinfo(host.strip("[]") or "?", None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+        return address_of(host)
+    except (OSError, ValueError):
         raise ConfigError(f"--host {host!r} is no address of this machine; use 127.0.0.1") from None
-    found.sort(key=lambda one: one[0] != socket.AF_INET)  # as clients choose: "localhost" may be ::1 first
-    return str(found[0][4][0])
 
 
 def _keys(path: Path) -> CurveKeys:

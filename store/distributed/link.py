@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import msgspec
 
 from store.distributed import messages as say
 from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, CodeError
-from transport.address import tcp_endpoint
+from transport.address import address_of, tcp_endpoint
 from transport.channel import Spoke
 from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
@@ -242,8 +241,6 @@ def _endpoint(address: str) -> str:
     """Of a master at HOST:PORT, whose host may be a name. Raises CodeError (NO_MASTER)."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        return tcp_endpoint(address_of(host, int(port)), port)
     except (OSError, ValueError, OverflowError) as error:
         raise CodeError(NO_MASTER, f"the master's address {address!r} is not HOST:PORT: {error}") from None
-    found.sort(key=lambda one: one[0] != socket.AF_INET)  # "localhost" may come as ::1 first
-    return tcp_endpoint(str(found[0][4][0]), port)
