@@ -128,11 +128,14 @@ def tolerance(dtype: str, tokens: int) -> float:
 
     float32: rounding of `tokens` additions, of the dot products and of exp2 (2e-7), times a value's size.
     bfloat16 and float16: sums are float32 as well; what counts is that the output is rounded to 8 or 11 bits,
-    half a unit of 2**-8 or 2**-11 for numbers below 2; for larger ones `rounding` comes to it.
+    half a unit of 2**-8 or 2**-11 for numbers below 2; for larger ones see `assert_near`.
     """
     return {"bfloat16": 2**-7, "float16": 2**-10}.get(dtype, 3e-6 * max(1.0, tokens / 512))
 
 
-def rounding(dtype: str) -> float:
-    """Largest relative error of a number that was rounded to this dtype: half a unit of its last bit."""
-    return {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 0.0)
+def assert_near(result: np.ndarray, wanted: np.ndarray, dtype: str, tokens: int) -> None:
+    """Outputs of attention against the oracle's: within `tolerance`; above 2, within their own rounding, half
+    a unit of their last bit, where that is more."""
+    half_unit = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 0.0)
+    allowed = np.maximum(tolerance(dtype, tokens), half_unit * np.abs(wanted) + tolerance("float32", tokens))
+    np.testing.assert_allclose(result / allowed, wanted / allowed, rtol=0, atol=1)

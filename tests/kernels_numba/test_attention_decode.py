@@ -18,9 +18,9 @@ from tests.kernels_numba.paging import (
     Paged,
     as_dtype,
     as_float32,
+    assert_near,
     expected,
     make_paged,
-    rounding,
     tolerance,
 )
 
@@ -61,8 +61,7 @@ def hide_what_lies_before(paged: Paged, window: int) -> None:
 
 def assert_close(result: np.ndarray, paged: Paged, dtype: str = "float32", window: int | None = None) -> None:
     longest = int(paged.context_lens.max(initial=1))
-    allowed = {"rtol": rounding(dtype), "atol": tolerance(dtype, longest)}
-    np.testing.assert_allclose(result, expected(paged, window), **allowed)
+    assert_near(result, expected(paged, window), dtype, longest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
