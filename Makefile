@@ -25,11 +25,11 @@ CODE := mooncake_lite kernels_numba transport store scheduler tests tutorials
 .PHONY: help venv demo test check bench soak clean
 
 help:
-	@echo "make demo    install, pull the model, start 4 ranks and play five scenes (8 minutes the first time)"
+	@echo "make demo    install, pull the model, start 4 ranks and play five scenes (3 to 5 minutes)"
 	@echo "make test    install and run every test"
 	@echo "make check   format, lint, types, import arrows, quick tests (under a minute)"
 	@echo "make bench   run the benchmarks that there are; JSON into bench-results/"
-	@echo "make soak    the property tests with 50 times their examples, other ones every time"
+	@echo "make soak    random tests with 50 times their examples, a million requests with faults; new ones each time"
 	@echo "make venv    only install"
 	@echo "make clean   remove .venv, caches and results; pulled models stay (mooncake-lite cache clear)"
 
@@ -66,11 +66,12 @@ venv: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/mooncake-lite demo
 
-# What starts clusters or watches times runs alone, one test after the other; the rest before it, two files
-# at a time. pytest ends with 5 when it collects nothing: a failure, unless PYTEST_ARGS chose from one part.
+# First two files at a time, the longest ones first (tests/conftest.py). Then, one after the other, what is
+# marked `cluster`: tests that watch what processes do within seconds, or that need most of the machine.
+# pytest ends with 5 when it collects nothing: a failure, unless PYTEST_ARGS chose from one part.
 test: $(STAMP)
 	@set +e; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
 	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS); second=$$?; \
 	case "$$first $$second" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
 
@@ -78,15 +79,16 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -m quick tests
+	@$(BIN)/python -m pytest -q -n 2 -m quick tests
 
 bench: $(STAMP)
 	@mkdir -p bench-results
-	@for what in kernels transport store; do \
+	@for what in kernels transport store scheduler; do \
 	  $(BIN)/mooncake-lite bench $$what --json bench-results/$$what.json; \
 	done
 
-# Property tests only, SOAK times their examples, drawn anew: a failure prints how to repeat it.
+# Property tests, and others that repeat something, with SOAK times their examples, drawn anew. A failure prints
+# how to repeat it.
 soak: $(STAMP)
 	@$(BIN)/python -m pytest --timeout=7200 --soak $(SOAK) $(PYTEST_ARGS)
 

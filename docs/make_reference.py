@@ -18,10 +18,10 @@ from mooncake_lite.cli import cli
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 HEAD = """# The command line
 
-Written by `python docs/make_reference.py` from the commands themselves; each says the same with `--help`.
+`python docs/make_reference.py` writes this page from the commands themselves. `--help` prints the same text.
 
-Exit codes: 0 done; 1 the cluster ended by itself, or a check failed; 2 wrong usage or a wish that cannot be
-granted, in one line with the fix; 130 interrupted.
+Exit codes: 0 success; 1 the cluster was lost, or a check failed; 2 wrong usage or an impossible setting,
+with one line that states the fix; 130 interrupted.
 """
 
 

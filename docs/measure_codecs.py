@@ -24,8 +24,8 @@ from kernels_numba.codecs import CODECS, Codec
 from mooncake_lite.bench.result import commit, machine
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.demo.document import document_text
+from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
-from mooncake_lite.engine.pages import new_caches
 from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.model import AttentionBatch, Model, load_model, load_tokenizer, resolve_model
 

@@ -6,7 +6,6 @@ port, so it talks to any such server. Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mooncake_lite.errors import UserError
+from mooncake_lite.event_stream import BrokenStream, chunks, error_message, finish_reason, texts
 from mooncake_lite.options import NumberRange
 
 if TYPE_CHECKING:
@@ -183,35 +183,21 @@ def texts_of(lines: Iterable[str], turn: Turn) -> Iterator[str]:
 
     Raises ChatFailed when the stream carries an error or breaks off.
     """
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        try:
-            chunk = json.loads(data)
-        except ValueError:
-            raise ChatFailed(f"the server sent what is no event: {data[:80]!r}") from None
-        if "error" in chunk:
-            raise ChatFailed(str(chunk["error"].get("message", chunk["error"])))
-        turn.usage = chunk.get("usage") or turn.usage
-        for choice in chunk.get("choices", []):
-            turn.finish = choice.get("finish_reason") or turn.finish
-            text = choice.get("delta", {}).get("content")
-            if text:
+    try:
+        for chunk in chunks(lines):
+            turn.usage = chunk.get("usage") or turn.usage
+            turn.finish = finish_reason(chunk) or turn.finish
+            for text in texts(chunk):
                 turn.text += text
                 yield text
-    raise ChatFailed("the server broke off in the middle of an answer")
+    except BrokenStream as error:
+        raise ChatFailed(str(error)) from None
 
 
 def problem_of(status: int, text: str) -> str:
     """One line from an answer that is not a success: OpenAI's message if there is one."""
-    try:
-        message = json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = text[:200] or "no reason given"
-    return f"{_CONTROL.sub(' ', ' '.join(str(message).split()))} (HTTP {status})"
+    message = error_message(text) or text[:200] or "no reason given"
+    return f"{_CONTROL.sub(' ', ' '.join(message.split()))} (HTTP {status})"
 
 
 def _one_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 `main` is the console entry. Subcommands live with what they do and are imported when they are used, so
 that `mooncake-lite --help` answers at once. Explained in docs/reference/cli.md.
 
-Exit codes: 0 done, 1 the cluster ended by itself or a check failed, 2 wrong usage or an impossible wish,
+Exit codes: 0 success, 1 the cluster was lost or a check failed, 2 wrong usage or an impossible configuration,
 130 interrupted.
 """
 
@@ -28,16 +28,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "chat": ("mooncake_lite.chat:chat", "Talk to a running server in the terminal."),
     "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
-    "demo": ("mooncake_lite.demo.command:demo", "Play what reusing the KVCache is worth."),
-    "model": ("mooncake_lite.model.commands:model_group", "Get and look at models."),
-    "cache": ("mooncake_lite.model.commands:cache_group", "Where the cache is, and how to empty it."),
+    "demo": ("mooncake_lite.demo.command:demo", "Show how much time reusing the KVCache saves."),
+    "model": ("mooncake_lite.model.commands:model_group", "Download and inspect models."),
+    "cache": ("mooncake_lite.model.commands:cache_group", "Show or empty the cache folder."),
     "store": (
         "mooncake_lite.pool.commands:store",
-        "Look into the KV blocks of a pool, tidy up; run the master of a store.",
+        "Inspect and manage the KV blocks of a pool; run the master of a store.",
     ),
-    "bench": ("mooncake_lite.bench.command:bench", "Measure the kernels, the transport or the store."),
-    "simulate": ("mooncake_lite.simulator.command:simulate", "Play a trace against eviction policies."),
-    "doctor": ("mooncake_lite.doctor:doctor", "What this machine has, and what follows."),
+    "bench": ("mooncake_lite.bench.command:bench", "Measure kernels, transport, store or scheduler."),
+    "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
+    "replay-events": (
+        "mooncake_lite.replay_events:command",
+        "Replay a recording of `serve --record` and compare the effects.",
+    ),
+    "doctor": ("mooncake_lite.doctor:doctor", "Report what this machine has and what it can run."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""
 

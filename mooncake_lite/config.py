@@ -91,6 +91,7 @@ class ServeConfig:
     max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     max_queue           requests that may wait; one more is refused with 429
+    record              file that every event of the control plane is written to (recording.py); "": none
     """
 
     model: str = DEFAULT_MODEL
@@ -124,6 +125,7 @@ class ServeConfig:
     max_queue: int = 64
     enable_prefix_caching: bool = True
     kv_events_config: str = ""
+    record: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0

@@ -6,7 +6,9 @@ UserError                exit code 2 on the command line
   CacheError             the cache folder cannot be used
   LaunchError            the cluster cannot be started on this machine
   TraceError             a trace that cannot be read
+  RecordingError         a recording of the control plane that cannot be made or read
 ClusterError             exit code 1: the cluster ended because of something that happened in it
+ThreadDied               a thread of a rank died, and the rank ends with it
 RequestError             HTTP 4xx: an OpenAI error object
 """
 
@@ -37,8 +39,16 @@ class TraceError(UserError):
     """A trace cannot be read, or a line of it is not what it must be; the message names file and line."""
 
 
+class RecordingError(UserError):
+    """A recording of the control plane cannot be made, or a file is none that can be replayed."""
+
+
 class ClusterError(Exception):
     """The running cluster ended on its own; the message names the rank."""
+
+
+class ThreadDied(Exception):
+    """A thread of this rank died of a bug of ours; the message names the thread and the reason."""
 
 
 class RequestError(Exception):

@@ -1,39 +1,29 @@
-"""Decisions: where a request goes, in which order, and what is refused.
+"""Decisions: where a request is served, in which order, and which requests are refused.
 
-The Conductor of the Mooncake paper as a pure object: it is told events and the time, it answers with
-placements. The live conductor (`mooncake_lite.roles.conductor`) and, later, the simulator drive the same
-object. It may not know sockets, sleep or a clock. Explained in docs/explain/paper.md, "Scheduling".
+The Conductor of the Mooncake paper without I/O: `state` keeps the books, `placement` and `admission` choose,
+`hot_spots` says what to copy. `mooncake_lite.control` drives them for the live cluster and for the simulator.
+No module here knows sockets, sleep or a clock. Explained in docs/explain/paper.md, "Scheduling".
 """
 
-from scheduler.conductor import Conductor
-from scheduler.events import (
-    BlockRemoved,
-    BlockStored,
-    DecodeEnded,
-    Event,
-    PrefillEnded,
-    RankJoined,
-    RequestDeferred,
-    RequestDropped,
-    RequestResumed,
-)
-from scheduler.prefix_index import PrefixIndex, PrefixMatch
-from scheduler.requests import Placement, Rejection, Request
+from scheduler.admission import admit, predicted_wait_s
+from scheduler.hot_spots import HotSpots
+from scheduler.placement import LeastTokens, Policy
+from scheduler.prefix_index import Leading, PrefixIndex
+from scheduler.requests import Placement, Rejection, Request, Terms, Wait
+from scheduler.state import State
 
 __all__ = [
-    "BlockRemoved",
-    "BlockStored",
-    "Conductor",
-    "DecodeEnded",
-    "Event",
+    "HotSpots",
+    "Leading",
+    "LeastTokens",
     "Placement",
-    "PrefillEnded",
+    "Policy",
     "PrefixIndex",
-    "PrefixMatch",
-    "RankJoined",
     "Rejection",
     "Request",
-    "RequestDeferred",
-    "RequestDropped",
-    "RequestResumed",
+    "State",
+    "Terms",
+    "Wait",
+    "admit",
+    "predicted_wait_s",
 ]

@@ -1,13 +1,13 @@
-"""Which blocks deserve a copy on another node: prefixes that are read across nodes again and again.
+"""Hot spots: which blocks to copy to another node, because it reads them again and again.
 
-Asked by the conductor role whenever a prefill begins; what it answers is copied by `store`'s verb replicate.
+Asked by `mooncake_lite.control` whenever a prefill begins. The store's `replicate` makes the copies.
 Pure. Explained in docs/explain/paper.md (the paper's hot-spot replication, FAST'25 3.2 and Algorithm 1).
 
     TransferKVCache(best, p)  if  best_len / p.prefix_len > threshold           as the paper has it
                               and the block was read from that node before      ours
 
-The paper copies at the first such read. Three quarters of the blocks in its own trace are used once, so here
-the second read pays: a copy takes room from something else.
+The paper copies at the first such read. Three quarters of the blocks in its own trace are used once, and a
+copy takes space from other blocks, so here a block is copied at its second read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REMEMBERED = 100_000
 
 
 class HotSpots:
-    """Counts far reads.
+    """Counts reads of blocks from other nodes.
 
         _reads   (key, node) -> (time of the last read, reads so far), the oldest in front
 
@@ -45,11 +45,11 @@ class HotSpots:
         self._reads: OrderedDict[tuple[int, int], tuple[float, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Pairs that are counted."""
+        """Return the number of counted pairs."""
         return len(self._reads)
 
     def on_read(self, node: int, keys: Sequence[int], near: Sequence[bool], now: float) -> list[int]:
-        """A prefill on `node` reads a prefix; returns the keys to copy there.
+        """Count a prefill's reads on `node`. Returns the keys to copy there.
 
         keys   of the prefix' blocks, front to back
         near   whether each one is read from DRAM of that node
@@ -67,7 +67,7 @@ class HotSpots:
         return hot
 
     def _count(self, key: int, node: int, now: float) -> int:
-        """Reads within the window, this one included."""
+        """Count a read, and return the number of reads within the window."""
         last_s, reads = self._reads.pop((key, node), (now, 0))
         reads = 1 if now - last_s > self._window_s else reads + 1
         self._reads[key, node] = (now, reads)

@@ -1,9 +1,9 @@
 """Ranges of bytes within one segment: best fit, free neighbours joined at once, several pieces if need be.
 
 Called by the directory, once per object. Knows offsets and sizes only: neither memory nor objects.
-Explained in docs/lifecycle.md. All KV blocks of a pool have one size, so best fit puts a block exactly
-where one was evicted. Objects of any size leave holes that are too small for the next one, however they
-are placed: such an object may be given several holes (`allocate_extents`).
+Explained in docs/explain/lifecycle.md. All KV blocks of a pool have one size, so best fit puts a block
+exactly where one was evicted. Objects of any size leave holes that are too small for the next one, however
+they are placed: such an object may be given several holes (`allocate_extents`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Extent = tuple[int, int]
 
 def padded_size(nbytes: int, alignment: int = ALIGNMENT) -> int:
     """What a range of nbytes really takes: rounded up to the alignment, at least one unit."""
-    return max(-(-nbytes // alignment), 1) * alignment
+    return -(-nbytes // alignment) * alignment or alignment
 
 
 class RangeAllocator:
@@ -65,9 +65,8 @@ class RangeAllocator:
 
     def allocate(self, nbytes: int) -> int | None:
         """Offset of one range of nbytes, from the smallest hole that holds it; None when none does."""
-        size = self.padded(nbytes)
-        if size == nbytes:
-            size = nbytes  # a million blocks then share one number
+        # Of a size that needs no rounding a million blocks share one number.
+        size = nbytes if nbytes and not nbytes % self.alignment else padded_size(nbytes, self.alignment)
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes):
             return None

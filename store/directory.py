@@ -2,7 +2,7 @@
 
 One object for the whole cluster, called by the conductor for every request; later also by a stand-alone
 master and the simulator. Pure: time is an argument, there is no I/O, and it never sees a byte of KV.
-Explained in docs/lifecycle.md; the states of an object are drawn in `store.objects`.
+Explained in docs/explain/lifecycle.md; the states of an object are drawn in `store.objects`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from store.general import GeneralVerbs
 from store.ledger import Event
 from store.objects import PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.segment import Segment
+from store.segment_order import Target
 
 GENERAL_OBJECT_NBYTES = 64 * 2**10
 """What eviction policies take an object for without a layout: how many there may be is then a guess."""
@@ -48,8 +49,11 @@ class Directory(GeneralVerbs):
             items = nbytes // GENERAL_OBJECT_NBYTES
         else:
             items = nbytes // padded_size(self.layout.nbytes)
-        self._segments[rank] = Segment(rank, nbytes, node, self._policy(max(1, items)))
-        self._segments[rank].saver = saver
+        policy = self._policy(max(1, items))
+        segment = Segment(rank, nbytes, node, policy, self._order.total, self._order.changed)
+        segment.saver = saver
+        self._segments[rank] = segment
+        self._order.add(segment)
 
     def remove_segment(self, rank: int) -> list[str]:
         """Rank is gone, with its DRAM and its tier; returns the owners that lost an object or a lease.
@@ -60,9 +64,9 @@ class Directory(GeneralVerbs):
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
         owners = {obj.owner for obj in lost if obj.state not in PUBLISHED}
         for obj in lost:
-            owners.update(obj.lessees or ())
+            owners.update(obj.lessees)
             self._remove(obj)
-        del self._segments[rank]
+        self._order.remove(self._segments.pop(rank))
         for segment in self._segments.values():
             if segment.saver == rank:
                 segment.saver = None
@@ -128,11 +132,11 @@ class Directory(GeneralVerbs):
         """
         objects = [self.object(object_id) for object_id in object_ids]
         if objects:
-            self._lease(owner, objects, until)
+            self._leases.lease(owner, objects, until)
 
     def release(self, owner: str, now: float) -> None:
         """The owner is done: its leases end and its private objects are freed. Unknown owners are fine."""
-        self._drop_leases(owner)
+        self._end_leases(owner)
         self._free_objects(owner, ObjectState.PRIVATE)
 
     # ---------------------------------------------------------------------------------- puts
@@ -177,8 +181,9 @@ class Directory(GeneralVerbs):
         same request is going to read before. Raises PoolFull (nothing is evicted when the sizes alone
         rule it out), LayoutError, UnknownObject for a rank without a segment.
         """
-        segments = [self._segment(rank)] if rank is not None else list(self._segments.values())
-        return self._allocate(owner, wanted, segments, node, contiguous, now, first)
+        if rank is not None:
+            self._segment(rank)
+        return self._allocate(owner, wanted, Target(rank, first, node), contiguous, now)
 
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """All writers have reported: publish the object under its key. True when it became visible.
@@ -206,11 +211,11 @@ class Directory(GeneralVerbs):
             self.counters["copies_bad"] += 1
             self._remove(obj)
             return False
-        segment = self._segments[obj.rank]
+        segment, facts = self._segments[obj.rank], obj.facts
         if obj.key is None or (first is not None and not is_copy):
             self.counters["puts_duplicate"] += obj.key is not None
-        elif is_copy or segment.policy.admits(obj.key, obj.facts, now):
-            self._publish(obj, obj.key, now)
+        elif is_copy or segment.policy.admits(obj.key, facts, now):
+            self._publish(obj, obj.key, facts, now)
             return True
         else:
             self.counters["puts_not_admitted"] += 1
@@ -225,31 +230,49 @@ class Directory(GeneralVerbs):
         pairs = list(zip(object_ids, checksums, strict=True))
         return [self.put_end(object_id, sums, now) for object_id, sums in reversed(pairs)][::-1]
 
-    def put_revoke(self, object_id: int, *, writer_may_live: bool = False) -> None:
-        """Free an object that is WRITING or PRIVATE; its range is quarantined while a writer may live.
+    def put_revoke(
+        self, object_id: int, *, now: float, writer_may_live: bool = False, writer: int | None = None
+    ) -> None:
+        """Free an object that is WRITING or PRIVATE; one that late bytes may reach is quarantined first.
+
+        writer_may_live, writer   as for revoke_owner
 
         Raises UnknownObject, WrongState when it is visible or quarantined.
         """
         obj = self.object(object_id)
         if obj.state not in (ObjectState.WRITING, ObjectState.PRIVATE):
             raise WrongState(object_id, obj.state.value, "being written or private")
-        self._revoke(obj, writer_may_live)
+        self._revoke(obj, now, writer_may_live, writer)
 
-    def revoke_owner(self, owner: str, now: float, *, writer_may_live: bool = False) -> None:
-        """The owner failed: its leases end, its WRITING and PRIVATE objects are freed.
+    def revoke_owner(
+        self, owner: str, now: float, *, writer_may_live: bool = False, writer: int | None = None
+    ) -> None:
+        """The owner failed: its leases end, and its WRITING and PRIVATE objects are freed.
 
-        writer_may_live: a remote rank may still be writing. The ranges of WRITING objects are then
-        quarantined, given to nobody, until settle(owner). Unknown owners are fine.
+        Unknown owners are fine.
+
+        writer_may_live   late bytes may still land in its WRITING objects. They are then quarantined, and no
+                          other object gets their ranges, until settle(owner), settle_writer(writer), or
+                          `quarantine_s` seconds have passed.
+        writer            the rank that may still write, None when it is not known
         """
-        self._drop_leases(owner)
-        record = self._owners.get(owner)
-        for object_id in list(record.objects) if record else ():
-            if self._objects[object_id].state is not ObjectState.QUARANTINED:
-                self._revoke(self._objects[object_id], writer_may_live)
+        self._end_leases(owner)
+        for obj in self._leases.objects_of(owner):
+            if obj.state is not ObjectState.QUARANTINED:
+                self._revoke(obj, now, writer_may_live, writer)
 
     def settle(self, owner: str) -> int:
         """No writer of this owner lives any more: free what is quarantined; returns how many objects."""
         return self._free_objects(owner, ObjectState.QUARANTINED)
+
+    def settle_writer(self, rank: int) -> int:
+        """This rank is lost and writes nothing any more: free what is quarantined because of it.
+
+        Returns how many objects were freed.
+        """
+        object_ids = self._late.of_writer(rank)
+        self._free(object_ids)
+        return len(object_ids)
 
     # ---------------------------------------------------------------------------------- tier
 

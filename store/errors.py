@@ -14,6 +14,7 @@ StoreError
       TierInUse       because another process has it
     SegmentFileError  a file in it is torn, corrupt or foreign
     TierWriteError    a block could not be written (disk full)
+      TierPaused      because nothing is tried for a while after a failure
     BlockMissing      it does not hold this key
     BadBlock          it does, but the bytes are not those that were written
 """
@@ -133,11 +134,18 @@ class SegmentFileError(TierError):
 
 
 class TierWriteError(TierError):
-    """A block or its file could not be written; `lost` are the keys that went with the file."""
+    """A block or its file could not be written; `lost` are the keys that went with the file.
+
+    `reason` is what the operating system says, in a few words.
+    """
 
     def __init__(self, reason: str, lost: tuple[int, ...] = ()):
-        self.lost = lost
+        self.lost, self.reason = lost, reason
         super().__init__(f"tier write failed: {reason} ({len(lost)} blocks of the open file lost)")
+
+
+class TierPaused(TierWriteError):
+    """A block was not written, because nothing is tried for a while after a failure."""
 
 
 class BlockMissing(TierError, KeyError):

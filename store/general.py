@@ -1,23 +1,24 @@
 """What objects of a general store need beyond KV blocks: copies, reads that lease, pins, removal.
 
 The second half of `store.directory`, used through it alone. Pure: time is an argument, no bytes move here:
-who asks for a copy writes it. Explained in docs/lifecycle.md.
+who asks for a copy writes it. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from store.allocation import Allocation
 from store.errors import LEASED, CopyExists, ObjectInUse, UnknownObject, WrongState
 from store.ledger import visible_copies
 from store.objects import ObjectState, PoolObject, Terms, Wanted
-from store.placement import Placement
+from store.segment_order import Target
 
 LEASE_S = 10.0
 """How long whoever reads or asks for an object may rely on it: Mooncake Store's default."""
 
 
-class GeneralVerbs(Placement):
+class GeneralVerbs(Allocation):
     """Verbs by key. Unlike a chain of blocks, general objects are found or missed each by itself."""
 
     # ------------------------------------------------------------------------------ reading
@@ -42,7 +43,7 @@ class GeneralVerbs(Placement):
         nearest = [obj and self._nearest(obj, rank, node) for obj in found]
         there = [obj for obj in nearest if obj is not None]
         for obj in there:
-            self._hold(obj, now + lease_s)
+            self._leases.hold(obj, now + lease_s)
         self._count_lookup(len(keys), len(there), 0)
         self._touch(there, now)
         return nearest
@@ -54,7 +55,7 @@ class GeneralVerbs(Placement):
         found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
         for obj in found:
             for copy in visible_copies(obj) if obj else ():
-                self._hold(copy, now + lease_s)
+                self._leases.hold(copy, now + lease_s)
         return [obj is not None for obj in found]
 
     def locations(self, key: int, digest: int) -> list[PoolObject]:
@@ -86,11 +87,10 @@ class GeneralVerbs(Placement):
         source = self.object(object_id)
         if source.key is None or source.state not in (ObjectState.WRITING, ObjectState.VISIBLE):
             raise WrongState(object_id, source.state.value, "keyed and being written or visible")
-        taken = {copy.rank for copy in source.copies or [source]}
-        if rank in taken:
+        taken = frozenset(copy.rank for copy in source.copies or [source])
+        if rank is not None and self._segment(rank).rank in taken:
             raise CopyExists(source.key, rank)
-        targets = [self._segment(rank)] if rank is not None else list(self._segments.values())
-        segments = [segment for segment in targets if segment.rank not in taken]
+        target = Target(rank, node=node, without=taken)
         terms = source.terms or Terms()
         wanted = Wanted(
             source.nbytes,
@@ -104,7 +104,7 @@ class GeneralVerbs(Placement):
             source.parent,
             source.position,
         )
-        (copy,) = self._allocate(owner or source.owner, [wanted], segments, node, contiguous, now)
+        (copy,) = self._allocate(owner or source.owner, [wanted], target, contiguous, now)
         if source.copies is None:
             source.copies = [source]
         copy.copies = source.copies
@@ -130,7 +130,7 @@ class GeneralVerbs(Placement):
         """
         source = self._nearest(self._known(key, digest), None, self._segment(rank).node)
         copy = self.put_copy(source.object_id, now=now, owner=owner, rank=rank, contiguous=contiguous)
-        self._lease(owner, [source], until)
+        self._leases.lease(owner, [source], until)
         return source, copy
 
     # --------------------------------------------------------------------------------- pins
@@ -151,6 +151,7 @@ class GeneralVerbs(Placement):
                 obj.terms.hard_pin = hard
             if soft_until is not None:
                 obj.terms.soft_until = soft_until
+                self._segments[obj.rank].note_soft_pin(soft_until)
             self._segments[obj.rank].note_evictable(obj)
 
     # ------------------------------------------------------------------------------ removal
@@ -229,10 +230,9 @@ class GeneralVerbs(Placement):
 
     def _being_written(self) -> dict[int, int]:
         """key -> rank."""
-        objects = self._objects.values()
-        return {
-            obj.key: obj.rank for obj in objects if obj.key is not None and obj.state is ObjectState.WRITING
-        }
+        unpublished = self._leases.unpublished()
+        writing = (obj for obj in unpublished if obj.state is ObjectState.WRITING)
+        return {obj.key: obj.rank for obj in writing if obj.key is not None}
 
     def _in_use(self, key: int, writing: Mapping[int, int], force: bool) -> ObjectInUse | None:
         if key in writing:

@@ -92,11 +92,6 @@ class PrefixChain:
         self.pending: list[int] = []
         self._before_first = xxh3_64_intdigest(salt, KEY_SEED) if salt else None
 
-    @classmethod
-    def chain_from(cls, last_key: int | None, block_tokens: int, salt: bytes = b"") -> PrefixChain:
-        """Continue behind the block of this key; None: from the start, with this salt."""
-        return cls(block_tokens, salt, last_key=last_key)
-
     def extend(self, token_ids: Sequence[int]) -> list[int]:
         """Append tokens; returns the keys of the blocks that they complete.
 

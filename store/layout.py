@@ -1,7 +1,7 @@
 """The shape of one KV block in the pool, and which bytes of it are which layer and which heads.
 
 Called by everyone who moves blocks or checks them. Knows arrays' sizes only, neither keys nor models.
-Explained in docs/lifecycle.md. One block is contiguous:
+Explained in docs/explain/lifecycle.md. One block is contiguous:
 
     [layers, 2, kv_heads] units      2: keys, then values
      `--- one layer is one range (layer_range)

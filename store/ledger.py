@@ -1,30 +1,24 @@
 """The books behind the directory: objects, owners, leases, segments, and the steps that keep them exact.
 
-Used through `store.directory` alone, which adds the verbs; `store.placement` makes room. Pure, like them;
-explained in docs/lifecycle.md. Every step here leaves the invariant of `check()` true.
+Used through `store.directory` alone, which adds the verbs; `store.allocation` finds space. Pure, like them;
+explained in docs/explain/lifecycle.md. Every step here leaves the invariant of `check()` true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from store.errors import UnknownObject
 from store.layout import BlockLayout
-from store.objects import (
-    PUBLISHED,
-    BlockRemoved,
-    BlockStored,
-    Found,
-    ObjectState,
-    PoolObject,
-    Terms,
-)
+from store.leases import Leases
+from store.objects import BlockRemoved, BlockStored, Found, ObjectState, PoolObject
 from store.policies import PolicyFactory
+from store.policies.contract import BlockFacts
 from store.policies.lru import LRU
+from store.quarantine import QUARANTINE_S, Quarantine
 from store.segment import Segment
+from store.segment_order import Coldest, SegmentOrder
 from store.tier_index import TierIndex
 
 Event = BlockStored | BlockRemoved
@@ -49,6 +43,7 @@ COUNTERS = (
     "evicted_bytes",
     "copies_evicted",
     "leases_expired",
+    "quarantines_expired",
     "saves",
     "saves_skipped",
     "saves_dropped",
@@ -56,15 +51,6 @@ COUNTERS = (
     "tier_bad_blocks",
     "dram_bad_blocks",
 )
-
-
-@dataclass(slots=True)
-class Owner:
-    """What one owner has: the leases it holds (all end at `until`) and the objects it has not published."""
-
-    leased: set[int] = field(default_factory=set)
-    until: float = 0.0
-    objects: set[int] = field(default_factory=set)
 
 
 def visible_copies(obj: PoolObject) -> list[PoolObject]:
@@ -79,9 +65,9 @@ class Ledger:
     _objects   object_id -> PoolObject, all there are
     _visible   key -> the VISIBLE object of that key, the one published first when there are copies
     _tier      keys on SSD, and on their way there
-    _owners    owner -> leases and unpublished objects; absent when it has neither
-    _expiries  heap of (until, owner), possibly outdated
-    _held      heap of (until, object_id), one for each object with a lease of its own, possibly outdated
+    _leases    owners: what they lease, and what they have not published
+    _late      QUARANTINED objects, and when their quarantine ends
+    _order     the segments in the order in which new objects are put there
     _saves     VISIBLE objects that nobody has been told to save yet
     """
 
@@ -94,6 +80,7 @@ class Ledger:
         high_water: float = 1.0,
         evict_share: float = 0.0,
         copy_cold_s: float = 60.0,
+        quarantine_s: float = QUARANTINE_S,
     ):
         """
         layout              of the blocks; None: objects of any size, with any number of checksums, no tiers
@@ -103,6 +90,7 @@ class Ledger:
         high_water          a segment used beyond this share evicts at the next put, full or not
         evict_share         whoever evicts frees at least this share of the segment
         copy_cold_s         a copy that was not used for so long goes before anything else
+        quarantine_s        how long late bytes may land after a transfer has failed
         """
         self.layout = layout
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -116,9 +104,9 @@ class Ledger:
         self._visible: dict[int, PoolObject] = {}
         self._block_nbytes = layout.nbytes if layout else 0
         self._tier = TierIndex(self._block_nbytes)
-        self._owners: dict[str, Owner] = {}
-        self._expiries: list[tuple[float, str]] = []
-        self._held: list[tuple[float, int]] = []
+        self._leases = Leases(self._segments)
+        self._late = Quarantine(quarantine_s)
+        self._order = SegmentOrder(high_water, self._coldest)
         self._events: list[Event] = []
         self._saves: list[PoolObject] = []
         self._next_id = 1
@@ -131,23 +119,23 @@ class Ledger:
             raise UnknownObject("object", object_id) from None
 
     def expire(self, now: float) -> int:
-        """End the leases whose time is over; returns how many owners lost theirs."""
-        expired = 0
-        while self._expiries and self._expiries[0][0] <= now:
-            _, owner = heappop(self._expiries)
-            record = self._owners.get(owner)
-            if record is not None and record.until <= now:
-                expired += bool(record.leased)
-                self._drop_leases(owner)
-        while self._held and self._held[0][0] <= now:
-            _, object_id = heappop(self._held)
-            obj = self._objects.get(object_id)
-            if obj is not None and obj.terms is not None:
-                until = obj.terms.lease_until
-                obj.terms.lease_until = 0.0
-                self._hold(obj, until if until > now else 0.0)
-        self.counters["leases_expired"] += expired
-        return expired
+        """End the leases and quarantines whose time is over; returns how many ended, of whatever kind."""
+        owners = self._leases.ended(now)
+        for owner in owners:
+            self._end_leases(owner)
+        late = self._late.ended(now)
+        self._free(late)
+        self.counters["leases_expired"] += len(owners)
+        self.counters["quarantines_expired"] += len(late)
+        return len(owners) + len(late) + self._leases.end_holds(now)
+
+    def next_deadline(self) -> float | None:
+        """The earliest time at which `expire` may change something; None when only events can.
+
+        It may be too early, never too late.
+        """
+        times = (self._leases.next_deadline(), self._late.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     # ------------------------------------------------------------------------------ objects
 
@@ -157,15 +145,17 @@ class Ledger:
         except KeyError:
             raise UnknownObject("segment of rank", rank) from None
 
-    def _publish(self, obj: PoolObject, key: int, now: float) -> None:
+    def _publish(self, obj: PoolObject, key: int, facts: BlockFacts, now: float) -> None:
         """WRITING -> VISIBLE, and into the line for its tier where there is one, and none has it."""
         segment = self._segments[obj.rank]
-        self._disown(obj)
+        self._leases.disown(obj)
         is_copy = key in self._visible
         if not is_copy:
             self._visible[key] = obj
-        segment.policy.on_insert(key, obj.facts, now)
+        segment.policy.on_insert(key, facts, now)
         segment.set_state(obj, ObjectState.VISIBLE)
+        if obj.terms is not None:
+            segment.note_soft_pin(obj.terms.soft_until)
         self._events.append(BlockStored(key, obj.rank, "dram"))
         if is_copy:
             self.counters["copies_stored"] += 1
@@ -173,7 +163,7 @@ class Ledger:
             return
         if segment.saver is None or self._tier.knows(key):
             return
-        if segment.unsaved_bytes + obj.nbytes > self._max_unsaved_share * segment.allocator.capacity:
+        if segment.accounts.unsaved + obj.nbytes > self._max_unsaved_share * segment.accounts.capacity:
             self.counters["saves_skipped"] += 1
             return
         segment.set_unsaved(obj, True)
@@ -182,15 +172,16 @@ class Ledger:
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
         """The object is no more: out of every book, its extents free. evicted: it was the policy's victim."""
-        segment = self._segments[obj.rank]
-        for owner in list(obj.lessees or ()):
-            self._unlease(owner, obj)
+        if obj.lessees or obj.terms is not None:
+            self._leases.forget(obj)
         if obj.state is ObjectState.VISIBLE:
             self._hide(obj, evicted=evicted)
         elif obj.state is not ObjectState.UNLISTED:
-            self._disown(obj)
+            self._leases.disown(obj)
             self._leave_copies(obj)
-        segment.clear(obj)
+        if obj.state is ObjectState.QUARANTINED:
+            self._late.remove(obj.object_id)
+        self._segments[obj.rank].clear(obj)
         del self._objects[obj.object_id]
 
     def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:
@@ -215,22 +206,32 @@ class Ledger:
         self._segments[obj.rank].set_unsaved(obj, False)
         self._segments[obj.rank].set_state(obj, ObjectState.UNLISTED)
 
-    def _revoke(self, obj: PoolObject, writer_may_live: bool) -> None:
+    def _revoke(self, obj: PoolObject, now: float, writer_may_live: bool, writer: int | None) -> None:
         self.counters["puts_revoked"] += 1
         if obj.state is ObjectState.WRITING and writer_may_live:
             self._leave_copies(obj)
             self._segments[obj.rank].set_state(obj, ObjectState.QUARANTINED)
+            self._late.add(obj.object_id, now, writer)
         else:
             self._remove(obj)
 
     def _free_objects(self, owner: str, state: ObjectState) -> int:
         """Free the owner's unpublished objects in this state; returns how many."""
-        record = self._owners.get(owner)
-        objects = [self._objects[object_id] for object_id in record.objects] if record else []
-        freed = [obj for obj in objects if obj.state is state]
+        freed = [obj for obj in self._leases.objects_of(owner) if obj.state is state]
         for obj in freed:
             self._remove(obj)
         return len(freed)
+
+    def _free(self, object_ids: Sequence[int]) -> None:
+        """Free these objects."""
+        for object_id in object_ids:
+            self._remove(self._objects[object_id])
+
+    def _end_leases(self, owner: str) -> None:
+        """End an owner's leases, and free the unlisted objects that no other owner leases."""
+        for obj in self._leases.end(owner):
+            if obj.state is ObjectState.UNLISTED:
+                self._remove(obj)
 
     def _touch(self, found: Sequence[Found], now: float) -> None:
         """What a lookup found was used, the last block first."""
@@ -246,6 +247,7 @@ class Ledger:
                     self._segments[obj.rank].copies.move_to_end(obj.object_id)
         for rank, keys in used.items():
             self._segments[rank].policy.on_access_all(keys, now)
+            self._segments[rank].note_change()
 
     def _count_lookup(self, asked: int, from_dram: int, from_tier: int) -> None:
         self.counters["lookups"] += 1
@@ -262,6 +264,7 @@ class Ledger:
             if copy.object_id not in copies:
                 copies[copy.object_id] = copy
                 copy.last_use_s = now
+                self._segments[copy.rank].note_change()
 
     def _leave_copies(self, obj: PoolObject) -> None:
         """The others are there without this one."""
@@ -273,6 +276,7 @@ class Ledger:
         visible = visible_copies(family[0])
         if len(visible) == 1:
             self._segments[visible[0].rank].copies.pop(visible[0].object_id, None)
+            self._segments[visible[0].rank].note_change()
         if len(family) == 1:
             family[0].copies = None
 
@@ -281,87 +285,62 @@ class Ledger:
         nodes = self._segments
         return min(visible_copies(obj), key=lambda c: (c.rank != rank, nodes[c.rank].node != node))
 
-    # ---------------------------------------------------------------------- owners and leases
+    # ------------------------------------------------------------------------------ eviction
 
-    def _lease(self, owner: str, objects: Sequence[PoolObject], until: float) -> None:
-        """`Directory.lease`, of at least one object."""
-        record = self._owners.setdefault(owner, Owner())
-        if until > record.until:
-            record.until = until
-            heappush(self._expiries, (until, owner))
-        for obj in objects:
-            record.leased.add(obj.object_id)
-            if obj.lessees is None:
-                obj.lessees = set()
-            obj.lessees.add(owner)
-            self._segments[obj.rank].note_evictable(obj)
+    def _victims(self, segment: Segment, now: float) -> Iterator[PoolObject]:
+        """What the segment may evict, in order: cold copies, then as the policy says, soft-pinned last."""
+        cold = set()
+        for object_id, obj in segment.copies.items():
+            if now - obj.last_use_s < self._copy_cold_s:
+                break
+            if obj.evictable and not obj.soft_pinned(now):
+                cold.add(object_id)
+                yield obj
+        pinned = []
+        for key in segment.policy.victims(now):
+            obj = self._copy_in(segment, key)
+            if obj.evictable and obj.object_id not in cold:
+                if obj.soft_pinned(now):
+                    pinned.append(obj)
+                else:
+                    yield obj
+        yield from pinned
 
-    def _hold(self, obj: PoolObject, until: float) -> None:
-        """Prolong an object's own lease to this time; an earlier one changes nothing."""
-        if obj.terms is None:
-            obj.terms = Terms()
-        if until > obj.terms.lease_until:
-            if not obj.terms.lease_until:
-                heappush(self._held, (until, obj.object_id))
-            obj.terms.lease_until = until
-        self._segments[obj.rank].note_evictable(obj)
+    def _copy_in(self, segment: Segment, key: int) -> PoolObject:
+        """The visible object of this key in this segment."""
+        obj = self._visible[key]
+        if obj.rank == segment.rank:
+            return obj
+        return next(copy for copy in visible_copies(obj) if copy.rank == segment.rank)
 
-    def _disown(self, obj: PoolObject) -> None:
-        self._owners[obj.owner].objects.remove(obj.object_id)
-        self._forget_empty(obj.owner)
-
-    def _unlease(self, owner: str, obj: PoolObject) -> None:
-        assert obj.lessees is not None
-        obj.lessees.remove(owner)
-        self._owners[owner].leased.remove(obj.object_id)
-        self._segments[obj.rank].note_evictable(obj)
-        self._forget_empty(owner)
-
-    def _drop_leases(self, owner: str) -> None:
-        record = self._owners.get(owner)
-        for object_id in list(record.leased) if record else ():
-            obj = self._objects[object_id]
-            self._unlease(owner, obj)
-            if obj.state is ObjectState.UNLISTED and not obj.lessees:
-                self._remove(obj)
-        if record is not None:
-            record.until = 0.0
-
-    def _forget_empty(self, owner: str) -> None:
-        record = self._owners[owner]
-        if not record.leased and not record.objects:
-            del self._owners[owner]
+    def _coldest(self, segment: Segment, now: float) -> Coldest | None:
+        """The object that this segment would evict first; None when it may evict nothing."""
+        for obj in self._victims(segment, now):
+            until = segment.first_victim_until(now, self._copy_cold_s)
+            return Coldest(obj.soft_pinned(now), obj.last_use_s, until)
+        return None
 
     # --------------------------------------------------------------------------- inspection
-
-    def will_free(self) -> bool:
-        """Whether a full pool gets room without being asked: a request ends, a tier saves, a late writer's
-        time is over. If not, all that lookups cannot evict is pinned."""
-        waiting = any(
-            segment.unsaved_bytes or segment.state_bytes[ObjectState.QUARANTINED]
-            for segment in self._segments.values()
-        )
-        return waiting or bool(self._owners)
 
     def stats(self) -> dict[str, int]:
         """All counters, and these gauges: objects, owners, keys_dram, keys_ssd, copies_dram (objects whose
         key is visible elsewhere too), saving (blocks on their way to a tier), and bytes: capacity, free,
         evictable, unsaved, and by state."""
-        segments = self._segments.values()
+        total = self._order.total
         gauges = {
             "objects": len(self._objects),
-            "owners": len(self._owners),
+            "owners": len(self._leases.owners),
             "keys_dram": len(self._visible),
-            "copies_dram": sum(len(segment.copies) for segment in segments),
+            "copies_dram": sum(len(segment.copies) for segment in self._segments.values()),
             "keys_ssd": len(self._tier),
             "saving": self._tier.saving,
-            "capacity_bytes": sum(segment.allocator.capacity for segment in segments),
-            "free_bytes": sum(segment.allocator.free_bytes for segment in segments),
-            "evictable_bytes": sum(segment.evictable_bytes for segment in segments),
-            "unsaved_bytes": sum(segment.unsaved_bytes for segment in segments),
+            "capacity_bytes": total.capacity,
+            "free_bytes": total.free,
+            "evictable_bytes": total.evictable,
+            "unsaved_bytes": total.unsaved,
         }
         for state in ObjectState:
-            gauges[f"{state.name.lower()}_bytes"] = sum(segment.state_bytes[state] for segment in segments)
+            gauges[f"{state.name.lower()}_bytes"] = total.states[state]
         return self.counters | gauges
 
     def segments(self) -> list[tuple[int, int, int]]:
@@ -372,6 +351,18 @@ class Ledger:
     def visible_objects(self) -> list[PoolObject]:
         """All that lookups can find in DRAM, copies too, in the order of their put_start."""
         return [obj for obj in self._objects.values() if obj.state is ObjectState.VISIBLE]
+
+    def find(self, key: int) -> PoolObject | None:
+        """The visible object of this key, whatever its digest; None for a miss."""
+        return self._visible.get(key)
+
+    def active_owners(self) -> list[str]:
+        """Owners with a lease, or with an object that is neither published nor in quarantine."""
+        return [
+            name
+            for name, record in self._leases.owners.items()
+            if record.leased or any(i not in self._late for i in record.objects)
+        ]
 
     def is_visible(self, obj: PoolObject) -> bool:
         """Whether this very object can still be found."""
@@ -389,18 +380,13 @@ class Ledger:
         for rank in self._segments:
             self._check_segment(rank)
         self._check_copies()
-        unpublished = {i for i, o in self._objects.items() if o.state not in PUBLISHED}
-        assert unpublished == {i for record in self._owners.values() for i in record.objects}
-        for name, record in self._owners.items():
-            assert record.leased or record.objects, f"owner {name} has nothing"
-            assert not record.leased or any(name == owner for _, owner in self._expiries)
-            assert all(self._objects[i].owner == name for i in record.objects)
-        leases = {(name, i) for name, record in self._owners.items() for i in record.leased}
-        assert leases == {(name, i) for i, o in self._objects.items() for name in o.lessees or ()}
+        self._order.check()
+        self._leases.check(self._objects)
+        self._late.check()
+        quarantined = {i for i, o in self._objects.items() if o.state is ObjectState.QUARANTINED}
+        assert len(quarantined) == len(self._late)
+        assert all(object_id in self._late for object_id in quarantined)
         assert all(obj.unsaved and self._objects[obj.object_id] is obj for obj in self._saves)
-        held = [i for i, o in self._objects.items() if o.terms is not None and o.terms.lease_until]
-        queued = [i for _, i in self._held if i in self._objects]
-        assert sorted(held) == sorted(queued), "a lease that does not end, or ends twice"
 
     def _check_copies(self) -> None:
         """One object or one family of copies to a visible key, each on a segment of its own."""
@@ -430,11 +416,15 @@ class Ledger:
         ranges = sorted((start, start + padded(size)) for obj in objects for start, size in obj.extents)
         assert all(sum(size for _, size in obj.extents) == obj.nbytes for obj in objects)
         assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), "objects overlap"
-        assert segment.allocator.used_bytes == sum(end - start for start, end in ranges)
+        accounts, used = segment.accounts, sum(end - start for start, end in ranges)
+        assert segment.allocator.used_bytes == used == accounts.capacity - accounts.free
+        assert all(obj.padded == padded(obj.nbytes) for obj in objects)
         for state in ObjectState:
-            assert segment.state_bytes[state] == sum(padded(o.nbytes) for o in objects if o.state is state)
-        assert segment.evictable_bytes == sum(padded(o.nbytes) for o in objects if o.evictable)
-        assert segment.unsaved_bytes == sum(padded(o.nbytes) for o in objects if o.unsaved)
+            assert accounts.states[state] == sum(o.padded for o in objects if o.state is state)
+        assert accounts.evictable == sum(o.padded for o in objects if o.evictable)
+        assert accounts.unsaved == sum(o.padded for o in objects if o.unsaved)
+        pinned = [o for o in objects if o.hard_pinned() and o.state is ObjectState.VISIBLE]
+        assert accounts.pinned == sum(o.padded for o in pinned)
         uses = [obj.last_use_s for obj in segment.copies.values()]
         assert uses == sorted(uses)
         assert all(self._objects[i] is o and o.rank == rank for i, o in segment.copies.items())

@@ -1,11 +1,13 @@
 """One rank's DRAM segment as the directory sees it: ranges, the order of eviction, the accounts.
 
-Used by `store.directory` alone. Pure: no bytes, no clock. Explained in docs/lifecycle.md.
+Used by `store.directory` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from store.allocator import Extent, RangeAllocator
 from store.errors import PoolFull
@@ -13,30 +15,88 @@ from store.objects import ObjectState, PoolObject
 from store.policies import Policy
 
 
-class Segment:
-    """Accounts of one segment, in bytes as allocated (padded).
+@dataclass(slots=True)
+class Accounts:
+    """How the bytes of one segment are used, or those of several segments. Sizes are as allocated (padded).
 
-    Invariant: evictable_bytes is the sum over objects with `evictable` set; unsaved_bytes over those
-    with `unsaved`; state_bytes[s] over those in state s; the allocator's used bytes over all.
-    saver: the rank whose tier takes what becomes visible here, None for none.
-    copies: VISIBLE objects here whose key is VISIBLE on another segment too, by id, longest unused first.
+    capacity    all bytes
+    free        in no object
+    evictable   of objects with `evictable` set
+    unsaved     of objects with `unsaved` set
+    pinned      of VISIBLE objects that are pinned hard
+    states      by the state of the objects
     """
 
-    def __init__(self, rank: int, nbytes: int, node: int, policy: Policy):
+    capacity: int = 0
+    free: int = 0
+    evictable: int = 0
+    unsaved: int = 0
+    pinned: int = 0
+    states: dict[ObjectState, int] = field(default_factory=lambda: dict.fromkeys(ObjectState, 0))
+
+    @property
+    def reachable(self) -> int:
+        """Free or evictable: an upper bound of what can be allocated now."""
+        return self.free + self.evictable
+
+    def add(self, other: Accounts, sign: int = 1) -> None:
+        """Add the bytes of another account; sign -1 takes them away."""
+        self.capacity += sign * other.capacity
+        self.free += sign * other.free
+        self.evictable += sign * other.evictable
+        self.unsaved += sign * other.unsaved
+        self.pinned += sign * other.pinned
+        for state in self.states:
+            self.states[state] += sign * other.states[state]
+
+    def pool_full(self, needed_bytes: int) -> PoolFull:
+        """The error that says what holds these bytes."""
+        states = self.states
+        kept = states[ObjectState.VISIBLE] - self.evictable - self.unsaved  # leased or pinned
+        return PoolFull(
+            needed_bytes=needed_bytes,
+            capacity_bytes=self.capacity,
+            free_bytes=self.free,
+            evictable_bytes=self.evictable,
+            leased_bytes=kept + states[ObjectState.PRIVATE] + states[ObjectState.UNLISTED],
+            writing_bytes=states[ObjectState.WRITING] + states[ObjectState.QUARANTINED],
+            unsaved_bytes=self.unsaved,
+        )
+
+
+class Segment:
+    """The ranges and accounts of one segment. Each change is booked in `total` too, the accounts of the pool.
+
+        saver        the rank whose tier takes what becomes visible here, None for none
+        copies       VISIBLE objects here whose key is VISIBLE on another segment too, by id, longest unused
+                     first
+        is_changed   it stands in the pool's list of segments that have changed since they were ranked
+
+    Invariant: the accounts are the sums over the objects here.
+    """
+
+    def __init__(
+        self, rank: int, nbytes: int, node: int, policy: Policy, total: Accounts, changed: list[Segment]
+    ):
         self.rank = rank
         self.node = node
         self.allocator = RangeAllocator(nbytes)
         self.policy = policy
         self.copies: OrderedDict[int, PoolObject] = OrderedDict()
         self.saver: int | None = None
-        self.evictable_bytes = 0
-        self.unsaved_bytes = 0
-        self.state_bytes = dict.fromkeys(ObjectState, 0)
+        self.accounts = Accounts(self.allocator.capacity, self.allocator.capacity)
+        self.is_changed = False
+        self._total = total
+        self._changed = changed
+        self._soft_ends: list[float] = []
+        total.add(self.accounts)
+        self.note_change()
 
-    @property
-    def reachable_bytes(self) -> int:
-        """Free or evictable: an upper bound of what can be allocated now."""
-        return self.allocator.free_bytes + self.evictable_bytes
+    def note_change(self) -> None:
+        """Call after each change of what is free here, or of what would be evicted first."""
+        if not self.is_changed:
+            self.is_changed = True
+            self._changed.append(self)
 
     def place(self, nbytes: int, contiguous: bool) -> tuple[Extent, ...] | None:
         """Allocate for an object that is WRITING; None when there is no room for it.
@@ -44,63 +104,93 @@ class Segment:
         contiguous: in one range or not at all.
         """
         extents: tuple[Extent, ...] | None
+        free = self.allocator.free_bytes
         if contiguous:
             offset = self.allocator.allocate(nbytes)
             extents = None if offset is None else ((offset, nbytes),)
         else:
             extents = self.allocator.allocate_extents(nbytes)
         if extents is not None:
-            self.state_bytes[ObjectState.WRITING] += self.allocator.padded(nbytes)
+            taken = free - self.allocator.free_bytes
+            for accounts in (self.accounts, self._total):
+                accounts.free -= taken
+                accounts.states[ObjectState.WRITING] += taken
+            self.note_change()
         return extents
 
     def clear(self, obj: PoolObject) -> None:
         """Free an object's extents. It must be out of the policy's order."""
-        if obj.unsaved:
-            self.set_unsaved(obj, False)
-        if obj.evictable:
-            self.evictable_bytes -= self.allocator.padded(obj.nbytes)
-            obj.evictable = False
+        padded = obj.padded
+        for accounts in (self.accounts, self._total):
+            accounts.free += padded
+            accounts.states[obj.state] -= padded
+            if obj.evictable:
+                accounts.evictable -= padded
+            if obj.unsaved:
+                accounts.unsaved -= padded
+            if obj.terms is not None and obj.terms.is_pinned:
+                accounts.pinned -= padded
+        obj.evictable = obj.unsaved = False
         for offset, _ in obj.extents:
-            self.state_bytes[obj.state] -= self.allocator.free(offset)
+            self.allocator.free(offset)
+        self.note_change()
 
     def set_state(self, obj: PoolObject, state: ObjectState) -> None:
         """Change an object's state, and the bytes counted by state with it."""
-        padded = self.allocator.padded(obj.nbytes)
-        self.state_bytes[obj.state] -= padded
-        self.state_bytes[state] += padded
+        padded = obj.padded
+        for accounts in (self.accounts, self._total):
+            accounts.states[obj.state] -= padded
+            accounts.states[state] += padded
         obj.state = state
         self.note_evictable(obj)
 
     def set_unsaved(self, obj: PoolObject, unsaved: bool) -> None:
         """Whether the tier still has to write an object: until then it may not be evicted."""
-        padded = self.allocator.padded(obj.nbytes)
-        self.unsaved_bytes += padded * (unsaved - obj.unsaved)
+        change = obj.padded * (unsaved - obj.unsaved)
+        self.accounts.unsaved += change
+        self._total.unsaved += change
         obj.unsaved = unsaved
         self.note_evictable(obj)
 
     def note_evictable(self, obj: PoolObject) -> None:
         """Call after any change of an object's state, leases, pins or unsaved."""
-        evictable = obj.state is ObjectState.VISIBLE and not obj.held() and not obj.hard_pinned()
+        evictable = obj.state is ObjectState.VISIBLE and not obj.lessees and not obj.unsaved
+        if obj.terms is not None:
+            evictable = evictable and not obj.terms.lease_until and not obj.terms.hard_pin
+            self._note_pins(obj)
         if evictable is not obj.evictable:
-            self.evictable_bytes += self.allocator.padded(obj.nbytes) * (1 if evictable else -1)
+            change = obj.padded if evictable else -obj.padded
+            self.accounts.evictable += change
+            self._total.evictable += change
             obj.evictable = evictable
+        if not self.is_changed:
+            self.note_change()
 
+    def _note_pins(self, obj: PoolObject) -> None:
+        assert obj.terms is not None
+        is_pinned = obj.state is ObjectState.VISIBLE and obj.terms.hard_pin
+        if is_pinned is not obj.terms.is_pinned:
+            change = obj.padded if is_pinned else -obj.padded
+            self.accounts.pinned += change
+            self._total.pinned += change
+            obj.terms.is_pinned = is_pinned
 
-def pool_full(needed_bytes: int, segments: list[Segment]) -> PoolFull:
-    """The error that says what holds these segments."""
+    def note_soft_pin(self, until: float) -> None:
+        """Call for each soft pin of an object that is VISIBLE here."""
+        if until:
+            heappush(self._soft_ends, until)
 
-    def bytes_in(*states: ObjectState) -> int:
-        return sum(segment.state_bytes[state] for segment in segments for state in states)
+    def first_victim_until(self, now: float, copy_cold_s: float) -> float:
+        """The time until which the first object to evict stays the same if nothing happens meanwhile.
 
-    evictable = sum(segment.evictable_bytes for segment in segments)
-    unsaved = sum(segment.unsaved_bytes for segment in segments)
-    kept = bytes_in(ObjectState.VISIBLE) - evictable - unsaved  # visible, saved, and still not evictable
-    return PoolFull(
-        needed_bytes=needed_bytes,
-        capacity_bytes=sum(segment.allocator.capacity for segment in segments),
-        free_bytes=sum(segment.allocator.free_bytes for segment in segments),
-        evictable_bytes=evictable,
-        leased_bytes=kept + bytes_in(ObjectState.PRIVATE, ObjectState.UNLISTED),
-        writing_bytes=bytes_in(ObjectState.WRITING, ObjectState.QUARANTINED),
-        unsaved_bytes=unsaved,
-    )
+        Time alone changes it when a soft pin ends or a copy grows cold. May be too early, never too late.
+        """
+        while self._soft_ends and self._soft_ends[0] <= now:
+            heappop(self._soft_ends)
+        until = self._soft_ends[0] if self._soft_ends else float("inf")
+        for obj in self.copies.values():
+            if now - obj.last_use_s < copy_cold_s:
+                return min(until, obj.last_use_s + copy_cold_s)
+            if obj.evictable and not obj.soft_pinned(now):
+                break
+        return until

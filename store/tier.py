@@ -24,6 +24,7 @@ from store.errors import (
     SegmentFileError,
     TierError,
     TierFolderError,
+    TierPaused,
     TierWriteError,
 )
 from store.layout import BlockLayout, as_bytes
@@ -205,7 +206,7 @@ class HDF5Tier:
         if self._writer is not None and key in self._open_keys:
             return True
         if now < self._retry_at:
-            raise TierWriteError(f"waiting {self._retry_at - now:.1f} s after the last failure")
+            raise TierPaused(f"waiting {self._retry_at - now:.1f} s after the last failure")
         try:
             self._make_room()
             if self._writer is None:

@@ -15,7 +15,7 @@ class TierIndex:
     """The tiers of all ranks.
 
         _held    key -> (digest, hits): one Hit per rank whose tier has it, oldest first
-        _saving  rank -> key -> digest: handed to the rank's writer, not durable yet
+        _saving  key -> (rank, digest): handed to the rank's writer, not durable yet
         counts   rank -> number of keys in its tier
 
     Invariant: hits are never empty; counts agree with them.
@@ -25,7 +25,7 @@ class TierIndex:
         self.block_nbytes = block_nbytes
         self.counts: dict[int, int] = {}
         self._held: dict[int, tuple[int, tuple[Hit, ...]]] = {}
-        self._saving: dict[int, dict[int, int]] = {}
+        self._saving: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         """Distinct keys held."""
@@ -71,44 +71,45 @@ class TierIndex:
 
     def forget(self, keys: Iterable[int]) -> list[BlockRemoved]:
         """These are to leave every tier, and shall not appear in one that is about to have them."""
-        wanted = list(keys)
-        for saving in self._saving.values():
-            for key in wanted:
-                saving.pop(key, None)
-        return [event for rank in self.counts for event in self.remove(rank, wanted)]
+        events = []
+        for key in keys:
+            self._saving.pop(key, None)
+            for hit in self._held.get(key, (0, ()))[1]:
+                events += self.remove(hit.rank, [key])
+        return events
 
     def knows(self, key: int) -> bool:
         """Whether any tier has it, or is about to."""
-        return key in self._held or any(key in saving for saving in self._saving.values())
+        return key in self._held or key in self._saving
 
     def keys(self) -> set[int]:
         """All that any tier has, or is about to."""
-        return set(self._held).union(*self._saving.values())
+        return set(self._held).union(self._saving)
 
     def remove_rank(self, rank: int) -> list[BlockRemoved]:
         """The tier of rank has gone, and what was on its way there."""
-        self._saving.pop(rank, None)
+        self._saving = {key: saving for key, saving in self._saving.items() if saving[0] != rank}
         keys = [key for key, (_, hits) in self._held.items() if any(hit.rank == rank for hit in hits)]
         events = self.remove(rank, keys)
         self.counts.pop(rank, None)
         return events
 
     def start_save(self, rank: int, key: int, digest: int) -> None:
-        """The block is handed to the rank's writer."""
-        self._saving.setdefault(rank, {})[key] = digest
+        """The block, which no tier knows, is handed to the rank's writer."""
+        assert not self.knows(key)
+        self._saving[key] = rank, digest
 
     def end_save(self, rank: int, keys: Iterable[int], *, durable: bool) -> list[BlockStored]:
         """Sealed in a file, or dropped on the way. Keys that were not on their way are passed over."""
-        saving = self._saving.get(rank, {})
-        found = [(key, saving.pop(key)) for key in keys if key in saving]
-        if not durable:
-            return []
-        return self.add(rank, [key for key, _ in found], [digest for _, digest in found])
+        found = {key: saving[1] for key in keys if (saving := self._saving.get(key)) and saving[0] == rank}
+        for key in found:
+            del self._saving[key]
+        return self.add(rank, list(found), list(found.values())) if durable else []
 
     @property
     def saving(self) -> int:
         """Blocks on their way to a tier."""
-        return sum(map(len, self._saving.values()))
+        return len(self._saving)
 
     def check(self) -> None:
         """Assert the invariant (tests)."""

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from store.errors import StoreError
+from store.errors import BadBlock, StoreError
 from store.tier import HDF5Tier
+from store.tier_health import TierHealth
+from transport.threads import OnFatal, start_thread
 
 IDLE_WAIT_S = 1.0
 
@@ -45,15 +47,28 @@ class TierReader:
     """A bounded queue in front of a few threads. All public methods may be called from any thread.
 
         max_blocks   limit of the queue; an order that does not fit is refused whole
-        failure      what a callback raised, the last one; None while all is well
+        health       what is wrong with the tier, as far as its readers can tell
+        failure      what ended a thread before its time, or what a callback raised, the last one; None while
+                     all is well
 
-    Invariant: every order that was taken is reported exactly once; by stop() at the latest, where what was
-    not read counts as a miss.
+    Invariant: every order that was taken is reported exactly once; by stop() at the latest, or when a thread
+    dies, where what was not read counts as a miss. From then on orders are refused.
     """
 
-    def __init__(self, tier: HDF5Tier, on_done: OnDone, *, threads: int = 2, max_blocks: int = 4096):
+    def __init__(
+        self,
+        tier: HDF5Tier,
+        on_done: OnDone,
+        *,
+        on_fatal: OnFatal | None = None,
+        health: TierHealth | None = None,
+        threads: int = 2,
+        max_blocks: int = 4096,
+    ):
+        """on_fatal: called with (thread, why) when a thread dies, after all orders have been reported."""
         self.tier = tier
         self.max_blocks = max_blocks
+        self.health = health or TierHealth()
         self.failure: BaseException | None = None
         self._on_done = on_done
         self._refused = 0
@@ -61,10 +76,11 @@ class TierReader:
         self._queue: deque[tuple[_Order, int, Read]] = deque()
         self._stopping = False
         self._threads = [
-            threading.Thread(target=self._run, name=f"tier-reader-{i}", daemon=True) for i in range(threads)
+            start_thread(
+                f"tier-reader-{i}", self._run, on_death=lambda _: self._refuse_rest(), on_fatal=on_fatal
+            )
+            for i in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def submit(self, number: int, reads: Sequence[Read]) -> bool:
         """Queue one order, in the order of need. False: refused, and counted; nothing of it is read."""
@@ -83,13 +99,7 @@ class TierReader:
 
     def stop(self, limit_s: float) -> None:
         """Report what is queued as not read, and end the threads, within limit_s unless the disk blocks."""
-        with self._changed:
-            self._stopping = True
-            left = list(self._queue)
-            self._queue.clear()
-            self._changed.notify_all()
-        for order, _, _ in left:
-            self._settle(order)
+        self._refuse_rest()
         until = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
@@ -104,7 +114,24 @@ class TierReader:
         with self._changed:
             return {"refused": self._refused, "queued": len(self._queue)}
 
+    def _refuse_rest(self) -> None:
+        """Take no more orders, and report what is queued as not read."""
+        with self._changed:
+            self._stopping = True
+            left = list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        for order, _, _ in left:
+            self._settle(order)
+
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping, IDLE_WAIT_S)
@@ -113,14 +140,19 @@ class TierReader:
                 if not self._queue:
                     continue
                 order, index, read = self._queue.popleft()
-            order.sums[index] = self._load(read)
-            self._settle(order)
+            try:
+                order.sums[index] = self._load(read)
+            finally:
+                self._settle(order)
 
     def _load(self, read: Read) -> list[int] | None:
         try:
             return self.tier.load(read.key, read.out, read.digest)
-        except StoreError:  # missing or bad: a miss, counted by the tier
-            return None
+        except BadBlock:
+            self.health.bad_block(time.monotonic())
+        except StoreError:  # missing
+            pass
+        return None  # a miss; the tier has counted it
 
     def _settle(self, order: _Order) -> None:
         """One more block of an order is read, or never will be."""

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from store.errors import StoreError, TierWriteError
+from store.errors import StoreError, TierPaused, TierWriteError
 from store.tier import HDF5Tier
+from store.tier_health import TierHealth
+from transport.threads import OnFatal, start_thread
 
 Report = Callable[[list[int]], None]
 
@@ -51,11 +53,12 @@ class TierWriter:
     """Owns the writing side of a tier. All public methods may be called from any thread.
 
         max_blocks   limit of the queue; one more is refused (submit returns False)
+        health       what is wrong with the tier, as far as the writer can tell
         failure      what ended the thread before its time; None while all is well
 
     Invariant: every key for which submit returned True is reported exactly once as written, bad or dropped,
     and a written one exactly once more as durable or dropped. Every key given to remove is reported removed,
-    or kept when the disk allows neither a record nor a deletion, unless the thread fails.
+    or kept when the disk allows neither a record nor a deletion. All this holds when the thread dies, too.
     """
 
     def __init__(
@@ -69,10 +72,14 @@ class TierWriter:
         on_evicted: Report,
         on_removed: Report,
         on_kept: Report,
+        on_fatal: OnFatal | None = None,
+        health: TierHealth | None = None,
         max_blocks: int = 1024,
     ):
+        """on_fatal: called with (thread, why) when the thread dies, after everything has been reported."""
         self.tier = tier
         self.max_blocks = max_blocks
+        self.health = health or TierHealth()
         self.failure: BaseException | None = None
         self._on_written, self._on_durable = on_written, on_durable
         self._on_dropped, self._on_bad = on_dropped, on_bad
@@ -82,13 +89,15 @@ class TierWriter:
         self._queue: dict[int, _Item] = {}  # oldest first; what was touched last, last
         self._unsealed: set[int] = set()  # reported written, or about to be; not durable yet
         self._removing: dict[int, None] = {}
+        self._in_removal: list[int] = []  # not reported yet
         self._compact_at = time.monotonic() + COMPACT_CHECK_S
         self._merge_small = False
         self._seal_wanted = False
         self._stop_at: float | None = None
         self._done = False
-        self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            "tier-writer", self._run, on_death=lambda _: self._end(), on_fatal=on_fatal
+        )
 
     # ------------------------------------------------------------------------- any thread
 
@@ -106,13 +115,6 @@ class TierWriter:
             self._queue[key] = item
             self._changed.notify_all()
         return True
-
-    def touch(self, keys: Iterable[int]) -> None:
-        """These were used: when there is no time for all, they are written before others."""
-        with self._changed:
-            for key in keys:
-                if key in self._queue:
-                    self._queue[key] = self._queue.pop(key)
 
     def remove(self, keys: Iterable[int]) -> bool:
         """Remove these for good, before anything else is written; unknown ones are reported as well.
@@ -140,7 +142,7 @@ class TierWriter:
             return self._changed.wait_for(lambda: self._done or not self._seal_wanted, limit_s)
 
     def stop(self, limit_s: float) -> int:
-        """Write the queue, hottest first, seal, end the thread; returns how many blocks were not saved.
+        """Write the queue, newest first, seal, end the thread; returns how many blocks were not saved.
 
         Takes at most limit_s, unless the disk blocks; it is then left behind (what it was doing is either
         sealed or deleted at the next start). The tier is the caller's to close, after this.
@@ -171,15 +173,23 @@ class TierWriter:
                 pass
         except BaseException as error:
             self.failure = error
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing is written or removed any more: report what is left."""
         with self._changed:
             self._done = True
-            left = [*self._queue, *self._unsealed]
+            left, kept = [*self._queue, *self._unsealed], [*self._in_removal, *self._removing]
             self._counts["dropped"] += len(left)
             self._queue.clear()
             self._unsealed.clear()
+            self._removing, self._in_removal = {}, []
             self._changed.notify_all()
         if left:
             self._on_dropped(left)
+        if kept:
+            self._on_kept(kept)
 
     def _step(self) -> bool:
         """Wait for something to do, do it; False at the end."""
@@ -229,7 +239,7 @@ class TierWriter:
             with self._changed:
                 if not self._queue or self._seal_wanted or self._removing:
                     break
-                # Oldest first, so that none waits for ever; when stopping, hottest first.
+                # Oldest first, so that no block waits forever; when stopping, newest first.
                 key = next(iter(self._queue) if self._stop_at is None else reversed(self._queue))
                 item = self._queue.pop(key)
                 self._unsealed.add(key)
@@ -243,17 +253,30 @@ class TierWriter:
         """What has become of this block."""
         try:
             is_open = self.tier.append(*item, now=time.monotonic())
-        except TierWriteError:
+        except TierPaused:
+            self.health.not_written(1)
+            return ("dropped",)
+        except TierWriteError as error:
+            self.health.not_written(1, error.reason)
             return ("dropped",)
         except StoreError:  # the bytes are not what put_end said, or not a block at all
+            self.health.bad_block(time.monotonic())
             return ("bad",)
-        return ("written",) if is_open else ("written", "durable")
+        if not is_open:  # the tier has it already
+            return ("written", "durable")
+        self.health.written()
+        return ("written",)
 
     def _seal(self) -> None:
         try:
-            self._report(durable=self.tier.seal())
+            durable = self.tier.seal()
         except TierWriteError as error:
+            self.health.not_written(len(error.lost), error.reason)
             self._report(dropped=error.lost)
+        else:
+            if durable:
+                self.health.sealed()
+            self._report(durable=durable)
         with self._changed:
             self._seal_wanted = False
             self._changed.notify_all()
@@ -261,6 +284,7 @@ class TierWriter:
     def _remove(self) -> None:
         with self._changed:
             keys, self._removing = list(self._removing), {}
+            self._in_removal = keys
             dropped = [key for key in keys if self._queue.pop(key, None)]
         sure = True
         try:
@@ -271,6 +295,7 @@ class TierWriter:
         with self._changed:
             removed_open = self._unsealed.intersection(keys)
         self._report(dropped=dropped + sorted(removed_open.difference(dropped)))
+        self._in_removal = []
         if sure:
             self._on_removed(keys)
         else:

@@ -1,6 +1,7 @@
-"""`pytest --soak N`: only the property tests, each with N times its examples, and other ones every time.
+"""The order of test files, and `pytest --soak N`: N times the examples, and other ones every time.
 
-Used by `make soak`. Without the option tests are as they stand in their files: repeatable.
+`make soak` uses the option. It selects property tests and tests that ask for the fixture `soak`. Without the
+option all tests run as they stand in their files, and repeat themselves.
 """
 
 from __future__ import annotations
@@ -14,25 +15,65 @@ from hypothesis import is_hypothesis_test, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
 
+LONG = (
+    "tests/mooncake_lite/model/test_model_forward.py",
+    "tests/kernels_numba/test_cuda.py",
+    "tests/kernels_numba/test_linear_fixed.py",
+    "tests/tutorials/test_tutorials.py",
+    "tests/cluster/test_demo.py",
+    "tests/transport/test_ranks.py",
+    "tests/cluster/test_families.py",
+    "tests/mooncake_lite/model/test_model_default.py",
+    "tests/mooncake_lite/launch/test_stopping.py",
+    "tests/store/distributed/test_processes.py",
+    "tests/cluster/test_users.py",
+    "tests/cluster/test_hot_blocks.py",
+    "tests/cluster/test_shapes.py",
+    "tests/store/distributed/test_conformance.py",
+    "tests/transport/test_membership.py",
+    "tests/mooncake_lite/gateway/test_process.py",
+)
+"""The files that take longest, in the order in which `make test` begins them.
+
+Short files follow, so that no worker waits long for the other at the end. The first file compiles the kernels
+that clusters use.
+"""
+
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; test_soak.py fails when that changes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--soak", type=int, default=0, metavar="N", help="property tests with N times the examples"
+        "--soak", type=int, default=0, metavar="N", help="N times the examples, and only tests that have such"
     )
 
 
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> int:
+    """How many times the examples of `make test` a test is to try: 1, or what --soak says.
+
+    For tests that repeat something without Hypothesis. They choose other examples when this is above 1.
+    """
+    return max(1, request.config.getoption("--soak"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
     factor = config.getoption("--soak")
-    if not factor:
-        return
+    if factor:
+        _select_and_grow(config, items, factor)
+
+
+def _select_and_grow(config: pytest.Config, items: list[pytest.Item], factor: int) -> None:
     kept: list[pytest.Item] = []
     grown: set[int] = set()
     for item in items:
         holder, name = _settings_of(item)
         if holder is None:
+            if "soak" in getattr(item, "fixturenames", ()):
+                kept.append(item)
             continue
         kept.append(item)
         if id(holder) not in grown:  # a parametrised test is one function, and grows once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """package -> which of ours it may import beside itself."""
 
 LIGHT = (
-    *("store", "scheduler", "transport"),
+    *("store", "scheduler", "scheduler.instance", "transport"),
     *("mooncake_lite.roles.conductor", "mooncake_lite.roles.store", "mooncake_lite.gateway"),
 )
 HEAVY = ("torch", "mpi4py", "numba", "transformers")
@@ -93,6 +93,80 @@ def test_nobody_imports_upwards_with_dots_or_out_of_the_tests() -> None:
         ]
         wrong += [f"{path}:{line}" for module, line in imported(tree) if module.split(".")[0] == "tests"]
     assert wrong == []
+
+
+CYCLES_ALLOWED: dict[frozenset[str], str] = {}
+"""Modules that import each other -> why they must."""
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    found = cycles(import_graph(*MAY_IMPORT))
+    assert [sorted(cycle) for cycle in found if cycle not in CYCLES_ALLOWED] == []
+
+
+def import_graph(*packages: str) -> dict[str, set[str]]:
+    """module -> modules of ours that it imports: also inside functions, and for type checkers alone.
+
+    `from package import module` counts as the module. That a module's import runs the `__init__` of its own
+    packages does not count: those gather names for users.
+    """
+    trees = {module_name(path): (path, tree) for path, tree in sources(*packages)}
+    return {
+        name: set(_edges(name, path, tree, trees.keys())) - {name} for name, (path, tree) in trees.items()
+    }
+
+
+def module_name(path: Path) -> str:
+    """ "store.keys" for store/keys.py, "store" for store/__init__.py."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _edges(name: str, path: Path, tree: ast.Module, known: Iterable[str]) -> Iterator[str]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, (package if node.level else "", node.module)))
+            for alias in node.names:
+                target = f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+                if target in known:
+                    yield target
+
+
+def cycles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
+    """The sets of modules of which each can be reached from each other one."""
+    reach = {name: _reachable(graph, name) for name in graph}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in graph}
+    return [group for group in groups if group]
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_the_search_for_cycles_finds_them() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": set()}
+    assert cycles(graph) == [frozenset({"b", "c"})]
+    tree = ast.parse("def later():\n    from p import b\nif TYPE_CHECKING:\n    from . import c\nimport p.d")
+    known = ["p", "p.a", "p.b", "p.c", "p.d"]
+    assert sorted(_edges("p.a", Path("p/a.py"), tree, known)) == ["p.b", "p.c", "p.d"]
+
+
+def test_every_thread_tells_of_its_death() -> None:
+    """transport/threads.py starts them all; a threading.Timer is a thread too."""
+    wrong = set()
+    for path, tree in sources(*MAY_IMPORT):
+        calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+        if any(call.split(".")[-1] in ("Thread", "Timer") for call in calls):
+            wrong.add(str(path.relative_to(ROOT)))
+    assert wrong == {"transport/threads.py"}
 
 
 @pytest.mark.parametrize("module", LIGHT)

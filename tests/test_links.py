@@ -49,7 +49,7 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 def test_a_broken_link_would_be_found() -> None:
     assert problem(ROOT / "README.md", "docs/nothing.md") == "README.md: docs/nothing.md is not there"
-    assert "no such heading" in (problem(ROOT / "README.md", "docs/lifecycle.md#nothing") or "")
+    assert "no such heading" in (problem(ROOT / "README.md", "docs/explain/lifecycle.md#nothing") or "")
     assert "leads out" in (problem(ROOT / "README.md", "../..") or "")
 
 

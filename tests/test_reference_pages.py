@@ -1,11 +1,13 @@
-"""docs/reference/http.md and metrics.md name what the code has, and nothing else."""
+"""The reference pages and docs/explain/lifecycle.md name what the code has, and nothing else."""
 
 import re
+import typing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from mooncake_lite import messages as m
 from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mooncake_lite.gateway.fields import NEUTRAL
 from mooncake_lite.roles.cluster_metrics import HELP
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
 HTTP = (ROOT / "docs/reference/http.md").read_text(encoding="utf-8")
+LIFECYCLE = (ROOT / "docs/explain/lifecycle.md").read_text(encoding="utf-8")
 METRICS = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
 FIRST_CELL = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
 
@@ -59,7 +62,8 @@ def test_the_page_names_the_fields_of_tokenize_and_detokenize() -> None:
 
 
 def test_the_page_lists_each_metric_of_the_conductor() -> None:
-    names = {*HELP, "schedule_decision_seconds", *(f"control_{name}_total" for name in Counters().as_dict())}
+    counted = (f"control_{name}_total" for name in Counters().as_dict())
+    names = {*HELP, "schedule_decision_seconds", "events_ignored_total", *counted}
 
     assert cells(METRICS, "## Of the conductor", "The pool, from") == names
 
@@ -72,6 +76,16 @@ def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:
         f"pool_{name.removeprefix('pool_')}_total" for name in POOL_COUNTERS
     }
     assert {f"tier_{name}_total" for name in TIER_COUNTERS} <= tier
+
+
+def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> None:
+    unions = (m.TO_CONDUCTOR, m.TO_GATEWAY, m.TO_COMPUTE, m.TO_STORE)
+    known = {message for union in unions for message in typing.get_args(union)} | {m.TO_GATEWAY_TOKENS}
+    about = {message.__name__ for message in known if "request_id" in message.__struct_fields__}
+    listed = cells(LIFECYCLE, "## The messages of a request", "**Attempts and epochs.**")
+
+    assert len(about) > 10
+    assert about <= listed <= {message.__name__ for message in known}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import LONG
+
+ROOT = Path(__file__).resolve().parents[1]
+
 PROPERTIES = """
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -34,6 +40,9 @@ TestMachine.settings = settings(max_examples=5, derandomize=True, database=None,
 def test_plain():
     print("a plain test")
 
+def test_repeats(soak):
+    print("repeated", soak)
+
 def teardown_module():
     print("numbers", len(SEEN), hash(tuple(SEEN)), "machines", Machine.started)
 """
@@ -57,8 +66,15 @@ def test_a_soak_run_tries_more_and_other_examples_and_only_properties(tmp_path: 
     first, second = run(tmp_path), run(tmp_path)
     assert first[:3] == second[:3]
     assert "a plain test" in first[3]
+    assert "repeated 1\n" in first[3]
     soaked, again = run(tmp_path, "--soak", "20"), run(tmp_path, "--soak", "20")
     assert soaked[0] >= 20 * 7
     assert soaked[2] >= 10 * first[2]
     assert soaked[1] != again[1]
     assert "a plain test" not in soaked[3]
+    assert "repeated 20\n" in soaked[3]
+
+
+@pytest.mark.quick
+def test_the_files_that_are_begun_first_exist() -> None:
+    assert [name for name in LONG if not (ROOT / name).exists()] == []

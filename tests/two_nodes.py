@@ -17,7 +17,7 @@ from mooncake_lite.launch.namespaces import TwoNodes, problem
 CLONE_NEWNET = 0x40000000
 """Linux: a network namespace."""
 
-__all__ = ["TwoNodes", "inside", "problem", "two_nodes"]
+__all__ = ["TwoNodes", "inside", "problem", "serve_args", "two_nodes"]
 
 
 @contextlib.contextmanager
@@ -43,3 +43,9 @@ def inside(host: str) -> Iterator[ThreadPoolExecutor]:
 
     with ThreadPoolExecutor(1, initializer=enter) as thread:
         yield thread
+
+
+def serve_args(nodes: TwoNodes, first: int, second: int) -> list[str]:
+    """Make the options of `serve` that put `first` ranks on the first node and `second` on the other."""
+    agent = f"--prtemca plm_ssh_agent {nodes.agent}"
+    return ["--hosts", f"{nodes.hosts[0]}:{first},{nodes.hosts[1]}:{second}", "--mpi-arg", agent]

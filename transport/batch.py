@@ -78,13 +78,17 @@ _log = logging.getLogger(__name__)
 class Batch:
     """Transfers that were submitted together. Done when each has ended, well or not.
 
-    failures    index in the batch -> why; complete once the batch is done
-    copies      of the engine, that nobody has begun; helped: who waits does them
+    failures        index in the batch -> why; complete once the batch is done
+    may_still_land  indices of failed transfers whose destination may still receive bytes: the other rank's
+                    range for a write, the local buffer for a read; complete once the batch is done
+    copies          that no thread has begun; helped: wait() runs them itself
+
+    Invariant of a batch that is done: may_still_land is a subset of the indices in failures.
     """
 
     __slots__ = (
         "_callbacks", "_event", "_help", "_lock", "_parts", "_stop", "copies", "failures", "helped",
-        "transfers",
+        "may_still_land", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +99,7 @@ class Batch:
     ):
         self.transfers = transfers
         self.failures: dict[int, TransferError] = {}
+        self.may_still_land: set[int] = set()
         self.copies: deque[Copy] = deque()
         self.helped = False
         self._help = help_copying
@@ -185,11 +190,19 @@ class Batch:
         """The engine will report `count` more ends; called before any thread works on the batch."""
         self._parts += count
 
-    def end_parts(self, count: int, failures: dict[int, TransferError] | None = None) -> None:
-        """`count` parts have ended, with these failures by transfer index. Called by any thread."""
+    def end_parts(
+        self, count: int, failures: dict[int, TransferError] | None = None, may_land: bool = False
+    ) -> None:
+        """Note that `count` parts have ended. Any thread may call this.
+
+        failures    transfer index -> why it failed
+        may_land    whether bytes of these failed transfers may still be put in place
+        """
         with self._lock:
             if failures:
                 self.failures.update(failures)
+                if may_land:
+                    self.may_still_land.update(failures)
             self._parts -= count
             if self._parts > 0:
                 return

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from transport.batch import Batch, Copy
-from transport.errors import TransferCancelled
+from transport.errors import TransferCancelled, TransferError
+from transport.threads import OnFatal, start_thread
 
 INLINE_BYTES = 1 * 2**20
 """Copies of a batch up to this are done inside submit(): 40 us of memory copy, as long as it takes to
@@ -30,13 +31,19 @@ Copied = Callable[[int, int, int, float], None]
 
 
 class Copier:
-    """Does the copies of batches. copied is told of them, on the thread that did them."""
+    """Does the copies of batches.
 
-    def __init__(self, copied: Copied):
+    copied      told of copies, on the thread that did them
+    on_fatal    called when the worker thread dies, after its batches have failed
+    """
+
+    def __init__(self, copied: Copied, on_fatal: OnFatal | None = None):
         self._copied = copied
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._worker = threading.Thread(target=self._work, name="copier", daemon=True)
-        self._worker.start()
+        self._in_hand: Batch | None = None
+        self._dead = ""
+        self._lock = threading.Lock()  # so that no batch is queued behind the death of the worker
+        self._worker = start_thread("copier", self._work, on_death=self._die, on_fatal=on_fatal)
 
     def copy_now(self, copies: Sequence[Copy]) -> None:
         """Do these copies, which are short."""
@@ -62,8 +69,12 @@ class Copier:
                 batch.copies.append((target[start:end], source[start:end], is_read, index))
 
     def queue(self, batch: Batch) -> None:
-        """Have the worker do the copies of a batch."""
-        self._queue.put(batch)
+        """Have the worker do the copies of a batch; they fail when it has died."""
+        with self._lock:
+            if not self._dead:
+                self._queue.put(batch)
+                return
+        self._take_away(batch, TransferError(self._dead))
 
     def copy_all(self, batch: Batch) -> None:
         """Do copies of a batch until none is left; called by whoever waits for it, beside the worker."""
@@ -78,10 +89,15 @@ class Copier:
         batch.helped = batch.helped or helping
         while True:
             try:
-                target, source, is_read, _ = copies.popleft()
+                target, source, is_read, index = copies.popleft()
             except IndexError:
                 break
-            np.copyto(target, source)  # releases the GIL
+            try:
+                np.copyto(target, source)  # releases the GIL
+            except BaseException as error:
+                why = TransferError(f"copying {target.nbytes} bytes: {type(error).__name__}: {error}")
+                batch.end_parts(count + 1, {index: why})
+                raise
             nbytes = target.nbytes
             count += 1
             if is_read:
@@ -91,11 +107,16 @@ class Copier:
             if not helping and batch.helped and nbytes < SHARED_BYTES:
                 break
         if count:
-            self._copied(read, written, count, time.perf_counter() - start)
-            batch.end_parts(count)
+            try:
+                self._copied(read, written, count, time.perf_counter() - start)
+            finally:
+                batch.end_parts(count)
 
     def cancel(self, batch: Batch) -> None:
         """Take away the copies that nobody has begun."""
+        self._take_away(batch, TransferCancelled("the batch was cancelled"))
+
+    def _take_away(self, batch: Batch, why: TransferError) -> None:
         taken = []
         while batch.copies:
             try:
@@ -103,7 +124,6 @@ class Copier:
             except IndexError:
                 break
         if taken:
-            why = TransferCancelled("the batch was cancelled")
             batch.end_parts(len(taken), {index: why for *_, index in taken})
 
     def close(self) -> None:
@@ -113,5 +133,18 @@ class Copier:
 
     def _work(self) -> None:
         while (batch := self._queue.get()) is not None:
+            self._in_hand = batch
             self._copy_all(batch, helping=False)
+            self._in_hand = None
             del batch  # a thread that waits keeps nobody's buffer
+
+    def _die(self, reason: str) -> None:
+        """Fail what the worker had begun and what waits for it."""
+        with self._lock:
+            self._dead = reason
+        waiting = [] if self._in_hand is None else [self._in_hand]
+        self._in_hand = None
+        while not self._queue.empty():
+            waiting += [batch] if (batch := self._queue.get()) is not None else []
+        for batch in waiting:
+            self._take_away(batch, TransferError(reason))

@@ -7,11 +7,9 @@ The conversation is in `requests`. Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,8 +25,9 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
+from transport.exchange import Exchange, Key
 from transport.jobs import MAX_RANGES, Ended, Job
-from transport.lent import LentBuffers, Loan
+from transport.lent import LentBuffers
 from transport.requests import (
     ANY_MESSAGE,
     MESSAGE_BYTES,
@@ -43,6 +42,7 @@ from transport.requests import (
     WriteRequest,
 )
 from transport.slices import Stream
+from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 
 if TYPE_CHECKING:
@@ -61,40 +61,6 @@ LINGER_S = 0.5
 """How long close() goes on with what others have asked for and is under way."""
 
 
-@dataclass(slots=True)
-class Exchange:
-    """One request under way, on either side. job is None on the side that serves, loan on the one that asks.
-
-    stream      None while a write waits for Accept
-    confirmed   the other side has said Done
-    touched_s   when something last moved
-    error       it has failed, and is kept until nothing of it can land any more
-    kept        what MPI still holds of a failed one
-    unconfirmed it has failed, and the other side has yet to say that it has let go
-    """
-
-    op: str
-    rank: int
-    number: int
-    touched_s: float
-    stream: Stream | None
-    job: Job | None = None
-    loan: Loan | None = None
-    confirmed: bool = False
-    error: TransferError | None = None
-    kept: list[Any] = field(default_factory=list)
-    unconfirmed: bool = False
-
-    @property
-    def receiving(self) -> bool:
-        """Whether bytes come to this side: it reads, or serves a write."""
-        return (self.op == "read") == (self.job is not None)
-
-
-Key = tuple[bool, int, int]
-"""(whether the number is ours, the other rank, number)."""
-
-
 class Courier:
     """The cross-node side of one rank's engine. Collective: every rank makes one at the same time.
 
@@ -102,6 +68,7 @@ class Courier:
     others      the ranks that it serves and asks
     stall_s     an exchange in which nothing moves for this long has failed
     ended       called on this thread with each job and how it ended
+    on_fatal    called when this thread dies, after its jobs have failed
     """
 
     def __init__(
@@ -112,6 +79,7 @@ class Courier:
         stall_s: float,
         address: str,
         ended: Ended,
+        on_fatal: OnFatal | None = None,
     ):
         self._world, self._lent, self._stall_s, self._ended = world, lent, stall_s, ended
         self._comm = world.comm.Dup()
@@ -124,12 +92,12 @@ class Courier:
         self._number = 0
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = self._over = False
+        self._dead = ""
         self._moved_s = 0.0
         self._closed_s = 0.0
         self._helping_until_s = 0.0
         self._connect(others, address)
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("courier", self._run, on_death=self._die, on_fatal=on_fatal)
 
     def _connect(self, others: Collection[int], address: str) -> None:
         """Bind, and exchange endpoints and keys over MPI."""
@@ -265,9 +233,9 @@ class Courier:
             self._on_mpi_error(key, exchange.rank, error)
             return
         if stream.finished and (exchange.receiving or exchange.confirmed):
-            del self._exchanges[key]
             if exchange.receiving:
                 self._send(exchange.rank, Done(exchange.number, mine=exchange.job is not None))
+            del self._exchanges[key]
             if exchange.job is not None:
                 self._ended(exchange.job, None, True)
             elif exchange.loan is not None:
@@ -286,7 +254,7 @@ class Courier:
 
     def _ask(self, job: Job, now: float) -> None:
         if self._over:
-            self._ended(job, EngineClosed("the engine was closed", job.rank), True)
+            self._ended(job, self._over_because(job.rank), True)
             return
         if job.rank in self._lost:
             self._ended(job, PeerLost(job.rank, self._lost[job.rank]), False)
@@ -323,7 +291,8 @@ class Courier:
             exchange.kept = exchange.stream.abandon()
         if exchange.job is not None and not told and exchange.rank not in self._lost:
             self._send(exchange.rank, Cancel(exchange.number))
-            exchange.unconfirmed = exchange.op == "write"
+            # A write that has no stream was never accepted: none of its bytes have left.
+            exchange.unconfirmed = exchange.op == "write" and exchange.stream is not None
         self._let_go(key, exchange, exchange.touched_s)
 
     def _let_go(self, key: Key, exchange: Exchange, now: float) -> None:
@@ -337,6 +306,7 @@ class Courier:
         self._kept += exchange.kept
         if exchange.job is not None:
             assert exchange.error is not None
+            exchange.job.may_land |= not safe
             self._ended(exchange.job, exchange.error, safe)
         elif exchange.loan is not None:
             self._lent.give_back(exchange.loan, False)
@@ -429,11 +399,38 @@ class Courier:
     def _shut(self) -> None:
         self._obey()
         for key in list(self._exchanges):
-            self._fail(key, EngineClosed("the engine was closed", key[1]))
+            self._fail(key, self._over_because(key[1]))
             if (exchange := self._exchanges.get(key)) is not None:
                 self._let_go(key, exchange, exchange.touched_s + self._stall_s)
+        self._over = True
+        self._close_sockets()
+        self._obey()
+
+    def _close_sockets(self) -> None:
         for spoke in self._spokes.values():
             spoke.close()
         self._hub.close()
-        self._over = True
+
+    def _over_because(self, rank: int) -> TransferError:
+        if self._dead:
+            return TransferError(f"rank {rank}: {self._dead}", rank)
+        return EngineClosed("the engine was closed", rank)
+
+    def _die(self, reason: str) -> None:
+        """Fail what is under way, and what is asked for later; no MPI is entered, whatever state it is in.
+
+        MPI may still move bytes of what was begun whenever another thread enters it. So the loans of writes
+        that are served are not given back.
+        """
+        self._dead, self._over = reason, True
+        exchanges, self._exchanges = self._exchanges, {}
+        self._kept.append(exchanges)  # with the buffers
+        for exchange in exchanges.values():
+            if exchange.job is not None:
+                exchange.job.may_land |= exchange.stream is not None
+                error = exchange.error or self._over_because(exchange.rank)
+                self._ended(exchange.job, error, exchange.stream is None)
+            elif exchange.loan is not None and not exchange.receiving:
+                self._lent.give_back(exchange.loan, False)
         self._obey()
+        self._close_sockets()

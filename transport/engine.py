@@ -23,6 +23,7 @@ from transport.lent import LentBuffers
 from transport.links import Link
 from transport.remote import REMOTE_PATHS, Load, PathCounters, Remote
 from transport.segments import Segments
+from transport.threads import OnFatal
 
 if TYPE_CHECKING:
     from transport.world import World
@@ -49,13 +50,22 @@ class TransferEngine:
                     over another path where there is one, then reported as TransferTimeout
     address         of this host, as other nodes reach it; found out when empty
     path            one of PATHS for all other ranks; else the environment's FORCED; else what is fastest
+    on_fatal        called when a thread of the engine dies, after its transfers have failed; without it only
+                    they do
 
     submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit,
     BadTransfer for a path that is unknown or cannot be.
     """
 
     def __init__(
-        self, world: World, segment_bytes: int, *, stall_s: float = 5.0, address: str = "", path: str = ""
+        self,
+        world: World,
+        segment_bytes: int,
+        *,
+        stall_s: float = 5.0,
+        address: str = "",
+        path: str = "",
+        on_fatal: OnFatal | None = None,
     ):
         path = path or os.environ.get(FORCED, "")
         if path and path not in PATHS:
@@ -73,12 +83,12 @@ class TransferEngine:
         self._shared = PathCounters()
         self._closed = False
         self._numbers = itertools.count(1)
-        self._copier = Copier(self._copied)
+        self._copier = Copier(self._copied, on_fatal)
         self._lent = LentBuffers()
         self._lent.expose(0, self._segments.local)
         # Memory that this process reaches by itself: of all ranks of the node, unless a path is forced.
         self._near = self._segments.views if path in ("", "shared") else {world.rank: self._segments.local}
-        self._remote = Remote(world, self._lent, self._near, path, stall_s, address)
+        self._remote = Remote(world, self._lent, self._near, path, stall_s, address, on_fatal)
 
     # ------------------------------------------------------------------ what is where
 

@@ -38,7 +38,13 @@ class SegmentError(TransportError):
 
 
 class TransferError(TransportError):
-    """A transfer failed. `rank` is the other side, -1 when there is none."""
+    """A transfer failed.
+
+    rank        the other side, -1 when there is none
+    may_land    of BytesClient.write alone: bytes had left, so the server may still put them in place
+    """
+
+    may_land = False
 
     def __init__(self, message: str, rank: int = -1):
         super().__init__(message)

@@ -30,6 +30,7 @@ class Job:
     indices          of the transfers in the batch
     ways             names of paths: that of this try, then those still to be tried
     cancelled        nothing more of it is to be begun
+    may_land         bytes of a failed try may still be put in place; set by its path before the end is told
     """
 
     op: str
@@ -42,6 +43,7 @@ class Job:
     ways: list[str] = field(default_factory=list)
     started_s: float = 0.0
     cancelled: bool = False
+    may_land: bool = False
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +51,11 @@ class Job:
 
 
 Ended = Callable[[Job, TransferError | None, bool], None]
-"""(job, why it failed or None, whether it may be tried again: nothing of this try can land any more)."""
+"""(job, why it failed or None, whether it may be tried again).
+
+A path allows a second try when late bytes of the first one can do no harm to it: none can come, or they are
+the same bytes in the same place. Where bytes may come even so, the path sets job.may_land first.
+"""
 
 
 class Path(Protocol):

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 import msgspec
 
 from transport.channel import CurveKeys, Hub, Spoke
-from transport.pids import ProcessWatch
+from transport.pids import ProcessWatch, process_is_stopped
+from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 
 BEAT_BYTES = 64
 """Largest message here: a tag and a number."""
 
 STUCK_FACTOR = 3
-"""A process of this host that is silent, but exists, gets this many times dead_s: the kernel tells of
-a death at once, so silence there only ever means one that is stopped or that holds its interpreter."""
+"""A process of this host that is silent, but exists and is not suspended, gets this many times dead_s. The
+kernel tells of a death at once, so its silence means that it holds its interpreter or gets no core."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -47,16 +48,24 @@ class Heart:
 
     endpoint     of the Monitor
     name         as the Monitor expects it
-    interval_s   between beats; a fifth of the Monitor's suspect_s or less
+    interval_s   between beats; a tenth of the Monitor's dead_s or less
+    on_fatal     called when the thread dies
     """
 
-    def __init__(self, endpoint: str, name: str, interval_s: float = 0.2, curve: CurveKeys | None = None):
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        interval_s: float = 0.2,
+        curve: CurveKeys | None = None,
+        *,
+        on_fatal: OnFatal | None = None,
+    ):
         self._spoke = Spoke(endpoint, name, Decoder(Answer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
         self._interval_s = interval_s
         self._heard = time.monotonic()
         self._running = True
-        self._thread = threading.Thread(target=self._run, name=f"heart {name}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(f"heart {name}", self._run, on_fatal=on_fatal)
 
     def seconds_since_monitor(self) -> float:
         """Since the Monitor last answered, or since the start; time in which this process was itself
@@ -99,11 +108,13 @@ class Monitor:
     """Listens for the beats of all expected names, and tells of each loss once.
 
     endpoints   to bind, as for a Hub; the real ones stand in .endpoints
-    expected    names that will beat; more can be added with expect()
-    suspect_s   silence after which suspects() names a peer
-    dead_s      silence after which a peer is lost; STUCK_FACTOR times that for a watched, living process
+    expected    names that will beat
+    tick_s      between two looks at who is silent; a thread that is two ticks late forgives all silence
+    dead_s      silence after which a peer is lost; STUCK_FACTOR times that for a watched process that exists
+                and is not suspended
     first_s     how long a peer may take to its first beat
     on_lost     called on the Monitor's thread with (name, reason); must be short and must not raise
+    on_fatal    called when that thread dies
 
     A process that ends is lost at once when watch_pid() told its number. When this very thread was not
     run for a while (a stopped or starved process), everybody's silence is forgiven for that time.
@@ -113,19 +124,19 @@ class Monitor:
         self,
         endpoints: Iterable[str],
         expected: Iterable[str],
-        suspect_s: float = 1.0,
+        tick_s: float = 0.25,
         dead_s: float = 3.0,
         curve: CurveKeys | None = None,
         *,
         on_lost: Callable[[str, str], None] | None = None,
+        on_fatal: OnFatal | None = None,
         first_s: float = 120.0,
     ):
         now = time.monotonic()
         self._peers = {name: _Peer(None, now) for name in expected}
         self._lost: dict[str, str] = {}
         self._left: set[str] = set()
-        self._suspect_s, self._dead_s, self._first_s = suspect_s, dead_s, first_s
-        self._tick_s = min(0.25, suspect_s / 4)
+        self._tick_s, self._dead_s, self._first_s = tick_s, dead_s, first_s
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._wanted: list[tuple[str, int]] = []
@@ -139,13 +150,7 @@ class Monitor:
         )
         self.endpoints = self._hub.endpoints
         self._running = True
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._thread.start()
-
-    def expect(self, name: str) -> None:
-        """From now on this name is expected to beat."""
-        with self._lock:
-            self._peers.setdefault(name, _Peer(None, time.monotonic()))
+        self._thread = start_thread("monitor", self._run, on_fatal=on_fatal)
 
     def forget(self, name: str) -> None:
         """This name ends on purpose; its silence or exit is no loss."""
@@ -163,16 +168,6 @@ class Monitor:
         """Reason by name of every peer that was lost, in order of loss."""
         with self._lock:
             return dict(self._lost)
-
-    def suspects(self) -> list[str]:
-        """Names that have beaten before and are silent for longer than suspect_s, but are not lost."""
-        now = time.monotonic()
-        with self._lock:
-            return [
-                name
-                for name, peer in self._peers.items()
-                if self._counts(name) and peer.heard_s is not None and now - peer.heard_s > self._suspect_s
-            ]
 
     def counters(self) -> dict[str, int]:
         """Of the underlying channel, as Counters.as_dict()."""
@@ -201,7 +196,7 @@ class Monitor:
 
     def _forgive(self, late_s: float) -> None:
         """This thread came late_s later than it wanted: nobody's silence in that time means anything."""
-        if late_s <= self._suspect_s / 2:
+        if late_s <= 2 * self._tick_s:
             return
         with self._lock:
             for peer in self._peers.values():
@@ -252,6 +247,10 @@ class Monitor:
             silent_s = now - peer.expected_s
             return f"no sign of life in its first {silent_s:.1f} s" if silent_s > self._first_s else ""
         silent_s = now - peer.heard_s
+        if silent_s <= self._dead_s:
+            return ""
+        if peer.pid is not None and process_is_stopped(peer.pid):
+            return f"no sign of life for {silent_s:.1f} s, process {peer.pid} is suspended"
         limit_s = self._dead_s * (1 if peer.pid is None else STUCK_FACTOR)
         return f"no sign of life for {silent_s:.1f} s" if silent_s > limit_s else ""
 

@@ -18,9 +18,8 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,8 +32,10 @@ from transport.errors import (
     TransferTimeout,
     WorldError,
 )
+from transport.flight import Flight
 from transport.jobs import Ended, Job
 from transport.slices import Part, plan
+from transport.threads import OnFatal, start_thread
 from transport.world import World, wait_for_end
 
 PIECE_BYTES = 4 * 2**20
@@ -71,36 +72,6 @@ THREAD_END_S = 5.0
 """A thread that has not ended by then is left to itself: it waits in MPI for a rank that is gone."""
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A job under way.
-
-    parts      still to be begun, while more; begun: some were
-    flying     requests, the oldest first
-    putting    a write that has ended here is to be made sure of there; flushing, flushed: that began, ended
-    error      it has failed; it ends when MPI has let go
-    """
-
-    job: Job
-    window: Any
-    parts: Iterator[list[Part]]
-    touched_s: float
-    began_s: float
-    asked_s: float
-    flying: deque[Any] = field(default_factory=deque)
-    more: bool = True
-    begun: bool = False
-    putting: bool = False
-    flushing: bool = False
-    flushed: bool = False
-    error: TransferError | None = None
-
-    @property
-    def unsure(self) -> bool:
-        """Whether bytes of a write may still land."""
-        return self.putting and not self.flushed
-
-
 Result = TypeVar("Result")
 
 _End = tuple[Job, TransferError | None, bool]
@@ -114,25 +85,35 @@ class OneSided:
     ended       called with each job and how it ended
     at_once     ranks of which the main thread may begin short reads itself: the network reads their memory
                 without help
+    on_fatal    called when a thread of this path dies, after its jobs have failed
 
     Nothing that was begun can be taken back: a job that fails ends when MPI has let go of its buffers, or
     after stall_s more, and then nothing more is begun with that rank.
     """
 
-    def __init__(self, world: World, stall_s: float, help_from: Callable[[int], object], ended: Ended):
+    def __init__(
+        self,
+        world: World,
+        stall_s: float,
+        help_from: Callable[[int], object],
+        ended: Ended,
+        on_fatal: OnFatal | None = None,
+    ):
         self._world, self._stall_s, self._help_from, self._ended = world, stall_s, help_from, ended
+        self._on_fatal = on_fatal
+        self._dead = ""
         self._windows: dict[int, Any] = {}
         self._lost: dict[int, str] = {}
         self._stuck: set[int] = set()
         self._helps: Counter[int] = Counter()
-        self._kept: list[_Flight] = []
+        self._kept: list[Flight] = []
         self._closed = False
         self._moved_s = 0.0
         self.at_once: set[int] = set()
         self._tasks: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()  # of _flights and of whatever enters MPI here
-        self._flights: list[_Flight] = []
-        self._queue: queue.SimpleQueue[_Flight | None] = queue.SimpleQueue()
+        self._flights: list[Flight] = []
+        self._queue: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._begin_threads()
 
@@ -165,7 +146,7 @@ class OneSided:
 
     def reaches(self, rank: int, segment: int, helped: bool) -> bool:
         """Whether a segment of a rank has a window and, unless helped, the network needs no help there."""
-        return segment in self._windows and (helped or self._helps[rank] <= MOST_HELP)
+        return segment in self._windows and not self._dead and (helped or self._helps[rank] <= MOST_HELP)
 
     def _finish(self, segment: int) -> None:
         self.close()
@@ -182,13 +163,12 @@ class OneSided:
     def _begin_threads(self) -> None:
         """The first one; _make_sure() adds others."""
         self._leaving, self._settled = threading.Event(), threading.Event()
-        self._flushers: dict[int, queue.SimpleQueue[_Flight | None]] = {}
+        self._flushers: dict[int, queue.SimpleQueue[Flight | None]] = {}
         self._begin_thread(self._run, "one-sided")
 
     def _begin_thread(self, run: Callable[..., None], name: str, *args: object) -> None:
-        thread = threading.Thread(target=run, args=args, name=name, daemon=True)
+        thread = start_thread(name, run, *args, on_death=self._die, on_fatal=self._on_fatal)
         self._threads.append(thread)
-        thread.start()
 
     def _give_up_threads(self) -> None:
         """End the threads, each rank in its turn: the others meanwhile do what MPI asks. Collective."""
@@ -207,12 +187,12 @@ class OneSided:
 
     def start(self, job: Job) -> None:
         """Begin a job with a segment that reaches(); its end is told through `ended`."""
-        if self._closed:
-            self._ended(job, EngineClosed("the engine was closed", job.rank), True)
+        if self._closed or self._dead:
+            self._ended(job, self._over_because(job.rank), True)
             return
         now = time.monotonic()
         parts = plan([view.nbytes for view in job.views], PIECE_BYTES, PIECE_BYTES)
-        flight = _Flight(job, self._windows[job.segment], parts, now, now, now)
+        flight = Flight(job, self._windows[job.segment], parts, now, now, now)
         ends: list[_End] = []
         if (limit_s := self._may_take_here(job)) and self._lock.acquire(blocking=False):
             try:
@@ -225,8 +205,8 @@ class OneSided:
         else:
             self._queue.put(flight)
         self._tell(ends)
-        if self._closed:  # the thread may have looked for the last time
-            self._close_all()
+        if self._closed or self._dead:  # the thread may have looked for the last time
+            self._end_all()
 
     def run(self, work: Callable[[], Result]) -> Result:
         """What work() returns, on the thread: it may read from any rank, a job after the other.
@@ -256,7 +236,7 @@ class OneSided:
         short = job.op == "read" and job.nbytes <= INLINE_BYTES and job.rank in self.at_once
         return INLINE_S if short and thread is threading.main_thread() else 0.0
 
-    def _try_now(self, flight: _Flight, now: float, limit_s: float) -> list[_End]:
+    def _try_now(self, flight: Flight, now: float, limit_s: float) -> list[_End]:
         while not (ends := self._step(flight, now)) and now - flight.began_s < limit_s:
             now = time.monotonic()
             if now - flight.touched_s > SPIN_S:
@@ -287,7 +267,7 @@ class OneSided:
 
     def _run(self) -> None:
         last = time.monotonic()
-        while not (self._closed or self._leaving.is_set()):
+        while not (self._closed or self._dead or self._leaving.is_set()):
             if not self._flights:
                 self._take(wait=True)
                 while self._tasks:
@@ -303,8 +283,8 @@ class OneSided:
             del ends  # a thread that waits keeps nobody's buffer
             if now - self._moved_s > SPIN_S or not any(flight.flying for flight in self._flights):
                 time.sleep(PAUSE_S)  # also where only Flush is awaited: it needs the interpreter to begin
-        if self._closed:
-            self._close_all()
+        if self._closed or self._dead:
+            self._end_all()
             self._settled.set()
         self._leaving.wait()
 
@@ -323,7 +303,7 @@ class OneSided:
         except queue.Empty:
             return
 
-    def _step(self, flight: _Flight, now: float) -> list[_End]:
+    def _step(self, flight: Flight, now: float) -> list[_End]:
         """Collect what has ended, begin what may follow; how the job ended, if it has."""
         rank = flight.job.rank
         if (error := self._obstacle(flight.job)) is not None:
@@ -358,13 +338,13 @@ class OneSided:
             return TransferError(f"one-sided MPI with rank {job.rank} is stuck", job.rank)
         return None
 
-    def _fail(self, flight: _Flight, error: TransferError, now: float) -> None:
+    def _fail(self, flight: Flight, error: TransferError, now: float) -> None:
         """Begin nothing more; what was begun still has to end, a write on the other side too."""
         if flight.error is None:
             flight.putting |= flight.job.op == "write" and flight.begun and not flight.flushing
             flight.error, flight.more, flight.touched_s = error, False, now
 
-    def _advance(self, flight: _Flight, now: float) -> None:
+    def _advance(self, flight: Flight, now: float) -> None:
         """Collect and begin operations."""
         while flight.flying and flight.flying[0].Test():
             flight.flying.popleft()
@@ -380,7 +360,7 @@ class OneSided:
         if flight.putting and not flight.flying and not flight.flushing:
             self._make_sure(flight)
 
-    def _make_sure(self, flight: _Flight) -> None:
+    def _make_sure(self, flight: Flight) -> None:
         """The requests of a write end when the bytes have left; Flush says that they are there. It has no
         limit in time and may need the target's help: a thread does it, for all writes to a rank."""
         flight.flushing = True
@@ -390,12 +370,12 @@ class OneSided:
             self._begin_thread(self._flush, "one-sided-flush", rank, self._flushers[rank])
         self._flushers[rank].put(flight)
 
-    def _flush(self, rank: int, unflushed: queue.SimpleQueue[_Flight | None]) -> None:
+    def _flush(self, rank: int, unflushed: queue.SimpleQueue[Flight | None]) -> None:
         """Until the windows are freed; where MPI fails, the writes' time limit finds it."""
         while self._flush_some(rank, unflushed):
             pass  # a thread that waits keeps nobody's buffer
 
-    def _flush_some(self, rank: int, unflushed: queue.SimpleQueue[_Flight | None]) -> bool:
+    def _flush_some(self, rank: int, unflushed: queue.SimpleQueue[Flight | None]) -> bool:
         """Wait for flights, and make sure of them; False when it is time to end."""
         batch = [unflushed.get()]
         while not unflushed.empty():
@@ -408,7 +388,7 @@ class OneSided:
                     flight.flushed |= flight.window is window
         return len(flights) == len(batch)
 
-    def _request(self, flight: _Flight, parts: list[Part]) -> Any:
+    def _request(self, flight: Flight, parts: list[Part]) -> Any:
         job, mpi = flight.job, self._world.mpi
         begin = flight.window.Rget if job.op == "read" else flight.window.Rput
         if len(parts) == 1:
@@ -423,23 +403,36 @@ class OneSided:
             made.Free()
         return request
 
-    def _close_all(self) -> None:
+    def _end_all(self) -> None:
         with self._lock:
             self._take(wait=False)
             for flight in self._flights:
-                self._fail(flight, EngineClosed("the engine was closed", flight.job.rank), flight.touched_s)
+                self._fail(flight, self._over_because(flight.job.rank), flight.touched_s)
             ends = [end for flight in list(self._flights) for end in self._drop(flight)]
         self._tell(ends)
 
-    def _drop(self, flight: _Flight) -> list[_End]:
+    def _over_because(self, rank: int) -> TransferError:
+        if self._dead:
+            return TransferError(f"rank {rank}: {self._dead}", rank)
+        return EngineClosed("the engine was closed", rank)
+
+    def _die(self, reason: str) -> None:
+        """Fail what is under way, and what is asked for later: no thread here serves without the others."""
+        self._dead = reason
+        self._queue.put(None)
+        self._end_all()
+        self._settled.set()
+
+    def _drop(self, flight: Flight) -> list[_End]:
         """End a job although MPI may still hold its buffers, which are kept."""
         safe = not flight.flying and not flight.unsure
         if not safe:
+            flight.job.may_land = True
             self._kept.append(flight)
             self._stuck.add(flight.job.rank)
         return self._end(flight, safe)
 
-    def _end(self, flight: _Flight, safe: bool) -> list[_End]:
+    def _end(self, flight: Flight, safe: bool) -> list[_End]:
         if flight in self._flights:
             self._flights.remove(flight)
         if flight.asked_s == flight.began_s and flight.error is None:

@@ -18,11 +18,21 @@ def process_exists(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    return _state(pid) not in ("Z", "X")
+
+
+def process_is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has suspended this process; False where the kernel does not say."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """The letter that Linux gives for a process's state, "" when there is no such process or no /proc."""
     try:
         # "PID (NAME) STATE ...": the name may hold anything, also parentheses
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return True
+        return ""
 
 
 class ProcessWatch:

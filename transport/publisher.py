@@ -83,11 +83,6 @@ class Publisher:
         sockets = [self._pub] if self._replay is None else [self._pub, self._replay]
         return [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
 
-    @property
-    def sent(self) -> int:
-        """Messages so far; the number of the next one."""
-        return self._next
-
     def publish(self, payload: bytes) -> None:
         """Send one message to all who listen now, and keep it for replays."""
         number = self._next

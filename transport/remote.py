@@ -28,6 +28,7 @@ from transport.errors import (
 from transport.jobs import Job, Path
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
+from transport.threads import OnFatal
 
 if TYPE_CHECKING:
     from transport.courier import Courier
@@ -97,6 +98,7 @@ class Remote:
     """The jobs of one rank. Collective: every rank makes one at the same time.
 
     near        ranks whose segment 0 is memory here: no path is measured to them
+    on_fatal    called when a thread of a path dies, after its jobs have failed
     forced      one of REMOTE_PATHS that is to serve all that it reaches, or ""
     lost        rank -> reason, of those that were marked or found dead
 
@@ -111,8 +113,9 @@ class Remote:
         forced: str,
         stall_s: float,
         address: str,
+        on_fatal: OnFatal | None = None,
     ):
-        self._world, self._forced = world, forced
+        self._world, self._forced, self._on_fatal = world, forced, on_fatal
         self.lost: dict[int, str] = {}
         self._lock = threading.Lock()
         self._jobs: set[Job] = set()
@@ -120,7 +123,7 @@ class Remote:
         self._recent: dict[int, float] = {}
         self._courier: Courier | None = None
         # On one node too: registered buffers can be reached over nothing else.
-        self.sockets = SocketPath(world, lent, stall_s, address, self._ended)
+        self.sockets = SocketPath(world, lent, stall_s, address, self._ended, on_fatal)
         self._paths: dict[str, Path] = {"sockets": self.sockets}
         self._one_sided: OneSided | None = None
         self._measuring = False
@@ -128,7 +131,7 @@ class Remote:
         if others and forced != "sockets":
             from transport.courier import Courier
 
-            self._courier = Courier(world, lent, others, stall_s, address, self._ended)
+            self._courier = Courier(world, lent, others, stall_s, address, self._ended, on_fatal)
             self._paths["two_sided"] = self._courier
         if forced == "one_sided" or not (forced or world.one_node):
             self._open_windows(lent, stall_s)
@@ -145,7 +148,7 @@ class Remote:
 
             segment = lent.view(0)
             assert segment is not None
-            one_sided = OneSided(self._world, stall_s, self._help_from, self._ended)
+            one_sided = OneSided(self._world, stall_s, self._help_from, self._ended, self._on_fatal)
             if one_sided.expose(0, segment):
                 self._one_sided = self._paths["one_sided"] = one_sided
                 return
@@ -275,7 +278,7 @@ class Remote:
             path.close()
 
     def _ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
-        """A path tells of the end of a job's try. safe: nothing of it can land any more."""
+        """End a job's try, and begin the next one where there is one. safe: it may be tried again."""
         path = job.ways.pop(0)
         if job.cancelled and error is not None:
             error = TransferCancelled("the batch was cancelled", job.rank)
@@ -294,7 +297,12 @@ class Remote:
             return
         if isinstance(error, PeerLost) and self._is_final(path, job.rank, error):
             self.mark_lost(job.rank, error.reason)
-        job.batch.end_parts(1, None if error is None else dict.fromkeys(job.indices, error))
+        failures = None if error is None else dict.fromkeys(job.indices, error)
+        job.batch.end_parts(1, failures, may_land=self._may_land(job))
+
+    def _may_land(self, job: Job) -> bool:
+        """Whether bytes of a failed job may still be put in place. With a lost rank its segment is gone."""
+        return job.may_land and not (job.op == "write" and job.rank in self.lost)
 
     def _is_final(self, path: str, rank: int, error: TransferError | None) -> bool:
         """Whether another path would fare no better: the other side said no, or is dead beyond doubt.

@@ -30,6 +30,7 @@ from transport.jobs import Ended, Job
 from transport.lent import LentBuffers
 from transport.sockets import BytesClient, BytesServer
 from transport.sockets_server import SLOWEST_BYTES_PER_S
+from transport.threads import OnFatal, start_thread
 from transport.world import World
 
 LEAST_PIECE_BYTES = 2 * 2**20
@@ -94,6 +95,7 @@ class _Lane:
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
+        self._in_hand: dict[int, _Piece] = {}
         self._client: BytesClient | None = None
 
     def put(self, pieces: Sequence[_Piece], streams: int) -> None:
@@ -104,7 +106,8 @@ class _Lane:
             wanted = min(streams, self._threads + max(0, self._work.qsize() - self._idle))
             while self._threads < wanted:
                 self._threads += 1
-                threading.Thread(target=self._run, name=f"lane {self._rank}", daemon=True).start()
+                name = f"lane {self._rank}"
+                start_thread(name, self._run, on_death=self._die, on_fatal=self._path.on_fatal)
 
     def close(self) -> None:
         """Cut off what moves now; what waits then fails by itself."""
@@ -128,8 +131,26 @@ class _Lane:
                 continue
             with self._lock:
                 self._idle -= 1
-            self._path.end_piece(piece, self._moved(piece))
+                self._in_hand[threading.get_ident()] = piece
+            error = self._moved(piece)
+            with self._lock:
+                del self._in_hand[threading.get_ident()]
+            self._path.end_piece(piece, error)
             del piece  # a thread that waits keeps nobody's buffer
+
+    def _die(self, reason: str) -> None:
+        """Fail the piece that this thread had in hand and, when no thread is left, those that wait. The next
+        job starts a thread again."""
+        with self._lock:
+            self._threads -= 1
+            mine = self._in_hand.pop(threading.get_ident(), None)
+            pieces = [] if mine is None else [mine]
+            while not self._threads and not self._work.empty():
+                pieces.append(self._work.get())
+        for piece in pieces:
+            error = TransferError(f"rank {self._rank}: {reason}", self._rank)
+            error.may_land = piece is mine and piece.running.job.op == "write"
+            self._path.end_piece(piece, error)
 
     def _moved(self, piece: _Piece) -> TransferError | None:
         job = piece.running.job
@@ -146,7 +167,9 @@ class _Lane:
             move = client.read if job.op == "read" else client.write
             move(job.segment, piece.ranges, piece.views, limit_s)
         except TransferError as error:
-            return self._path.gone(job.rank) or _about(job.rank, self._diagnosed(error))
+            found = self._path.gone(job.rank) or _about(job.rank, self._diagnosed(error))
+            found.may_land = error.may_land
+            return found
         return None
 
     def _diagnosed(self, error: TransferError) -> TransferError:
@@ -199,18 +222,28 @@ class SocketPath:
     stall_s     a piece takes no longer than this, plus its time at SLOWEST_BYTES_PER_S
     address     of this host for other nodes; found out when empty; loopback when there is one node
     ended       called on a lane's thread with each job and how it ended
+    on_fatal    called when a thread of this path dies, after its jobs have failed
 
     streams     (rank -> connections to use at once); 1 unless set
     """
 
-    def __init__(self, world: World, lent: LentBuffers, stall_s: float, address: str, ended: Ended):
+    def __init__(
+        self,
+        world: World,
+        lent: LentBuffers,
+        stall_s: float,
+        address: str,
+        ended: Ended,
+        on_fatal: OnFatal | None = None,
+    ):
         self.stall_s = stall_s
+        self.on_fatal = on_fatal
         self._ended = ended
         node = world.node_of[world.rank]
         away = [world.hostnames[rank] for rank in range(world.size) if world.node_of[rank] != node]
         here = reachable_address(away, address) if away else "127.0.0.1"
         self.secret = world.bcast_bytes(secrets.token_bytes(32) if world.rank == 0 else None)
-        self.server = BytesServer(self.secret, here, lent=lent)
+        self.server = BytesServer(self.secret, here, lent=lent, on_fatal=on_fatal)
         cards = world.allgather_bytes(msgspec.msgpack.encode(self.server.address))
         self.addresses = [msgspec.msgpack.decode(card, type=tuple[str, int]) for card in cards]
         self.streams: dict[int, int] = {}
@@ -258,9 +291,11 @@ class SocketPath:
         with self._lock:
             running.pieces -= 1
             running.error = running.error or error
+            running.job.may_land |= error is not None and error.may_land
             last = not running.pieces
         if last:
             # A connection on which something failed is closed: nothing of this try can land here any more.
+            # What the server's kernel holds of a write are the bytes that a second try puts there too.
             self._ended(running.job, running.error, True)
 
     def _lane(self, rank: int) -> _Lane:

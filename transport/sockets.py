@@ -113,22 +113,32 @@ class BytesClient:
     ) -> None:
         """Put the bytes of `source` into these (offset, nbytes) ranges of a segment.
 
-        Returns when they are in place. After an error any part of them may be. Raises as read().
+        Returns when they are in place. After an error any part of them may be, and error.may_land tells
+        whether more may come. Raises as read().
         """
         views = _local_views(ranges, source, writable=False)
         deadline = time.monotonic() + timeout_s
-        with self._connection(deadline) as connection:
-            for first in range(0, len(views), MAX_RANGES):
-                some = slice(first, first + MAX_RANGES)
-                offsets, lengths = _columns(ranges[some])
-                request = Write(segment, offsets, lengths)
-                if sum(lengths) > EAGER_BYTES:
-                    connection.send_message(request, deadline)
-                    self._expect(connection, Go, deadline)
-                    connection.send(views[some], deadline)
-                else:
-                    connection.send_message(request, deadline, views[some])
-                self._expect(connection, Done, deadline)
+        unconfirmed = False  # bytes have left, and the server has not answered
+        try:
+            with self._connection(deadline) as connection:
+                for first in range(0, len(views), MAX_RANGES):
+                    some = slice(first, first + MAX_RANGES)
+                    offsets, lengths = _columns(ranges[some])
+                    request = Write(segment, offsets, lengths)
+                    if sum(lengths) > EAGER_BYTES:
+                        connection.send_message(request, deadline)
+                        self._expect(connection, Go, deadline)
+                        unconfirmed = True
+                        connection.send(views[some], deadline)
+                    else:
+                        unconfirmed = True
+                        connection.send_message(request, deadline, views[some])
+                    self._expect(connection, Done, deadline)
+                    unconfirmed = False
+        except TransferError as error:
+            # A server that refuses has taken the bytes off the connection and put them nowhere.
+            error.may_land = unconfirmed and not isinstance(error, TransferRefused)
+            raise
 
     def close(self) -> None:
         """End every connection; transfers under way fail with EngineClosed. May be called twice."""

@@ -37,6 +37,7 @@ from transport.sockets_messages import (
     Refused,
     Request,
 )
+from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 
 HANDSHAKE_S = 5.0
@@ -86,14 +87,22 @@ class BytesServer:
 
     host, port  to listen at; port 0 takes a free one, .address has the real one
     lent        the buffers, when others lend them too; its own otherwise
+    on_fatal    called when a thread of this server dies, after its connections have been ended
 
     Raises ChannelError when it cannot listen there.
     """
 
     def __init__(
-        self, secret: bytes, host: str = "127.0.0.1", port: int = 0, *, lent: LentBuffers | None = None
+        self,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        lent: LentBuffers | None = None,
+        on_fatal: OnFatal | None = None,
     ):
         check_secret(secret)
+        self._on_fatal = on_fatal
         self._secret = secret
         self._lent = lent if lent is not None else LentBuffers()
         self._connections: set[Connection] = set()
@@ -109,8 +118,9 @@ class BytesServer:
         except (OSError, OverflowError) as error:
             raise ChannelError(f"cannot listen at {host}:{port}: {error}") from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._thread = threading.Thread(target=self._accept, name="bytes server", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            "bytes server", self._accept, on_death=self._stop_listening, on_fatal=on_fatal
+        )
 
     @property
     def counters(self) -> dict[str, int]:
@@ -147,9 +157,7 @@ class BytesServer:
             time.sleep(0.002)
         with self._changed:
             connections = list(self._connections)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._listener.close()
+        self._stop_listening()
         for connection in connections:
             connection.shut()
         self._thread.join(timeout=2)
@@ -174,7 +182,13 @@ class BytesServer:
                     return
                 time.sleep(0.01)  # out of file descriptors: some connection will end
                 continue
-            connection = Connection(sock, f"{address[0]}:{address[1]}")
+            try:
+                connection = Connection(sock, f"{address[0]}:{address[1]}")
+            except BaseException as error:
+                sock.close()
+                if isinstance(error, OSError):  # the other side has gone already
+                    continue
+                raise
             with self._changed:
                 full = self._closed or len(self._connections) >= MAX_CONNECTIONS
                 if full:
@@ -185,7 +199,7 @@ class BytesServer:
                 connection.close()
                 continue
             try:
-                threading.Thread(target=self._serve, args=(connection,), name="bytes", daemon=True).start()
+                start_thread("bytes", self._serve, connection, on_fatal=self._on_fatal)
             except RuntimeError:  # no more threads: as with too many connections
                 self._count(refused=1)
                 self._end(connection)
@@ -204,6 +218,11 @@ class BytesServer:
             self._count(dropped=1)
         finally:
             self._end(connection)
+
+    def _stop_listening(self, reason: str = "") -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._listener.close()
 
     def _end(self, connection: Connection) -> None:
         connection.close()

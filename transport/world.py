@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transport.errors import WorldError
+from transport.threads import start_thread
 
 DEFAULTS = {
     # ob1 is the layer that ULFM works with. Its one-sided ucx component only prints an error here.
@@ -183,10 +184,7 @@ class World:
         with self._lock:
             if self._finished is None:
                 ended = threading.Event()
-                work = threading.Thread(
-                    target=self._finalize, args=(lost, ended), daemon=True, name="finalize"
-                )
-                work.start()
+                start_thread("finalize", self._finalize, lost, ended)
                 self._finished = ended.wait(limit_s)
             return self._finished
 

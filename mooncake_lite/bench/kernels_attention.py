@@ -53,7 +53,6 @@ class PagedKV:
     def __init__(self, heads: Heads, batch: int, tokens: int):
         pages = tokens // PAGE
         rng = np.random.default_rng(0)
-        self.heads = heads
         self.tables = rng.permutation(batch * pages).astype(np.int32).reshape(batch, pages)
         shape = (batch * pages, heads.kv, PAGE, heads.dim)
         self.keys, self.values = (rng.standard_normal(shape, np.float32) for _ in range(2))

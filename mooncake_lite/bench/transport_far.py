@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import statistics
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +17,7 @@ from mooncake_lite.bench.result import Other, Row, median_seconds
 from mooncake_lite.bench.transport_rank import SEGMENT_BYTES, main
 from transport.address import reachable_address
 from transport.engine import Transfer, TransferEngine
+from transport.threads import start_thread
 from transport.world import World
 
 MIB = 2**20
@@ -42,7 +42,7 @@ class Far:
         listener = socket.create_server((reachable_address([world.hostnames[1 - world.rank]]), 0))
         cards = world.allgather_bytes(msgspec.json.encode(listener.getsockname()))
         if world.rank == 1:
-            threading.Thread(target=self._answer, args=(listener,), daemon=True).start()
+            start_thread("answers", self._answer, listener)
         wire = socket.create_connection(tuple(msgspec.json.decode(cards[1])), LIMIT_S)
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire.settimeout(None)
@@ -53,7 +53,7 @@ class Far:
         source = memoryview(bytes(SEGMENT_BYTES))
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=self._send, args=(connection, source), daemon=True).start()
+            start_thread("sends", self._send, connection, source)
 
     @staticmethod
     def _send(connection: socket.socket, source: memoryview) -> None:

@@ -1,12 +1,11 @@
 """One streamed question over HTTP, timed at the client, with the trace that the server adds on request.
 
 Called by `demo.story` and by tests. It may know the OpenAI wire format and the trace header, and nothing of
-what lies behind the port. The trace is explained in docs/lifecycle.md.
+what lies behind the port. The trace is explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from mooncake_lite.errors import ClusterError
+from mooncake_lite.event_stream import BrokenStream, chunks, error_message, finish_reason, texts
 from mooncake_lite.messages import Span
 
 TRACE_HEADER = {"x-mooncake-lite-trace": "1"}
@@ -117,27 +117,20 @@ def read_answer(
     usage: dict[str, Any] = {}
     trace: dict[str, Any] = {}
     first = last = sent
-    ended = False
-    for chunk in events(lines):
-        if chunk is None:
-            ended = True
-            break
-        if "error" in chunk:
-            raise ClusterError(
-                f"the server ended the answer: {chunk['error'].get('message', chunk['error'])}"
-            )
-        usage = chunk.get("usage") or usage
-        trace = chunk.get("mooncake_lite") or trace
-        for choice in chunk.get("choices", []):
-            finish = choice.get("finish_reason") or finish
-            text = choice.get("delta", {}).get("content")
-            if text:
+    try:
+        for chunk in chunks(lines):
+            usage = chunk.get("usage") or usage
+            trace = chunk.get("mooncake_lite") or trace
+            finish = finish_reason(chunk) or finish
+            for text in texts(chunk):
                 last = clock()
                 first = first if pieces else last
                 pieces.append(text)
                 on_text(text)
-    if not ended or not usage:
-        raise ClusterError("the server broke off in the middle of an answer")
+    except BrokenStream as error:
+        raise ClusterError(str(error)) from None
+    if not usage:
+        raise ClusterError("the server broke off in the middle of an answer: no usage came")
     return Answer(
         text="".join(pieces),
         finish=finish,
@@ -150,21 +143,6 @@ def read_answer(
     )
 
 
-def events(lines: Iterable[str]) -> Iterable[dict[str, Any] | None]:
-    """The JSON objects of an event stream, and None for its end mark. Raises ClusterError for broken JSON."""
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        try:
-            yield None if data == "[DONE]" else json.loads(data)
-        except ValueError:
-            raise ClusterError(f"the server sent a line that is not JSON: {data[:60]!r}") from None
-
-
 def error_text(body: str) -> str:
     """The message of an OpenAI error object, or the beginning of whatever else came back."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(body.split())[:200] or "no body"
+    return error_message(body) or " ".join(body.split())[:200] or "no body"

@@ -32,7 +32,7 @@ PLAIN_WIDTH = 100
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to FILE."
 )
 def demo(json_file: Path | None) -> None:
-    """Play what reuse is worth: cold, from DRAM, from HDF5 after a restart, and with reuse off."""
+    """Measure the same questions cold, from DRAM, from HDF5 after a restart, and with reuse off."""
     from mooncake_lite.demo.report import differences
 
     if json_file is not None and not json_file.resolve().parent.is_dir():

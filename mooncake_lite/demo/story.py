@@ -25,7 +25,7 @@ START_LIMIT_S = 120.0
 CLUSTER = ServeConfig(prefill=1, decode=1, store=1)
 QUESTIONS = {
     "a": "What is the main idea of the paper?",
-    "b": "What are prefill and decode? Explain both.",
+    "b": "What is the difference between prefill and decode?",
     "c": "Explain it again in simpler words.",
 }
 MAX_TOKENS = {"a": 24, "b": 80, "c": 32}

@@ -1,8 +1,8 @@
-"""Runs a model over paged KV on one rank. Start reading at engine.py."""
+"""Runs a model over paged KV on one rank. Start reading at runner.py."""
 
 from mooncake_lite.engine.engine import Engine
-from mooncake_lite.engine.pages import OutOfPages, PagePool, pages_for
+from mooncake_lite.engine.runner import Runner
 from mooncake_lite.engine.sampler import sample
-from mooncake_lite.engine.sequence import Sequence
+from mooncake_lite.engine.staging import StagingBlocks
 
-__all__ = ["Engine", "OutOfPages", "PagePool", "Sequence", "pages_for", "sample"]
+__all__ = ["Engine", "Runner", "StagingBlocks", "sample"]

@@ -1,24 +1,27 @@
-"""One model with its KV pages: prefill in chunks, decode in batches, blocks in and out.
+"""One model with its KV pages: forward passes over chunks, blocks in and out.
 
-Used by the prefill and decode roles and by `mooncake-lite generate`. It knows no messages and no ranks.
-Explained in docs/lifecycle.md.
+Used by `runner.py` alone. It knows neither messages nor ranks, and keeps no account of its pages: each call
+names the pages that it may touch. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 
 import kernels_numba
 from mooncake_lite.config import PAGE_TOKENS
-from mooncake_lite.engine.pages import PagePool, new_caches, pages_for
+from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.sampler import sample
-from mooncake_lite.engine.sequence import Sequence
 from mooncake_lite.model import AttentionBatch, Model
+from scheduler.instance.step import Chunk
 
 
 class Engine:
-    """Runs sequences on one device.
+    """Computes chunks on one device.
 
     num_pages      KV pages of PAGE_TOKENS tokens
     block_tokens   tokens of a pool block, a multiple of PAGE_TOKENS
@@ -29,7 +32,7 @@ class Engine:
         self.model = model
         self.block_tokens = block_tokens
         self.codec = kernels_numba.codec(codec) if codec != "none" else None
-        self.pages = PagePool(num_pages)
+        self.num_pages = num_pages
         self.caches = new_caches(model.config, num_pages, model.dtype, model.device)
 
     @property
@@ -51,102 +54,65 @@ class Engine:
 
     # ------------------------------------------------------------------------------ computing
 
-    def prefill_chunk(self, sequence: Sequence, max_tokens: int) -> int | None:
-        """Compute the KV of the next max_tokens tokens or less; the next token once all are computed.
+    def compute(self, chunks: Seq[Chunk]) -> list[int]:
+        """Compute the KV of the tokens of all chunks in one forward pass.
 
-        The sequence must hold pages for all its tokens.
+        Returns the next token of each chunk that samples, in their order. The pages of a chunk must hold all
+        tokens up to its end.
         """
-        start = sequence.num_computed
-        end = min(len(sequence.token_ids), start + max_tokens)
-        last = end == len(sequence.token_ids)
-        rows = [end - start - 1] if last else []
-        logits = self._forward([sequence], [end], rows)
-        sequence.num_computed = end
-        return sample(logits[0], sequence.sampling, end) if last else None
-
-    def decode_step(self, sequences: list[Sequence]) -> list[int]:
-        """One token for each sequence: computes the KV of its last token, and samples the next.
-
-        Every sequence must hold a page for that token. Returns the tokens in the order of `sequences`;
-        they are not appended.
-        """
-        ends = [len(sequence.token_ids) for sequence in sequences]
-        logits = self._forward(sequences, ends, list(range(len(sequences))))
-        for sequence, end in zip(sequences, ends):
-            sequence.num_computed = end
-        return [sample(row, s.sampling, end) for row, s, end in zip(logits, sequences, ends)]
-
-    def _forward(self, sequences: list[Sequence], ends: list[int], rows: list[int]) -> np.ndarray:
-        """Run the model over tokens num_computed..end-1 of each sequence; logits of `rows` of all of them."""
-        ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for sequence, end in zip(sequences, ends):
-            ids += sequence.token_ids[sequence.num_computed : end]
-            positions += range(sequence.num_computed, end)
-            slots += sequence.slots(sequence.num_computed, end)
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
+        slots = [slot for chunk in chunks for slot in _slots(chunk)]
+        ends = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))
+        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.samples]
+        device = self.model.device
         batch = AttentionBatch(
-            query_lens=self._int32([end - s.num_computed for s, end in zip(sequences, ends)]),
-            context_lens=self._int32(ends),
-            block_tables=self._tables(sequences),
-            slot_mapping=torch.tensor(slots, device=self.model.device),
+            query_lens=self._int32([len(chunk.token_ids) for chunk in chunks]),
+            context_lens=self._int32([chunk.end for chunk in chunks]),
+            block_tables=self._tables(chunks),
+            slot_mapping=torch.tensor(slots, device=device),
         )
         logits = self.model.forward(
-            torch.tensor(ids, device=self.model.device),
-            torch.tensor(positions, device=self.model.device),
+            torch.tensor(ids, device=device),
+            torch.tensor(positions, device=device),
             self.caches,
             batch,
-            torch.tensor(rows, dtype=torch.int64, device=self.model.device),
+            torch.tensor(rows, dtype=torch.int64, device=device),
         )
-        return logits.cpu().numpy()
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        return [sample(row, chunk.sampling, chunk.end) for row, chunk in zip(logits.cpu().numpy(), sampling)]
 
     def _int32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.model.device)
 
-    def _tables(self, sequences: list[Sequence]) -> torch.Tensor:
+    def _tables(self, chunks: Seq[Chunk]) -> torch.Tensor:
         """Block tables (batch, longest) int32; entries past a sequence's end are -1 and never read."""
-        tables = np.full((len(sequences), max(len(s.pages) for s in sequences)), -1, dtype=np.int32)
-        for row, sequence in zip(tables, sequences):
-            row[: len(sequence.pages)] = sequence.pages
+        tables = np.full((len(chunks), max(len(chunk.pages) for chunk in chunks)), -1, dtype=np.int32)
+        for row, chunk in zip(tables, chunks):
+            row[: len(chunk.pages)] = chunk.pages
         return torch.from_numpy(tables).to(self.model.device)
-
-    # ------------------------------------------------------------------------------ pages
-
-    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give the sequence pages for its first num_tokens tokens.
-
-        Raises OutOfPages, and then changes nothing.
-        """
-        missing = pages_for(num_tokens) - len(sequence.pages)
-        if missing > 0:
-            sequence.pages += self.pages.take(missing)
-
-    def free(self, sequence: Sequence) -> None:
-        """Give back all pages of the sequence."""
-        self.pages.give_back(sequence.pages)
-        sequence.pages = []
-        sequence.num_computed = 0
 
     # ------------------------------------------------------------------------------ blocks
 
-    def load_blocks(self, sequence: Sequence, first: int, blocks: np.ndarray) -> None:
-        """Copy pool blocks into the pages of blocks first, first+1, ... of a sequence.
+    def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
+        """Copy pool blocks into pages.
 
+        pages    pages of the blocks, one block after the other; a last block (a tail) may have fewer
         blocks   (n, *block_shape) of block_dtype
 
-        A last block that reaches past the sequence's pages (a tail) is copied as far as there are pages.
+        A tail is copied as far as there are pages.
         """
         source = self._as_tensor(blocks).to(self.model.device)
-        ids = self._page_ids(sequence, first, len(blocks))
+        ids = self._page_ids(pages, len(blocks))
         kernels_numba.scatter_blocks(source, self.caches, ids, codec=self.codec)
 
-    def store_blocks(self, sequence: Sequence, first: int, out: np.ndarray) -> None:
-        """Copy the pages of blocks first, first+1, ... of a sequence into pool blocks `out`; see load_blocks.
+    def store_blocks(self, pages: Seq[int], out: np.ndarray) -> None:
+        """Copy pages into pool blocks `out`; see load_blocks.
 
         Of a tail only the tokens that have pages are written, on a device zeros for the others.
         """
         target = self._as_tensor(out)
-        ids = self._page_ids(sequence, first, len(out))
+        ids = self._page_ids(pages, len(out))
         if self.caches.device.type == "cpu":
             kernels_numba.gather_blocks(self.caches, ids, target, codec=self.codec)
             return
@@ -154,14 +120,20 @@ class Engine:
         kernels_numba.gather_blocks(self.caches, ids, packed, codec=self.codec)
         target.copy_(packed)
 
-    def _page_ids(self, sequence: Sequence, first: int, count: int) -> torch.Tensor:
+    def _page_ids(self, pages: Seq[int], count: int) -> torch.Tensor:
         """Pages of `count` blocks, (count, pages per block) int32; -1 where a tail has none."""
         per_block = self.block_tokens // PAGE_TOKENS
-        pages = sequence.pages[first * per_block : (first + count) * per_block]
-        assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {sequence.request_id}"
-        pages += [-1] * (count * per_block - len(pages))
-        return self._int32(pages).reshape(count, per_block)
+        least = (count - 1) * per_block + 1
+        assert least <= len(pages) <= count * per_block, f"{len(pages)} pages for {count} blocks"
+        padded = [*pages, *[-1] * (count * per_block - len(pages))]
+        return self._int32(padded).reshape(count, per_block)
 
     def _as_tensor(self, blocks: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(blocks)
         return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+def _slots(chunk: Chunk) -> list[int]:
+    """Flat cache slot (page * PAGE_TOKENS + offset) of each token of a chunk."""
+    pages = chunk.pages
+    return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in range(chunk.start, chunk.end)]

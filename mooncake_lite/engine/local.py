@@ -1,18 +1,32 @@
-"""One request in one process, without MPI: what `mooncake-lite generate` does, and the tests' reference."""
+"""Requests in one process, without MPI: what `mooncake-lite generate` does, and the tests' reference."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import torch
 
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
-from mooncake_lite.engine.pages import pages_for
-from mooncake_lite.engine.sequence import Sequence
+from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model
+from scheduler.instance import (
+    DECODE,
+    PREFILL,
+    Arrived,
+    Job,
+    Pages,
+    Staging,
+    State,
+    begin,
+    next_step,
+    on,
+    pages_for,
+)
+from scheduler.instance.outcomes import Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
 
@@ -23,26 +37,41 @@ def generate_tokens(
     sampling: Sampling,
     max_tokens: int,
     stop_ids: frozenset[int],
-    chunk_tokens: int = 256,
 ) -> Iterator[int]:
     """Yield the answer's tokens, one by one. Raises ConfigError when the prompt fills the context."""
-    context = model.config.max_position
-    if not 0 < len(prompt_ids) < context:
-        raise ConfigError(f"the prompt has {len(prompt_ids)} tokens; the context takes 1 to {context - 1}")
-    length = min(context, len(prompt_ids) + max_tokens)
-    engine = Engine(model, pages_for(length), BLOCK_TOKENS)
-    sequence = Sequence("local", list(prompt_ids), sampling, max_tokens, stop_ids, context)
-    engine.reserve(sequence, length)
-    token = None
-    while token is None:
-        token = engine.prefill_chunk(sequence, chunk_tokens)
-    finish = sequence.append(token)
-    while finish != "stop":
+    for _, token in generate_all(model, [prompt_ids], sampling, max_tokens, stop_ids):
         yield token
-        if finish:
-            return
-        (token,) = engine.decode_step([sequence])
-        finish = sequence.append(token)
+
+
+def generate_all(
+    model: Model,
+    prompts: list[list[int]],
+    sampling: Sampling,
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    chunk_tokens: int = 256,
+) -> Iterator[tuple[int, int]]:
+    """Yield (number of the prompt, next token of its answer) for all prompts in one running batch.
+
+    Raises ConfigError when a prompt fills the context.
+    """
+    context = model.config.max_position
+    for prompt in prompts:
+        if not 0 < len(prompt) < context:
+            raise ConfigError(f"the prompt has {len(prompt)} tokens; the context takes 1 to {context - 1}")
+    num_pages = sum(pages_for(min(context, len(prompt) + max_tokens), PAGE_TOKENS) for prompt in prompts)
+    duties = frozenset({PREFILL, DECODE})
+    state = State(duties, Pages(num_pages, PAGE_TOKENS), Staging(0, 0), BLOCK_TOKENS, chunk_tokens)
+    runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
+    for number, prompt in enumerate(prompts):
+        job = Job(str(number), 0, duties, prompt, 0, max_tokens, context, stop_ids, sampling)
+        on(state, Arrived(job), time.monotonic())
+    while state.busy:
+        step = next_step(state, time.monotonic())
+        begin(state, step)
+        for outcome in on(state, runner.run(step), time.monotonic()):
+            if isinstance(outcome, Token) and outcome.finish != "stop":
+                yield int(outcome.job[0]), outcome.token
 
 
 def use_threads(count: int) -> None:

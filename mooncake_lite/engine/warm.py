@@ -6,23 +6,25 @@ import numpy as np
 
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
-from mooncake_lite.engine.sequence import Sequence
 from mooncake_lite.messages import Sampling
+from scheduler.instance import pages_for
+from scheduler.instance.step import Chunk
 
 
 def warm_up(engine: Engine) -> None:
     """Run a tiny request through prefill, both directions of block moves, a tail, and decode."""
-    tokens = [1] * (engine.block_tokens + PAGE_TOKENS)
-    sequence = Sequence("warm-up", tokens, Sampling(0.0), 4, frozenset(), len(tokens) + 4)
+    block = engine.block_tokens
+    length = block + PAGE_TOKENS
+    pages = tuple(range(pages_for(length + 1, PAGE_TOKENS)))
+
+    def compute(start: int, end: int) -> None:
+        ids = (1,) * (end - start)
+        prompt = end <= length
+        engine.compute([Chunk(("warm-up", 0), ids, start, pages, end >= length, Sampling(0.0), prompt)])
+
+    compute(0, block)
+    compute(block, length)
     blocks = np.zeros((2, *engine.block_shape), engine.block_dtype)
-    try:
-        engine.reserve(sequence, len(tokens) + 1)
-        engine.prefill_chunk(sequence, engine.block_tokens)
-        token = engine.prefill_chunk(sequence, engine.block_tokens)
-        assert token is not None
-        engine.store_blocks(sequence, 0, blocks)
-        engine.load_blocks(sequence, 0, blocks)
-        sequence.append(token)
-        engine.decode_step([sequence])
-    finally:
-        engine.free(sequence)
+    engine.store_blocks(pages[: pages_for(length, PAGE_TOKENS)], blocks)
+    engine.load_blocks(pages[: pages_for(length, PAGE_TOKENS)], blocks)
+    compute(length, length + 1)

@@ -8,38 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import uvicorn
 
 from mooncake_lite.errors import ConfigError, UserError
-from mooncake_lite.gateway.cluster import Cluster
+from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.endpoints import Endpoints
 from mooncake_lite.gateway.plumbing import QuietServer, bounded, timed_protocol
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
+from mooncake_lite.launch.exec_child import follow_parent
+from mooncake_lite.launch.run_dir import read_states
+from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model import load_tokenizer
+
+PARENT_END_S = 0.2
+"""How long rank 0 may take to end after its first thread has; mpirun kills 0.5 s after its SIGTERM."""
 
 GOODBYE_S = 1.0
 """Time for open connections to take their last bytes after a SIGTERM; a Stop may allow less."""
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int) -> bool:
-    """Ask Linux for a SIGTERM when the parent dies; False when it is dead already.
-
-    parent_pid   who must be the parent; 0 when that was not told
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    return parent_pid in (0, os.getppid())
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,6 +58,14 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+async def lost_parent(parent_pid: int) -> bool:
+    """Whether rank 0 has ended. Waits a moment for that: the signal comes when its first thread ends."""
+    deadline = time.monotonic() + PARENT_END_S
+    while parent_pid == os.getppid() and time.monotonic() < deadline:
+        await asyncio.sleep(0.005)
+    return parent_pid not in (0, os.getppid())
+
+
 async def serve(settings: Settings, listener: socket.socket) -> None:
     """Serve until told to stop. Raises UserError when a socket cannot be opened."""
     stopped = asyncio.Event()
@@ -74,11 +76,17 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         goodbye_s = min(GOODBYE_S, grace_s)
         stopped.set()
 
-    cluster = Cluster(settings, on_stop)
+    cluster = ClusterView(settings, on_stop)
+
+    async def end() -> None:
+        orphaned = await lost_parent(settings.parent_pid)
+        cluster.stop(why_told_to_end(read_states(settings.run_dir), orphaned))
+        stopped.set()
+
+    endings: list[asyncio.Task[None]] = []
 
     def on_signal() -> None:
-        cluster.stop("the gateway was told to end")
-        stopped.set()
+        endings.append(asyncio.create_task(end()))
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,7 +133,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         settings = read_settings(Path(arguments[0]))
-        if not die_with_parent(settings.parent_pid):
+        if not follow_parent(settings.parent_pid or os.getppid()):
             return 0
         listener = listen(settings.config.host, settings.config.port)
     except UserError as error:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from mooncake_lite.gateway.cluster import Cluster, OpenRequest
+from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.gateway.stops import StopFinder
@@ -54,7 +54,7 @@ class AnswerText:
 
 
 async def pieces_of(
-    cluster: Cluster,
+    cluster: ClusterView,
     request: OpenRequest,
     submit: Submit,
     text: AnswerText,

@@ -1,7 +1,7 @@
 """The HTTP endpoints: what a client can ask, and the answer to each question.
 
-Built by `__main__` over a `Cluster` and `Prompts`. Every answer that is not a success is an OpenAI error
-object; every request is counted by path and status. Explained in docs/lifecycle.md.
+Built by `__main__` over a `ClusterView` and `Prompts`. Every answer that is not a success is an OpenAI error
+object; every request is counted by path and status. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import mooncake_lite
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
-from mooncake_lite.gateway.cluster import Cluster, State
+from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
 from mooncake_lite.gateway.problems import error_headers, error_object
@@ -46,7 +46,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Endpoints:
     """All endpoints over one cluster."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, prompts: Prompts):
+    def __init__(self, settings: Settings, cluster: ClusterView, prompts: Prompts):
         self._settings = settings
         self._limits = settings.limits
         self._cluster = cluster
@@ -174,11 +174,19 @@ class Endpoints:
     # ------------------------------------------------------------------ about the service
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 when every rank is ready, else 503 and what is missing; what it computes on."""
+        """GET /health: 200 when every rank is ready, else 503 and what is missing.
+
+        It also tells what the cluster computes on, and what does not work as it should though it is ready.
+        """
         state = self._cluster.state
         ready = state is State.READY
         status = "ok" if ready else state.value
-        answer = {"status": status, "detail": self._cluster.detail, "weights": self._settings.weights}
+        answer = {
+            "status": status,
+            "detail": self._cluster.detail,
+            "weights": self._settings.weights,
+            "degraded": self._cluster.degraded,
+        }
         return _json(answer, status=200 if ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:

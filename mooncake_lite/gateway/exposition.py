@@ -14,7 +14,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from mooncake_lite.gateway.cluster import Cluster
+from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.messages import Metric
 
@@ -73,7 +73,7 @@ class GatewayMetrics:
         """A request over HTTP was answered."""
         self._http.labels(path, str(status)).inc()
 
-    def attach(self, cluster: Cluster) -> None:
+    def attach(self, cluster: ClusterView) -> None:
         """Also show what the cluster reports, and the state of this gateway's sockets and requests."""
         gauges = GatewayGauges(cluster)
         self.names |= {family.name for family in gauges.collect()}
@@ -96,7 +96,7 @@ class GatewayMetrics:
 class GatewayGauges(Collector):
     """Samples that are read when asked for, not counted."""
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster: ClusterView):
         self._cluster = cluster
 
     def collect(self) -> Iterator[Family]:
@@ -118,7 +118,7 @@ class ClusterSamples(Collector):
     taken   names that belong to the gateway
     """
 
-    def __init__(self, cluster: Cluster, taken: set[str]):
+    def __init__(self, cluster: ClusterView, taken: set[str]):
         self._cluster = cluster
         self._taken = taken
 

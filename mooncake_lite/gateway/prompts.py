@@ -72,6 +72,7 @@ class Prompts:
             sampling=ask.sampling,
             max_tokens=max_tokens,
             stop_ids=[] if ask.ignore_eos else list(self.tokenizer.eos_ids),
+            wait_limit_s=self._settings.limits.token_timeout_s,
         )
 
     def _token_ids(self, prompt: str | list[int] | list[dict[str, str]], chat: bool) -> list[int]:

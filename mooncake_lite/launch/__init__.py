@@ -2,5 +2,5 @@
 
 Used by the command line (launcher side) and by the ranks (`rank_process`, `run_dir`, `threads`). It
 knows processes, files and mpirun; never messages' meaning, KV or models' insides.
-Explained in docs/lifecycle.md, "Before the first request".
+Explained in docs/explain/lifecycle.md, "Before the first request".
 """

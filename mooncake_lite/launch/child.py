@@ -1,7 +1,7 @@
 """Starting a child process that dies with its parent and whose signals are not blocked.
 
 Called by the launcher for mpirun and by rank 0 for the gateway. It may not know what the child is.
-Explained in docs/lifecycle.md, "Stopping".
+Explained in docs/explain/lifecycle.md, "Stopping".
 """
 
 from __future__ import annotations

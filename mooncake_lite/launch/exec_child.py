@@ -1,7 +1,8 @@
 """Runs as a tiny process of its own and turns into the program that it was asked to start.
 
-Called by `child.start_child` with its path, never imported: between fork and exec a process with
-threads may not run Python, so what must happen there happens here. Explained in docs/lifecycle.md.
+Called by `child.start_child` with its path: between fork and exec a process with threads may not run Python,
+so what must happen there happens here. Ranks and the gateway import follow_parent(). Imports of this file
+delay every start, so it has few. Explained in docs/explain/lifecycle.md.
 
     python -I -S exec_child.py PARENT_PID ANNOUNCE PROGRAM [ARGUMENT ...]
 
@@ -13,12 +14,23 @@ import os
 import signal
 import sys
 
+PR_SET_PDEATHSIG = 1
+
+
+def follow_parent(parent: int) -> bool:
+    """Ask the kernel to send this process SIGTERM when its parent dies; does nothing outside Linux.
+
+    Returns whether process `parent` is still the parent: one that had died before hears nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    return os.getppid() == parent
+
 
 def main() -> None:
     """Die with the parent, unblock the signals that the parent blocked, become PROGRAM."""
     parent, announce, program = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew that we want to hear of it
+    if not follow_parent(parent):
         os._exit(143)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (

@@ -1,7 +1,7 @@
 """One running mpirun with its ranks, as processes and files: start, look, signal, kill, clean up.
 
 Used by the launcher, which decides; this only does. It knows no messages and no reasons.
-Explained in docs/lifecycle.md, "Stopping".
+Explained in docs/explain/lifecycle.md, "Stopping".
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Job:
     """mpirun and all that it has started on this host.
 
     lost     ranks seen gone without a last word, in the order in which they went
+    causes   those of them that went before any rank had failed; mpirun kills the others after that
     killed   processes that had to be killed
     """
 
     def __init__(self, config: ServeConfig, mpirun: Path, command: list[str], environment: Mapping[str, str]):
         self.run_dir = RunDir.create()
         self.lost: list[int] = []
+        self.causes: list[int] = []
         self.killed = 0
         self.selector = selectors.DefaultSelector()
         self._segments: set[str] = set()
@@ -85,6 +87,7 @@ class Job:
     def look(self) -> dict[int, RankState]:
         """The rank files; notes in `lost` who has gone, and which shared memory ranks have."""
         states = self.run_dir.states()
+        failed = any(state.state == "failed" for state in states.values())
         host = socket.gethostname()
         for rank, state in states.items():
             if state.host != host:
@@ -95,6 +98,7 @@ class Job:
             # It may have written its last word between our two looks: look once more.
             if not self.run_dir.states().get(rank, state).ended:
                 self.lost.append(rank)
+                self.causes += [] if failed else [rank]
         return states
 
     def processes(self) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """Starts a cluster with mpirun, watches it, and ends all of it within five seconds.
 
 Called by `mooncake-lite serve` outside of MPI. It knows processes, files and one message (Stop), never
-KV or requests. Explained in docs/lifecycle.md, "Before the first request" and "Stopping".
+KV or requests. Explained in docs/explain/lifecycle.md, "Before the first request" and "Stopping".
 
 Exit codes: 0 after a stop that was asked for (SIGTERM, SIGHUP, Ctrl-C); 130 when a second one had to
 kill; a cluster that ends on its own is a ClusterError.
@@ -183,7 +183,7 @@ class Launcher:
 
     def _end(self, job: Job) -> str:
         """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
-        lost = list(job.lost)
+        lost = list(job.causes)
         started = time.monotonic()
         while job.mpirun_code() is None and time.monotonic() - started < MPIRUN_SLOWER_S:
             self._pump(job, 0.05)

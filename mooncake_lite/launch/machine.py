@@ -1,7 +1,7 @@
 """What this machine has to offer a cluster: cores, memory, shared memory, mpirun.
 
 Read by preflight and by `doctor`. It looks and never changes anything, and imports no MPI: importing
-mpi4py outside of mpirun leaves a file in /dev/shm. Explained in docs/lifecycle.md.
+mpi4py outside of mpirun leaves a file in /dev/shm. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations

@@ -40,11 +40,6 @@ class TwoNodes:
         hosts = f"{self.hosts[0]}:{first},{self.hosts[1]}:{second}"
         return ["--host", hosts, "--prtemca", "plm_ssh_agent", str(self.agent)]
 
-    def serve_args(self, first: int, second: int) -> list[str]:
-        """For mooncake-lite serve, as `mpirun_args`: the launcher passes on what replaces ssh."""
-        agent = f"--prtemca plm_ssh_agent {self.agent}"
-        return ["--hosts", f"{self.hosts[0]}:{first},{self.hosts[1]}:{second}", "--mpi-arg", agent]
-
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)

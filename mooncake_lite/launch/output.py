@@ -1,6 +1,6 @@
 """What mpirun prints, sorted: lines of ranks for the user, its own words for the log.
 
-Called by the launcher with raw bytes. Pure but for the log file. Explained in docs/lifecycle.md.
+Called by the launcher with raw bytes. Pure but for the log file. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations

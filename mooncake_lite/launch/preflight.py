@@ -73,6 +73,8 @@ def preflight(
     check_port(config)
     if config.ssd_dir:
         check_tier_folder(Path(config.ssd_dir).expanduser())
+    if config.record:
+        check_recording(Path(config.record).expanduser())
     machine = machine or Machine.here()
     model = model or find_model(config)
     if context_length(config, model.config) < 2:
@@ -176,6 +178,21 @@ def check_tier_folder(folder: Path) -> None:
                 f"ssd_dir={str(folder)!r} is in use by another cluster ({lock} is locked); "
                 "stop it, or choose another folder with --ssd-dir"
             )
+
+
+def check_recording(file: Path) -> None:
+    """The recording's folder is there and can be written, and the file is new."""
+    if file.exists() or file.is_symlink():
+        raise LaunchError(
+            f"record={str(file)!r} exists already; remove it, or choose another file with --record"
+        )
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=file.absolute().parent))
+    except OSError as error:
+        raise LaunchError(
+            f"record={str(file)!r}: no file can be made in {file.absolute().parent} ({error.strerror}); "
+            "choose a file in a folder that exists and is writable with --record"
+        ) from None
 
 
 def check_tier_size(config: ServeConfig, model: FoundModel) -> None:

@@ -1,31 +1,28 @@
 """Small truths about Linux processes: who is alive, who belongs to a job, what they map.
 
-Used by the launcher, the ranks and `child.py`. It knows /proc and signals, nothing of MPI or clusters.
-Explained in docs/lifecycle.md, "Stopping".
+Used by the launcher and the ranks. It knows /proc and signals, nothing of MPI or clusters.
+Explained in docs/explain/lifecycle.md, "Stopping".
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-
 _SEGMENT = re.compile(rb"/dev/shm/(sm_segment\.[^/\s]+)")
 
 
-def set_death_signal(signum: int) -> None:
-    """Ask the kernel to send this process `signum` when its parent dies. Does nothing outside Linux."""
+def how_it_ended(code: int) -> str:
+    """Words for a process's exit code as subprocess gives it: negative for a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
     try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return
-    if prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def start_time(pid: int) -> int:

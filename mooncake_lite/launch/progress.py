@@ -1,6 +1,6 @@
 """What the user sees while ranks start and run: a moving line in a terminal, plain lines elsewhere.
 
-Called by the launcher only. It may not decide anything. Explained in docs/lifecycle.md.
+Called by the launcher only. It may not decide anything. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a rank does about being a process: its place, its signals, its file, its end.
 
 Called by `mooncake_lite.roles` before MPI is imported, and nothing here imports MPI or torch. It may
-not know roles' work. Explained in docs/lifecycle.md, "Before the first request" and "Stopping".
+not know roles' work. Explained in docs/explain/lifecycle.md, "Before the first request" and "Stopping".
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any, TextIO
 import msgspec
 
 from mooncake_lite.launch import processes
+from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.run_dir import RankState, RunDir, remove_segments
+from transport.threads import start_thread
 
 REMOVAL_S = 0.05
 """Part of the quarter second that removing the run folder may take."""
@@ -52,10 +54,8 @@ def die_with_parent() -> None:
     Under our own launcher on its host the parent is known by its pid; elsewhere an adopted process is
     one whose parent changed while we asked.
     """
-    before = os.getppid()
-    processes.set_death_signal(signal.SIGTERM)
     mpirun = os.environ.get(MPIRUN_PID, "")
-    orphaned = os.getppid() != before
+    orphaned = not follow_parent(os.getppid())
     if mpirun.isdigit() and int(mpirun) != os.getppid():
         orphaned |= processes.start_time(int(mpirun)) == 0
     if orphaned:
@@ -71,17 +71,20 @@ def block_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def watch_signals(on_signal: Callable[[str], None]) -> threading.Thread:
-    """Call `on_signal("SIGTERM")` or the like from a daemon thread, once for every stop signal."""
+def watch_signals(
+    on_signal: Callable[[str], None], on_death: Callable[[str], object] | None = None
+) -> threading.Thread:
+    """Call `on_signal("SIGTERM")` or the like from a daemon thread, once for every stop signal.
+
+    on_death    called with the reason when that thread dies, because the process then hears no signal
+    """
 
     def loop() -> None:
         while True:
             number = signal.sigwait(STOP_SIGNALS)
             on_signal(signal.Signals(number).name)
 
-    thread = threading.Thread(target=loop, name="signals", daemon=True)
-    thread.start()
-    return thread
+    return start_thread("signals", loop, on_death=on_death)
 
 
 class RankFile:
@@ -196,7 +199,7 @@ def exit_within(limit_s: float, code: int) -> None:
     with contextlib.suppress(ValueError):  # only the main thread may set a disposition
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s + 0.5)
-    threading.Thread(target=end, name="exit-limit", daemon=True).start()
+    start_thread("exit-limit", end)
 
 
 def hard_exit(code: int) -> None:

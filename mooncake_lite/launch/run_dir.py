@@ -1,7 +1,7 @@
 """The folder of one running cluster: its sockets, rank files and mpirun's temporary files.
 
 Made by the launcher, or by rank 0 under a user's own mpirun; joined by every rank; removed by whoever
-leaves last. It may not know what is said over the sockets. Explained in docs/lifecycle.md.
+leaves last. It may not know what is said over the sockets. Explained in docs/explain/lifecycle.md.
 
     RUN_DIR/                 0700, mooncake-lite.<uid>.<random>
       alive                  whoever uses the folder holds a shared flock on it
@@ -68,6 +68,18 @@ class RankState(msgspec.Struct, frozen=True):
     def ended(self) -> bool:
         """The rank has said its last word."""
         return self.state in ("stopped", "failed")
+
+
+def read_states(folder: Path) -> dict[int, RankState]:
+    """What each rank last said about itself in a run folder, by rank. Unreadable files are left out."""
+    found = {}
+    for file in folder.glob("rank-*.json"):
+        try:
+            state = msgspec.json.decode(file.read_bytes(), type=RankState)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        found[state.rank] = state
+    return dict(sorted(found.items()))
 
 
 class RunDir:
@@ -139,25 +151,13 @@ class RunDir:
         return f"ipc://{self.path}/heart"
 
     @property
-    def session(self) -> Path:
-        """Temporary files of mpirun and the ranks."""
-        return self.path / "session"
-
-    @property
     def log(self) -> Path:
         """Everything that mpirun printed."""
         return self.path / "mpirun.log"
 
     def states(self) -> dict[int, RankState]:
         """What each rank last said about itself, by rank. Unreadable files are left out."""
-        found = {}
-        for file in self.path.glob("rank-*.json"):
-            try:
-                state = msgspec.json.decode(file.read_bytes(), type=RankState)
-            except (OSError, msgspec.MsgspecError):
-                continue
-            found[state.rank] = state
-        return dict(sorted(found.items()))
+        return read_states(self.path)
 
     def leave(self) -> bool:
         """Close; remove the folder when nobody else uses it. True when it was removed."""

@@ -1,7 +1,7 @@
-"""`mooncake-lite serve`: flags and a TOML file into a ServeConfig, then a launcher or a rank.
+"""`mooncake-lite serve`: reads flags and a TOML file into a ServeConfig, then starts a launcher or a rank.
 
-Mounted by `mooncake_lite.cli`. Every field of ServeConfig is a flag; a flag wins over the environment,
-the environment over the file, the file over the default. Explained in docs/reference/cli.md.
+Mounted by `mooncake_lite.cli`. Every field of ServeConfig is a flag. Flags take precedence over the
+environment, the environment over the file, and the file over defaults. Explained in docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -20,40 +20,47 @@ from mooncake_lite.launch.mpirun import SECRET
 from mooncake_lite.launch.place import world_from_environment
 
 HELP: dict[str, str] = {
-    "served_model_name": "Id under which the model answers; by default its folder's name.",
-    "dtype": "Of weights and KV. bfloat16 is correct on CPUs, not fast.",
-    "device": "cpu, or cuda for the ranks that compute.",
-    "weights": "published: the default model's 4- and 8-bit GGUF blocks, never unpacked as a whole; float32: "
-    "what was made of them; auto: blocks in decode and float32 in prefill, each where it is faster.",
+    "served_model_name": "Id of the model in the API. By default the name of its folder.",
+    "dtype": "Data type of weights and KV cache. On CPUs bfloat16 is correct but not faster.",
+    "device": "Device of the ranks that compute: cpu or cuda.",
+    "weights": "Form in which weights are read. published: the default model's 4- and 8-bit GGUF blocks; "
+    "float32: the tensors made of them; auto: blocks in decode and float32 in prefill, each where it is "
+    "faster.",
     "host": "Address of the HTTP server.",
     "port": "Port of the HTTP server.",
-    "api_key": f"Key that clients must send. Better set {SECRET}: a flag can be read by every user here.",
-    "prefill": "Ranks that compute prompts.",
-    "decode": "Ranks that generate.",
-    "store": "Ranks that lend DRAM to the KVCache pool, and keep the HDF5 tier.",
-    "profile": "ft survives a killed rank; fast uses UCX, for RDMA fabrics.",
+    "api_key": f"Key that clients must send. Prefer the variable {SECRET}: other users can read flags.",
+    "prefill": "Number of ranks that compute prompts.",
+    "decode": "Number of ranks that generate answers.",
+    "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier.",
+    "profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their "
+    "files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.",
     "hosts": "Hosts and their slots for mpirun, as a:2,b:2.",
     "control_host": "Address at which other hosts reach the conductor.",
-    "mpi_arg": "More words for mpirun, as '--mca NAME VALUE'. May be repeated.",
-    "pool_bytes": "DRAM of one store rank, in /dev/shm, as 512MiB.",
-    "lend_bytes": "DRAM that each prefill and decode rank lends to the pool as well; none by default.",
-    "ssd_dir": "Folder of the HDF5 tier; no tier without it.",
-    "ssd_bytes": "Capacity of one store rank's tier.",
-    "block_size": "Tokens of one pool block; divides 512.",
-    "kv_codec": "How blocks are encoded in the pool and on SSD; int8 takes a quarter of float32.",
-    "eviction": "Policy that chooses what leaves the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].",
-    "copy_cold_s": "A hot block's copy on another node leaves first when it was not read for so long.",
-    "kv_cache_bytes": "KV pages of one prefill or decode rank.",
-    "staging_bytes": "Shared memory through which one of them moves KV.",
-    "max_model_len": "Tokens of prompt and answer together; 0 takes the model's own.",
+    "mpi_arg": "Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.",
+    "pool_bytes": "DRAM that each store rank lends to the pool, in /dev/shm, as 512MiB.",
+    "lend_bytes": "DRAM that each prefill and decode rank lends to the pool. By default none.",
+    "ssd_dir": "Folder of the HDF5 tier. A later start with the same folder reuses its blocks. By default "
+    "there is no tier.",
+    "ssd_bytes": "Capacity of the tier of each store rank.",
+    "block_size": "Tokens per block of the pool; must divide 512.",
+    "kv_codec": "Encoding of blocks in the pool and on SSD. int8 takes a quarter of the space of float32.",
+    "eviction": "Policy that evicts blocks from the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].",
+    "copy_cold_s": "Seconds without a read after which the copy of a hot block is evicted first.",
+    "kv_cache_bytes": "Memory for the KV pages of each prefill and decode rank.",
+    "staging_bytes": "Shared memory through which each prefill and decode rank moves KV.",
+    "max_model_len": "Longest prompt and answer together, in tokens. 0 takes the model's own limit.",
     "max_num_seqs": "Sequences that one decode rank runs at once.",
     "max_num_batched_tokens": "Prompt tokens that a prefill rank computes in one pass.",
-    "max_queue": "Requests that may wait; one more is refused with 429.",
-    "enable_prefix_caching": "Reuse the KV of prefixes seen before.",
-    "kv_events_config": "JSON, as vLLM's: publish what the pool stores and removes.",
-    "threads": "Of each rank that computes; 0 follows cores and ranks (see doctor).",
-    "dead_after_s": "Silence after which a rank counts as dead.",
-    "start_timeout_s": "Limit for starting up.",
+    "max_queue": "Requests that may wait. Further ones are refused with 429.",
+    "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
+    "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
+    "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
+    "The file contains keys, lengths and digests, and no text.",
+    "threads": "Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).",
+    "dead_after_s": "Seconds of silence after which a suspended rank, a rank on another host or the "
+    "conductor counts as dead. A rank on rank 0's host that runs but does not answer has three times as "
+    "long.",
+    "start_timeout_s": "Longest start, in seconds.",
 }
 
 SIZES = ("pool_bytes", "lend_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
@@ -110,6 +117,8 @@ def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     changes: dict[str, Any] = {}
     if config.ssd_dir:
         changes["ssd_dir"] = str(Path(config.ssd_dir).expanduser().absolute())
+    if config.record:
+        changes["record"] = str(Path(config.record).expanduser().absolute())
     if os.sep in config.model or config.model in (".", ".."):
         changes["model"] = str(Path(config.model).expanduser().absolute())
     return config_from({**config.to_dict(), **changes}, "flags") if changes else config
@@ -122,24 +131,18 @@ def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     "--config",
     "file",
     type=click.Path(path_type=Path),
-    help="TOML file with the same names as the flags; a flag wins over it.",
+    help="TOML file with options under the names of the flags. Flags take precedence.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the mpirun line and end.")
-@click.option(
-    "--restart",
-    is_flag=True,
-    help="Say that this comes back on the tier of --ssd-dir, as every start with the same folder does.",
-)
-def serve(model: str | None, file: Path | None, dry_run: bool, restart: bool, **flags: Any) -> int:
+@click.option("--dry-run", is_flag=True, help="Print the mpirun command line and exit.")
+def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> int:
     """Start a cluster: conductor, prefill, decode and store ranks, and an OpenAI-compatible server.
 
-    MODEL is a pulled model's name or a Hugging Face folder; SmolLM2-135M-Instruct by default. Outside of
-    mpirun this starts mpirun itself; inside of it (mpirun -n 4 mooncake-lite serve ...) it is a rank.
-    SIGTERM and Ctrl-C stop everything within 5 s, exit code 0; a second Ctrl-C kills at once (130).
+    MODEL is the name of a pulled model or a Hugging Face folder, by default SmolLM2-135M-Instruct. Outside of
+    mpirun the command starts mpirun. Inside mpirun (mpirun -n 4 mooncake-lite serve ...) it becomes a rank.
+    SIGTERM and Ctrl-C stop the cluster within 5 s with exit code 0. A second Ctrl-C kills it at once (130).
+    If any rank is lost, the whole cluster ends with exit code 1.
     """
     config = build_config(model, flags, file)
-    if restart and not config.ssd_dir:
-        raise click.UsageError("--restart needs --ssd-dir, the folder to come back on")
     if world_from_environment() is not None and not dry_run:
         from mooncake_lite.roles.rank import run
 

@@ -1,7 +1,7 @@
 """How many threads each rank may take, and how it is told before torch and Numba are imported.
 
 Called by the roles at their start and by `doctor`. Pure but for `set_thread_environment`. It knows
-counts of ranks and cores, no MPI. Explained in docs/lifecycle.md, "Before the first request".
+counts of ranks and cores, no MPI. Explained in docs/explain/lifecycle.md, "Before the first request".
 """
 
 from __future__ import annotations

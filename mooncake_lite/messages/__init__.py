@@ -3,8 +3,8 @@
 Sent by the gateway, the conductor (rank 0) and the prefill, decode and store ranks through
 `transport.channel`; encoded there (MessagePack, one version byte, a size limit). A message never
 carries KV: it names where KV lies (`BlockRef`), and `transport.engine` moves the bytes over MPI.
-One file for each boundary; here, who may receive what. Explained in docs/lifecycle.md, which follows these
-messages in their order.
+One file for each boundary; this one says which process may receive which message. docs/explain/lifecycle.md
+follows these messages in their order.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from mooncake_lite.messages.pool import (
     PoolQuery,
 )
 from mooncake_lite.messages.ranks import (
+    Degraded,
     RankError,
     RankHello,
     RankStats,
@@ -69,12 +70,11 @@ from mooncake_lite.messages.store import (
 )
 
 __all__ = [
+    "TO_COMPUTE",
     "TO_CONDUCTOR",
-    "TO_DECODE",
     "TO_GATEWAY",
     "TO_GATEWAY_TOKENS",
     "TO_LAUNCHER",
-    "TO_PREFILL",
     "TO_STORE",
     "BlockRef",
     "BlocksChecked",
@@ -90,6 +90,7 @@ __all__ = [
     "Decode",
     "DecodeDone",
     "DecodeLoaded",
+    "Degraded",
     "Failed",
     "GatewayAt",
     "GatewayHello",
@@ -139,6 +140,7 @@ TO_CONDUCTOR = (
     | PutEnded
     | RankStats
     | RankError
+    | Degraded
     | Stop
     | Stopped
     | TierIndex
@@ -152,7 +154,6 @@ TO_CONDUCTOR = (
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_PREFILL = Prefill | Cancel | GatewayAt | Stop
-TO_DECODE = Decode | Cancel | PutGranted | GatewayAt | Stop
+TO_COMPUTE = Prefill | Decode | Cancel | PutGranted | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

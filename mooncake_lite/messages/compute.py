@@ -1,6 +1,8 @@
 """Between the conductor and the ranks that compute: prefill, decode, and blocks that decode gives back.
 
-Explained in docs/lifecycle.md.
+`attempt` numbers the tries of one request: a rank copies it from the job into every answer. `epoch` numbers
+the lives of a rank. An answer of another attempt or epoch is out of date.
+Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Prefill(Message, frozen=True):
     answered: int
     cached_tokens: dict[str, int]
     spans: list[Span]
+    attempt: int = 0
 
 
 class PrefillDone(Message, frozen=True):
@@ -44,6 +47,8 @@ class PrefillDone(Message, frozen=True):
 
     checksums   one list per object of Prefill.store: XXH3-64 of each layer's range
     finish      set when the first token was already the last one
+    compute_s   time of the forward passes alone; load_s, store_s: until all KV was in the pages, and from the
+                first token until all KV was in the pool
     """
 
     request_id: str
@@ -51,18 +56,24 @@ class PrefillDone(Message, frozen=True):
     finish: str | None
     checksums: list[list[int]]
     spans: list[Span]
-    seconds: float
+    compute_s: float
+    load_s: float = 0.0
+    store_s: float = 0.0
+    attempt: int = 0
+    epoch: int = 0
 
 
 class RequestFailed(Message, frozen=True):
     """Prefill or decode -> conductor: this rank gives the request up.
 
-    writing   a transfer failed, so that bytes may still arrive in the pool: its ranges stay unused
+    writing   a transfer failed, and its bytes may still arrive in the pool: its ranges stay unused
     """
 
     request_id: str
     reason: str
     writing: bool = False
+    attempt: int = 0
+    epoch: int = 0
 
 
 class Decode(Message, frozen=True):
@@ -85,21 +96,23 @@ class Decode(Message, frozen=True):
     max_tokens: int
     stop_ids: list[int]
     spans: list[Span]
+    attempt: int = 0
 
 
 class DecodeLoaded(Message, frozen=True):
     """Decode -> conductor: the KV is in this rank's pages; the tail and the leases may go."""
 
     request_id: str
-    spans: list[Span]
+    attempt: int = 0
+    epoch: int = 0
 
 
 class DecodeDone(Message, frozen=True):
     """Decode -> conductor: the request has ended and its pages are free."""
 
     request_id: str
-    finish: str
-    tokens: int
+    attempt: int = 0
+    epoch: int = 0
 
 
 class Preempted(Message, frozen=True):
@@ -108,6 +121,8 @@ class Preempted(Message, frozen=True):
     request_id: str
     token_ids: list[int]
     answered: int
+    attempt: int = 0
+    epoch: int = 0
 
 
 class PutWanted(Message, frozen=True):
@@ -124,6 +139,7 @@ class PutWanted(Message, frozen=True):
     digests: list[int]
     tokens: list[list[int]]
     before: list[tuple[int | None, int]]
+    epoch: int = 0
 
 
 class PutGranted(Message, frozen=True):
@@ -134,8 +150,15 @@ class PutGranted(Message, frozen=True):
 
 
 class PutEnded(Message, frozen=True):
-    """Decode -> conductor: these objects are written, or could not be. checksums as in PrefillDone."""
+    """Decode -> conductor: these objects are written, or could not be.
+
+    checksums         of object_ids, as in PrefillDone
+    failed            objects that could not be written
+    may_still_write   bytes may still arrive in the ranges of failed
+    """
 
     object_ids: list[int]
     checksums: list[list[int]]
     failed: list[int] = []
+    may_still_write: bool = False
+    epoch: int = 0

@@ -1,6 +1,6 @@
 """Between a gateway and the conductor, and the tokens that compute ranks send to a gateway.
 
-Explained in docs/lifecycle.md.
+Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Submit(Message, frozen=True):
     digests      second digest of each full block's tokens, same length as keys
     salt         what the key chain started from; decode ranks continue the chain with it
     stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
+    wait_limit_s how long the gateway waits for the first token
     """
 
     request_id: str
@@ -34,12 +35,17 @@ class Submit(Message, frozen=True):
     sampling: Sampling
     max_tokens: int
     stop_ids: list[int]
+    wait_limit_s: float = float("inf")
 
 
 class Cancel(Message, frozen=True):
-    """Forget a request: the client left, or a stop string was found by the gateway."""
+    """Forget a request: the client left, or a stop string was found by the gateway.
+
+    attempt   between conductor and rank: the only attempt that is meant
+    """
 
     request_id: str
+    attempt: int = 0
 
 
 class MetricsRequest(Message, frozen=True):
@@ -49,10 +55,14 @@ class MetricsRequest(Message, frozen=True):
 
 
 class ClusterStatus(Message, frozen=True):
-    """Sent when the state changes. `ready` turns true once, when every rank has registered."""
+    """Sent when the state changes. `ready` turns true once, when every rank has registered.
+
+    degraded   what does not work as it should although the cluster is ready, one line each
+    """
 
     ready: bool
     detail: str
+    degraded: list[str] = []
 
 
 class Rejected(Message, frozen=True):

@@ -1,6 +1,6 @@
 """What messages are made of: their base, and the parts that several of them carry.
 
-Explained in docs/lifecycle.md.
+Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from store.objects import BlockRef
+
+__all__ = ["BlockRef", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -29,18 +33,6 @@ class Sampling(Plain, frozen=True):
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-
-
-class BlockRef(Plain, frozen=True):
-    """One KV object in the pool: `nbytes` at `offset` in the segment of `rank`.
-
-    object_id   the directory's id of this object, unique in the life of a cluster
-    """
-
-    object_id: int
-    rank: int
-    offset: int
-    nbytes: int
 
 
 class Span(Plain, frozen=True):

@@ -105,6 +105,7 @@ class BlocksChecked(Message, frozen=True):
     number: int
     good: list[bool]
     problem: str = ""
+    epoch: int = 0
 
 
 class CompactTier(Message, frozen=True):

@@ -1,6 +1,6 @@
 """Between the conductor and every rank: how they register, report and stop.
 
-Explained in docs/lifecycle.md.
+Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from mooncake_lite.messages.parts import Message, Metric
 class RankHello(Message, frozen=True):
     """A rank has loaded, compiled and made its segment; sent once.
 
-    pages           KV pages this rank's engine has (0 for a store rank)
     segment_bytes   DRAM that it gives to the pool, from the start of its segment on (0: none)
     tier            a store rank with an SSD tier; it says in TierIndex what that holds
+    epoch           of this rank: how often it was started before
     """
 
     rank: int
     role: str
     node: int
-    pages: int = 0
     segment_bytes: int = 0
     tier: bool = False
+    epoch: int = 0
 
 
 class RankStats(Message, frozen=True):
@@ -31,11 +31,23 @@ class RankStats(Message, frozen=True):
     metrics: list[Metric]
 
 
+class Degraded(Message, frozen=True):
+    """Rank -> conductor: this rank works, but not as it should; sent when the text changes.
+
+    kind   what is concerned: one text for each
+    text   what is wrong, in one line; "" when it is over
+    """
+
+    rank: int
+    kind: str
+    text: str
+
+
 class Stop(Message, frozen=True):
     """Conductor -> ranks and gateways, or launcher -> conductor: end within grace_s.
 
-    A rank flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that nobody spins
-    in MPI_Finalize while others flush. lost: a rank is gone; nobody waits for anybody.
+    A rank flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that no rank
+    spins in MPI_Finalize while others flush. lost: a rank is gone, and no rank waits for another.
     """
 
     reason: str
@@ -46,12 +58,11 @@ class Stop(Message, frozen=True):
 class Stopped(Message, frozen=True):
     """Rank -> conductor: I have stopped taking work and have flushed. `dropped`: blocks not saved."""
 
-    rank: int
     dropped: int
 
 
 class RankError(Message, frozen=True):
     """Rank -> conductor: this rank cannot go on."""
 
-    rank: int
     reason: str
+    epoch: int = 0

@@ -1,6 +1,7 @@
 """Between the conductor and the store ranks: blocks to the SSD tier and back.
 
-Explained in docs/lifecycle.md and docs/reference/hdf5-tier.md.
+Each message of a store rank carries its epoch (see RankHello): what an earlier start of it sent is ignored.
+Explained in docs/explain/lifecycle.md and docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from mooncake_lite.messages.parts import BlockRef, Message
 class TierIndex(Message, frozen=True):
     """Store -> conductor, at the start: what its SSD tier holds, hottest last (equal-length lists)."""
 
-    rank: int
     keys: list[int]
     digests: list[int]
     last: bool
+    epoch: int = 0
 
 
 class SaveBlocks(Message, frozen=True):
@@ -37,16 +38,16 @@ class BlocksSaved(Message, frozen=True):
             because the bytes in DRAM are not those of put_end
     """
 
-    rank: int
     keys: list[int]
     state: Literal["written", "durable", "dropped", "bad"]
+    epoch: int = 0
 
 
 class TierEvicted(Message, frozen=True):
     """Store -> conductor: these blocks had to leave the tier, which is full."""
 
-    rank: int
     keys: list[int]
+    epoch: int = 0
 
 
 class RemoveBlocks(Message, frozen=True):
@@ -58,9 +59,9 @@ class RemoveBlocks(Message, frozen=True):
 class BlocksRemoved(Message, frozen=True):
     """Store -> conductor: these keys are no longer in the tier. for_good: no restart brings them back."""
 
-    rank: int
     keys: list[int]
     for_good: bool
+    epoch: int = 0
 
 
 class LoadBlocks(Message, frozen=True):
@@ -74,15 +75,21 @@ class LoadBlocks(Message, frozen=True):
 
 
 class BlocksLoaded(Message, frozen=True):
-    """Store -> conductor: LoadBlocks is done; `ok[i]` false where a block was bad (a miss, and counted).
-    checksums[i] are those verified for block i. problem: why it could not be finished; bytes may then still
-    arrive in what is not ok."""
+    """Store -> conductor: LoadBlocks is done.
+
+    ok                false for a block that was bad (a miss, and counted) or that could not be moved
+    checksums         those verified, by block
+    problem           why it could not be finished, "" when it could
+    may_still_write   bytes may still land in what is not ok
+    """
 
     number: int
     ok: list[bool]
     checksums: list[list[int]]
     seconds: float
     problem: str = ""
+    may_still_write: bool = False
+    epoch: int = 0
 
     @classmethod
     def failed(cls, number: int, count: int, problem: str) -> BlocksLoaded:
@@ -102,9 +109,10 @@ class BlocksCopied(Message, frozen=True):
     """Store -> conductor: CopyBlocks has ended.
 
     checksums   of what arrived, per layer; empty for a block that did not
-    writing     a transfer failed, so that bytes may still arrive: the ranges stay unused
+    writing     bytes may still land in the targets that did not arrive
     """
 
     number: int
     checksums: list[list[int]]
     writing: bool
+    epoch: int = 0

@@ -1,1 +1,1 @@
-"""What each MPI rank does: one file a role, `rank.py` starts and ends them all."""
+"""The roles of MPI ranks, one file per role. `rank.py` starts and ends all of them."""

@@ -1,7 +1,8 @@
-"""Builds a rank's role from its parts, runs it, and takes it apart again.
+"""Builds a rank's role from its parts, runs it, and closes it.
 
 Called by `rank.py` once signals and the run folder are in order; everything heavy (MPI, torch, Numba) is
-imported here. The order of the steps is the order in which ranks meet over MPI. See docs/lifecycle.md.
+imported here. The order of the steps is the order in which ranks meet over MPI.
+See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,9 @@ import msgspec
 import xxhash
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config import PAGE_TOKENS, ServeConfig
+from mooncake_lite.control import Control
+from mooncake_lite.control.events import GatewayLost, RankLost
 from mooncake_lite.errors import UserError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.machine import usable_cores
@@ -25,17 +27,19 @@ from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
+from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
 from mooncake_lite.model.weight_source import weight_source
-from mooncake_lite.roles.conductor import ConductorRole
+from mooncake_lite.recording import Recorder
+from mooncake_lite.roles.conductor import ConductorRole, control_config
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
 from mooncake_lite.roles.gateway_process import GatewayProcess
-from mooncake_lite.roles.members import Members
-from mooncake_lite.roles.pool import KVEvents
-from mooncake_lite.roles.rank import RankProcess
+from mooncake_lite.roles.gateways import Gateways
+from mooncake_lite.roles.kv_event_stream import KVEventStream
+from mooncake_lite.roles.losses import Losses
+from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
-from store.directory import Directory
-from store.policies import policy_factory
+from scheduler.instance import Pages, Staging, State
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
@@ -49,11 +53,11 @@ STOP_EXTRA_S = 1.0
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What rank 0 tells all others over MPI before any ZeroMQ connection exists.
+    """What rank 0 broadcasts over MPI before any ZeroMQ connection exists.
 
     control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)
     ..._keys         of control, of heart and of the gateway, as CurveKeys.to_bytes
-    refused          why nothing is started at all; everybody leaves with exit code 2
+    refused          why the cluster does not start; all ranks then leave with exit code 2
     """
 
     control: list[str] = []
@@ -65,12 +69,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def play(process: RankProcess) -> int:
-    """Start, serve, end. Returns the exit code; raises when the rank cannot go on."""
+    """Start, serve, and end. Returns the exit code. Raises when the rank cannot continue."""
     return _conduct(process) if process.place.rank == 0 else _work(process)
 
 
 def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
-    """Of all that decides what a block's bytes are: the weights, and a codec that changes values.
+    """Return a fingerprint of everything that determines a block's bytes: the weights, and a lossy codec.
 
     The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
@@ -82,7 +86,7 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
 
 
 def _address(config: ServeConfig, world: World) -> str:
-    """Where the other hosts reach this one; "" when there are none."""
+    """Return the address at which other hosts reach this one; "" on one host."""
     if world.one_node:
         return ""
     others = [name for name, node in zip(world.hostnames, world.node_of) if node != world.node_of[world.rank]]
@@ -96,53 +100,58 @@ def _conduct(process: RankProcess) -> int:
     config = process.config
     client = CurveKeys.generate()
     keys = {name: CurveKeys.generate(client) for name in ("control", "heart", "gateway")}
-    events: KVEvents | None = None
+    stream: KVEventStream | None = None
     try:
-        events = _kv_events(config)
+        stream = _kv_event_stream(config)
         model_config, gateway = _before_mpi(process, keys["gateway"])
     except UserError as error:
-        if events is not None:
-            events.publisher.close()
+        if stream is not None:
+            stream.close()
         return _refuse_all(process, str(error))
 
     world = World.start(config.profile)
     host = _address(config, world)
     tcp = [tcp_endpoint(host, "*")] if host else []
     hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
-    names = {f"rank-{rank}": rank for rank in range(1, config.ranks)}
+    losses = Losses(hub.wake)
     monitor = Monitor(
-        [process.run_dir.heart, *tcp], list(names), dead_s=config.dead_after_s, curve=keys["heart"],
-        first_s=config.start_timeout_s, on_lost=lambda name, reason: hub.wake(),
+        [process.run_dir.heart, *tcp], [f"rank-{rank}" for rank in range(1, config.ranks)],
+        dead_s=config.dead_after_s, curve=keys["heart"], first_s=config.start_timeout_s,
+        on_lost=losses.on_lost, on_fatal=losses.on_fatal,
     )  # fmt: skip
     control, heart, tokens = (keys[name].to_bytes() for name in ("control", "heart", "gateway"))
     plan = Plan(hub.endpoints, monitor.endpoints, control, heart, tokens)
     world.bcast_bytes(msgspec.msgpack.encode(plan))
     for rank, pid in _pids(world):
         monitor.watch_pid(f"rank-{rank}", pid)
-    transfers = TransferEngine(world, 0)
+    transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
 
-    def must_stop() -> str | None:
-        for name, reason in monitor.lost().items():
-            return f"rank {names[name]} ({config.role_of(names[name])}) died: {reason}"
-        return gateway.lost()
+    def lost() -> RankLost | GatewayLost | None:
+        ended = gateway.lost()
+        return losses.first() or (GatewayLost(GATEWAY, ended) if ended else None)
 
-    role = _conductor_role(config, model_config, hub, Members(config, world.node_of, host), must_stop, events)
+    decides = control_config(config, block_layout(config, model_config), world.node_of)
+    recorder = Recorder(Path(config.record), decides) if config.record else None
+    gateways = Gateways(world.node_of, host)
+    role = ConductorRole(config, hub, Control(decides), gateways, lost, stream, recorder)
     process.ready()
     stop = role.run()
+    role.close()
+    if stop.lost:
+        process.file.write("failed", stop.reason)  # before the ends of others can end this process
     _say_stop(config, hub, stop, monitor)
     gateway.stop(0.5 if stop.lost else 2.0)
     if stop.lost:
         process.fail(stop.reason)
     monitor.stop()
     transfers.close()
-    role.pool.close()
     hub.close()
     return process.leave(stop.reason, world.finish)
 
 
 def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelConfig, GatewayProcess]:
-    """What must be known before MPI starts, and the gateway. Raises UserError where serving is impossible.
+    """Load the model's configuration and start the gateway. Raises UserError where serving is impossible.
 
     Our own launcher has looked at the machine already; under a user's own mpirun this is the place.
     """
@@ -158,38 +167,22 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
     return model_config, gateway
 
 
-def _kv_events(config: ServeConfig) -> KVEvents | None:
-    """Bound before anything is started. Raises ConfigError where that is impossible."""
+def _kv_event_stream(config: ServeConfig) -> KVEventStream | None:
+    """Bind the stream of KV events, if there is one. Raises ConfigError when that is impossible."""
     wanted = kv_events_config(config.kv_events_config)
-    return KVEvents(wanted, config.block_size) if wanted.wanted else None
+    return KVEventStream(wanted, config.block_size) if wanted.wanted else None
 
 
 def _refuse_all(process: RankProcess, reason: str) -> int:
-    """Nobody may leave before MPI has started: the others would wait for it there."""
+    """Tell all ranks through MPI why nothing starts. A rank that left earlier would leave them waiting."""
     world = World.start(process.config.profile)
     world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
     print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
     return process.leave(reason, world.finish, 2)
 
 
-def _conductor_role(
-    config: ServeConfig,
-    model_config: ModelConfig,
-    hub: Hub,
-    members: Members,
-    must_stop: Callable[[], str | None],
-    events: KVEvents | None,
-) -> ConductorRole:
-    directory = Directory(
-        block_layout(config, model_config),
-        policy=policy_factory(config.eviction),
-        copy_cold_s=config.copy_cold_s,
-    )
-    return ConductorRole(config, hub, directory, members, must_stop, events)
-
-
 def _pids(world: World) -> list[tuple[int, int]]:
-    """(rank, pid) of every other rank on this host."""
+    """Return (rank, pid) of every other rank on this host."""
     found = world.allgather_bytes(str(os.getpid()).encode())
     mine = world.node_of[world.rank]
     return [
@@ -200,7 +193,7 @@ def _pids(world: World) -> list[tuple[int, int]]:
 
 
 def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:
-    """Everybody flushes, then everybody leaves MPI together. Returns the blocks that could not be saved."""
+    """Have all ranks flush, then leave MPI together. Returns the number of blocks that were not saved."""
     ranks = {f"rank-{rank}" for rank in range(1, config.ranks)}
     for peer in [*ranks, GATEWAY]:
         hub.send(peer, stop)
@@ -225,7 +218,7 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
 
 
 class _Neighbours:
-    """A working rank's connections to the conductor, and its reasons to stop.
+    """Connections of a working rank to the conductor, and its reasons to stop.
 
     roles   of all ranks on this node, this one's among them
     """
@@ -238,27 +231,43 @@ class _Neighbours:
             process.config.role_of(rank) for rank, node in enumerate(world.node_of) if node == self.node
         ]
         _pids(world)
+        self._process = process
         self._path = 0 if world.node_of[world.rank] == world.node_of[0] else -1
         self._gateway_keys = CurveKeys.from_bytes(plan.gateway_keys)
         self._name = f"rank-{world.rank}"
-        types = {"prefill": m.TO_PREFILL, "decode": m.TO_DECODE, "store": m.TO_STORE}
         heart_keys = CurveKeys.from_bytes(plan.heart_keys)
-        self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys)
-        self.conductor = Spoke(
-            plan.control[self._path], self._name, Decoder(types[process.role]),
-            CurveKeys.from_bytes(plan.control_keys),
-        )  # fmt: skip
+        self._control = plan.control[self._path]
+        self._control_keys = CurveKeys.from_bytes(plan.control_keys)
+        self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank)
+        expected = Decoder(m.TO_STORE if process.role == "store" else m.TO_COMPUTE)
+        self.conductor = Spoke(self._control, self._name, expected, self._control_keys)
 
     def open_gateway(self, endpoint: str) -> Spoke:
-        """A connection for tokens; nothing comes back over it."""
+        """Connect to a gateway, for tokens. No message comes back."""
         return Spoke(endpoint, self._name, Decoder(m.Stop), self._gateway_keys)
+
+    def end_rank(self, thread: str, reason: str) -> None:
+        """End this rank because one of its threads has died, and tell the conductor why.
+
+        Called on that thread; the connection of the role's own thread may not be used here.
+        """
+        why = f"thread {thread} died: {reason}"
+        try:
+            name = f"{self._name} last word"
+            with Spoke(self._control, name, Decoder(m.Stop), self._control_keys) as conductor:
+                conductor.send(m.RankError(why))
+        finally:
+            self._process.fail(why)
 
     def conductor_is_gone(self) -> bool:
         return self.heart.seconds_since_monitor() > self.config.dead_after_s
 
+    def conductors_silence(self) -> str:
+        return f"{CONDUCTOR} gave no sign of life for {self.heart.seconds_since_monitor():.1f} s"
+
     def wait_to_leave(self, stop: m.Stop, dropped: int, may_leave: bool) -> None:
-        """Report that this rank has flushed; return when all others have, or after the grace."""
-        self.conductor.send(m.Stopped(self.number, dropped))
+        """Report that this rank has flushed. Returns when all others have, or after the grace."""
+        self.conductor.send(m.Stopped(dropped))
         if may_leave:
             return
         deadline = time.monotonic() + stop.grace_s + 2 * STOP_EXTRA_S
@@ -269,7 +278,7 @@ class _Neighbours:
 
 @dataclass(frozen=True)
 class _Start:
-    """What every working rank has before its role exists."""
+    """The parts of a working rank that exist before its role."""
 
     process: RankProcess
     folder: Path
@@ -287,7 +296,8 @@ def _work(process: RankProcess) -> int:
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
-    transfers = TransferEngine(world, segment_bytes(config, model_config, process.role))
+    lent = segment_bytes(config, model_config, process.role)
+    transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
     forget_shared_memory()
     start = _Start(process, folder, model_config, neighbours, transfers)
     try:
@@ -295,11 +305,11 @@ def _work(process: RankProcess) -> int:
         process.ready()
         stop = part.run()
     except Exception as error:
-        neighbours.conductor.send(m.RankError(world.rank, f"{type(error).__name__}: {error}"))
+        neighbours.conductor.send(m.RankError(f"{type(error).__name__}: {error}"))
         neighbours.conductor.close()  # waits until it has gone
         raise
     if stop is None or stop.lost:
-        process.fail(f"stopped: {stop.reason if stop else 'the conductor is gone'}")
+        process.fail(f"{FOLLOWED}{stop.reason if stop else neighbours.conductors_silence()}")
     assert stop is not None
     neighbours.wait_to_leave(stop, part.close(stop.grace_s), part.may_leave)
     neighbours.heart.stop()
@@ -312,7 +322,7 @@ def _work(process: RankProcess) -> int:
 
 
 class _Store:
-    """What a store rank is made of."""
+    """The parts of a store rank."""
 
     def __init__(self, start: _Start) -> None:
         from mooncake_lite.roles.store import StoreRole
@@ -328,31 +338,31 @@ class _Store:
         )
         start.process.on_end = self._role.seal_now
         segment = len(start.transfers.local)
-        near.conductor.send(m.RankHello(near.number, "store", near.node, 0, segment, tier is not None))
+        near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
         self._role.announce()
 
     def run(self) -> m.Stop | None:
-        """Serve until told to stop; None when the conductor is gone."""
+        """Serve until told to stop. None: the conductor is gone."""
         self._role.run()
         return self._role.stop
 
     def close(self, grace_s: float) -> int:
-        """Flush; the blocks that could not be saved in time."""
+        """Flush. Returns the number of blocks that could not be saved in time."""
         return self._role.close(grace_s)
 
     @property
     def may_leave(self) -> bool:
-        """The others have left already."""
+        """Tell whether the others have left already."""
         return self._role.may_leave
 
     @property
     def still_reading(self) -> bool:
-        """The segment may not be unmapped."""
+        """Tell whether the segment is in use and may not be unmapped."""
         return self._role.still_reading
 
 
 class _Compute:
-    """What a prefill or decode rank is made of."""
+    """The parts of a prefill or decode rank."""
 
     def __init__(self, start: _Start) -> None:
         process, near = start.process, start.neighbours
@@ -360,14 +370,12 @@ class _Compute:
         threads = threads_for(config, usable_cores(), role, near.roles)
         set_thread_environment(threads)  # Numba reads it when it is imported, just below
 
-        from mooncake_lite.engine import Engine
+        from mooncake_lite.engine import Engine, Runner, StagingBlocks
         from mooncake_lite.engine.local import use_threads
         from mooncake_lite.engine.warm import warm_up
         from mooncake_lite.model import load_model
+        from mooncake_lite.roles.compute import ComputeRole
         from mooncake_lite.roles.compute_rank import ComputeRank
-        from mooncake_lite.roles.decode import DecodeRole
-        from mooncake_lite.roles.kv_mover import Staging
-        from mooncake_lite.roles.prefill import PrefillRole
 
         use_threads(threads)
         process.file.write("starting", "loading the model")
@@ -376,27 +384,32 @@ class _Compute:
         process.file.write("starting", "compiling kernels")
         warm_up(engine)
         lent = pool_bytes(config, start.model_config, role)
-        staging = Staging(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
+        blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
+        pages = Pages(engine.num_pages, PAGE_TOKENS)
+        halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
+        duties, chunk = frozenset({role}), config.max_num_batched_tokens  # a role is one duty today
+        state = State(duties, pages, halves_and_slots, config.block_size, chunk)
         self._rank = ComputeRank(
-            near.number, role, config, engine, context_length(config, start.model_config), start.transfers,
-            staging, near.conductor, near.open_gateway, near.conductor_is_gone,
+            near.number, role, state, start.transfers, near.conductor, near.open_gateway,
+            near.conductor_is_gone,
         )  # fmt: skip
-        self._role = PrefillRole(self._rank) if role == "prefill" else DecodeRole(self._rank)
-        near.conductor.send(m.RankHello(near.number, role, near.node, engine.pages.num_pages, lent))
+        runner = Runner(engine, blocks, start.transfers)
+        self._role = ComputeRole(self._rank, runner, context_length(config, start.model_config))
+        near.conductor.send(m.RankHello(near.number, role, near.node, lent))
 
     def run(self) -> m.Stop | None:
-        """Serve until told to stop; None when the conductor is gone."""
+        """Serve until told to stop. None: the conductor is gone."""
         self._role.run()
         return self._rank.stop
 
     def close(self, grace_s: float) -> int:
-        """Nothing of a compute rank outlives it."""
+        """Close the connections. A compute rank has nothing to save."""
         self._rank.close()
         return 0
 
     @property
     def may_leave(self) -> bool:
-        """The others have left already."""
+        """Tell whether the others have left already."""
         return self._rank.may_leave
 
     still_reading = False

@@ -1,4 +1,4 @@
-"""The cluster's metrics: the conductor's own, and the last report of each rank. Rendered by the gateway."""
+"""Metrics of the cluster: the conductor's own, and the last report of each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELP = {
 
 
 def segment_samples(segments: Iterable[SegmentFigures]) -> list[Metric]:
-    """What each rank gives to the pool: its size, and how much of it is free."""
+    """Return the size and the free bytes of the memory that each rank lends."""
     found = []
     for segment in segments:
         labels = {"rank": str(segment.rank), "role": segment.role}
@@ -37,7 +37,7 @@ def segment_samples(segments: Iterable[SegmentFigures]) -> list[Metric]:
 
 
 class ClusterMetrics:
-    """Counters and one histogram; everything else is read when asked for."""
+    """Counters and one histogram. Everything else is read when a scrape asks for it."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -46,12 +46,12 @@ class ClusterMetrics:
         self._ranks: dict[int, list[Metric]] = {}
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Add to a counter; name without the project's prefix."""
+        """Add to a counter. The name has no project prefix."""
         key = (name, tuple(labels.items()))
         self._counts[key] = self._counts.get(key, 0.0) + amount
 
     def observe_decision(self, seconds: float) -> None:
-        """One scheduling decision took this long."""
+        """Add the time of one scheduling decision to the histogram."""
         self._decisions[bisect_left(DECISION_BOUNDS_S, seconds)] += 1
         self._decisions_s += seconds
 
@@ -62,7 +62,7 @@ class ClusterMetrics:
     def samples(
         self, gauges: Mapping[str, float], pool: Mapping[str, float], channel: Mapping[str, float]
     ) -> list[Metric]:
-        """Every sample of the cluster, for MetricsReply."""
+        """Return every sample of the cluster, for MetricsReply."""
         found = [
             Metric(name, "counter", HELP.get(name, name), dict(labels), value)
             for (name, labels), value in self._counts.items()

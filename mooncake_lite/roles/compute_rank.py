@@ -1,7 +1,6 @@
-"""What a prefill and a decode rank have in common: an engine, a segment, and three kinds of neighbours.
+"""The connections and the metrics of a compute rank.
 
-Built by `assemble.py`, used by the roles. Messages go to the conductor and to gateways over ZeroMQ, KV to
-and from the pool through the transfer engine.
+Built by `assemble.py`, used by the compute role. Sends messages to the conductor and gateways over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -9,54 +8,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.engine import Engine, Sequence
-from mooncake_lite.messages import (
-    Decode,
-    GatewayAt,
-    Message,
-    Preempted,
-    Prefill,
-    PrefillDone,
-    RequestFailed,
-    Stop,
-)
-from mooncake_lite.roles.kv_mover import Staging
+from mooncake_lite.messages import GatewayAt, Message, Preempted, PrefillDone, RequestFailed, Stop
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
+from scheduler.instance import DECODE, State
 from transport.channel import Spoke
 from transport.engine import TransferEngine
 from transport.errors import WireError
 
 
 class ComputeRank:
-    """One rank with an engine.
+    """The connections of one compute rank, and its counters.
 
+    state          the books of the planner, for reports
+    epoch          number of this start of the rank; reports to the conductor carry it
     conductor      the spoke to the conductor's hub
     open_gateway   connects to a gateway's token endpoint
     must_stop      true when the conductor is gone
-    stop           the first Stop message, once it has come; may_leave: the second one came with it
+    stop           the first Stop message; may_leave: the second one has arrived too
     """
+
+    epoch = 0
 
     def __init__(
         self,
         number: int,
         role: str,
-        config: ServeConfig,
-        engine: Engine,
-        max_len: int,
+        state: State,
         transfers: TransferEngine,
-        staging: Staging,
         conductor: Spoke,
         open_gateway: Callable[[str], Spoke],
         must_stop: Callable[[], bool],
     ) -> None:
         self.number = number
         self.role = role
-        self.config = config
-        self.engine = engine
-        self.max_len = max_len
+        self.state = state
         self.transfers = transfers
-        self.staging = staging
         self._conductor = conductor
         self._open_gateway = open_gateway
         self._must_stop = must_stop
@@ -68,13 +54,13 @@ class ComputeRank:
 
     @property
     def stopping(self) -> bool:
-        """The role's loop has to end: a Stop has come, or the conductor is gone."""
+        """Tell whether the role's loop must end: a Stop has arrived, or the conductor is gone."""
         return self.stop is not None or self._must_stop()
 
     # ------------------------------------------------------------------------------ neighbours
 
     def receive(self, wait_s: float) -> list[Message]:
-        """Messages from the conductor, those for every role already handled. Waits wait_s at most."""
+        """Return the conductor's messages, except those that all roles handle alike. Waits wait_s at most."""
         self._report_when_due()
         rest = []
         for message in self._conductor.receive(wait_s):
@@ -89,59 +75,42 @@ class ComputeRank:
         return rest
 
     def tell(self, message: Message) -> None:
-        """Send to the conductor; a request whose message is too large has failed, alone."""
+        """Send to the conductor. If the message is too large, fail its request only."""
         try:
             self._conductor.send(message)
         except WireError as error:
             if not isinstance(message, PrefillDone | Preempted):
                 raise
-            self._conductor.send(RequestFailed(message.request_id, str(error)))
+            failed = RequestFailed(message.request_id, str(error), False, message.attempt, message.epoch)
+            self._conductor.send(failed)
 
     def to_gateway(self, gateway: str, message: Message) -> None:
-        """Send to a gateway; a gateway that never said hello is our own bug."""
+        """Send to a gateway. A gateway that sent no hello is a bug of ours."""
         self._gateways[gateway].send(message)
 
     def close(self) -> None:
-        """Close the connections to gateways; the conductor's belongs to the caller."""
+        """Close the connections to gateways. The conductor's belongs to the caller."""
         for spoke in self._gateways.values():
             spoke.close()
-
-    def new_sequence(self, job: Prefill | Decode, token_ids: list[int], answered: int) -> Sequence:
-        """The engine's view of a request."""
-        return Sequence(
-            request_id=job.request_id,
-            token_ids=list(token_ids),
-            sampling=job.sampling,
-            max_tokens=job.max_tokens,
-            stop_ids=frozenset(job.stop_ids),
-            max_len=self.max_len,
-            answered=answered,
-        )
 
     # ------------------------------------------------------------------------------ metrics
 
     def count_prefill(self, computed: int, cached: int, seconds: float) -> None:
-        """A prefill has ended: prompt tokens computed and reused, seconds of computing."""
+        """Count a prefill: prompt tokens computed and reused, seconds of computing."""
         self._add("prefill_computed_tokens_total", computed)
         self._add("prefill_cached_tokens_total", cached)
         self._add("prefill_seconds_total", seconds)
         self._add("prefills_total", 1)
 
     def count_decode(self, tokens: int, seconds: float) -> None:
-        """An iteration of the running batch has ended."""
+        """Count an iteration of the running batch."""
         self._add("generation_tokens_total", tokens)
         self._add("decode_seconds_total", seconds)
         self._add("decode_iterations_total", 1)
 
     def count_preemption(self) -> None:
-        """A request was sent back for want of pages."""
+        """Count a request that was sent back because no page was free."""
         self._add("num_preemptions_total", 1)
-
-    def report(self, running: int, waiting: int, dropped_puts: int) -> None:
-        """Gauges of a decode rank; sent with the next report."""
-        self._counters["decode_requests_running"] = running
-        self._counters["decode_requests_waiting"] = waiting
-        self._counters["decode_puts_dropped_total"] = dropped_puts
 
     def _add(self, name: str, amount: float) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount
@@ -151,8 +120,17 @@ class ComputeRank:
         if now - self._reported_at < REPORT_EVERY_S:
             return
         self._reported_at = now
-        pages = self.engine.pages
-        values = dict(self._counters)
-        values["kv_cache_usage_perc"] = 1.0 - pages.num_free / pages.num_pages
-        values["kv_cache_pages_used"] = pages.num_pages - pages.num_free
-        self.tell(rank_stats(self.number, self.role, values, self.transfers))
+        self.tell(rank_stats(self.number, self.role, {**self._counters, **self._gauges()}, self.transfers))
+
+    def _gauges(self) -> dict[str, float]:
+        """Measure what the planner's books hold now."""
+        used = len(self.state.pages.held)
+        values: dict[str, float] = {
+            "kv_cache_usage_perc": used / self.state.pages.num_pages,
+            "kv_cache_pages_used": used,
+        }
+        if DECODE in self.state.duties:
+            values["decode_requests_running"] = len(self.state.running)
+            values["decode_requests_waiting"] = self.state.num_waiting
+            values["decode_puts_dropped_total"] = self.state.dropped_puts
+        return values

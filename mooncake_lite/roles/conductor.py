@@ -1,448 +1,351 @@
-"""The conductor role (rank 0): everything that is decided about a request goes through here.
+"""The conductor role (rank 0): translates messages to events, and effects to messages.
 
-Owns the store's directory (where each KV object lies) and drives the scheduling policy (where each request
-goes) with messages as events and one clock. It touches no KV and no tokens' meaning; `requests.py` beside it
-holds what it knows of one request. Explained in docs/lifecycle.md.
+It decides nothing. It keeps the data that the control plane may not see (tokens, sampling, salt, gateways),
+and answers queries that only read: metrics, `ls`, `stat`. See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
-import scheduler
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.recording import Recorder
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics, segment_samples
-from mooncake_lite.roles.members import Members
-from mooncake_lite.roles.pool import KVEvents, Pool
-from mooncake_lite.roles.pool_queries import PoolQueries
-from mooncake_lite.roles.replication import Replicator
-from mooncake_lite.roles.requests import RequestRecord
-from mooncake_lite.roles.room import Room
-from store.directory import Directory
-from store.errors import PoolFull
-from store.keys import PrefixChain, block_digests
+from mooncake_lite.roles.gateways import Gateways
+from mooncake_lite.roles.held_requests import HeldRequest
+from mooncake_lite.roles.kv_event_stream import KVEventStream
+from mooncake_lite.roles.pool_answers import PoolAnswers
+from mooncake_lite.roles.timed_policy import TimedPolicy
+from mooncake_lite.roles.translation import event_of, message_of, rank_of
+from store.layout import BlockLayout
+from store.objects import BlockRemoved, BlockStored
 from transport.channel import Hub
 from transport.errors import WireError
 
 TICK_S = 0.1
 
-PINNED_RETRY_S = 5.0
-"""When a client may ask again that was refused because what is pinned leaves no room."""
+EVENTS_IGNORED = "Answers of an earlier attempt or epoch, and others that changed nothing"
+
+
+def control_config(config: ServeConfig, layout: BlockLayout, nodes: list[int]) -> ControlConfig:
+    """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
+    return ControlConfig(
+        layout=astuple(layout),
+        roles=[config.role_of(rank) for rank in range(config.ranks)],
+        nodes=nodes,
+        eviction=config.eviction,
+        copy_cold_s=config.copy_cold_s,
+        max_queue=config.max_queue,
+        saves=bool(config.ssd_dir),
+    )
+
+
+Lost = Callable[[], ev.RankLost | ev.GatewayLost | None]
+"""Returns the loss of a rank or a gateway, if there is one."""
 
 
 class ConductorRole:
-    """Messages in, messages out; `run` is the loop.
+    """Drives the control plane with messages; `run` is the loop.
 
-    hub        the bound channel that every other process speaks to
-    directory  the pool's truth
-    members    who has to be there, and who is
-    events     for listeners outside, who want to know what the pool holds
+    hub       the bound channel that every other process speaks to
+    lost      asked once per turn
+    stream    for external listeners of KV events; None without any
+    recorder  of events; None when nothing is recorded
+    clock     seconds; never moves backwards
     """
 
     def __init__(
         self,
         config: ServeConfig,
         hub: Hub,
-        directory: Directory,
-        members: Members,
-        must_stop: Callable[[], str | None],
-        events: KVEvents | None = None,
+        control: Control,
+        gateways: Gateways,
+        lost: Lost,
+        stream: KVEventStream | None = None,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.hub = hub
-        self.directory = directory
-        self.members = members
-        self.policy = scheduler.Conductor(config.max_queue)
-        self.room = Room(directory, members, config.block_size)
-        self.pool = Pool(directory, self.policy, hub.send, events)
-        self.replicator = Replicator(self.pool, members, hub.send)
-        self.queries = PoolQueries(directory, members, hub.send)
-        self.room.s_per_token = self.policy.prefill_s_per_token
+        self.control = control
+        self.gateways = gateways
         self.metrics = ClusterMetrics()
-        self.records: dict[str, RequestRecord] = {}
-        self._must_stop = must_stop
-        self._loads: dict[int, tuple[RequestRecord, int]] = {}  # and whose tier is read
-        self._next_load = 1
-        self._blocked = False
+        self.held: dict[str, HeldRequest] = {}
         self.stop: m.Stop | None = None
-        self._handlers: dict[type, Callable[[str, Any], None]] = {
-            m.GatewayHello: self._on_gateway_hello,
-            m.RankHello: self._on_rank_hello,
-            m.TierIndex: self._on_tier_index,
-            m.Submit: self._on_submit,
-            m.Cancel: self._on_cancel,
-            m.BlocksLoaded: self._on_blocks_loaded,
-            m.PrefillDone: self._on_prefill_done,
-            m.RequestFailed: self._on_request_failed,
-            m.DecodeLoaded: self._on_decode_loaded,
-            m.DecodeDone: self._on_decode_done,
-            m.Preempted: self._on_preempted,
-            m.PutWanted: self._on_put_wanted,
-            m.PutEnded: self._on_put_ended,
-            m.BlocksSaved: self._on_blocks_saved,
-            m.TierEvicted: self._on_tier_evicted,
-            m.BlocksRemoved: self._on_blocks_removed,
-            m.BlocksCopied: self._on_blocks_copied,
-            m.PoolQuery: self._on_pool_query,
-            m.BlocksChecked: lambda _, checked: self.queries.on_checked(checked, time.monotonic()),
-            m.MetricsRequest: self._on_metrics_request,
-            m.RankStats: self._on_rank_stats,
-            m.RankError: self._on_rank_error,
-            m.Stop: self._on_stop,
-        }  # fmt: skip
+        self._lost = lost
+        self._stream = stream
+        self._recorder = recorder
+        self._clock = clock
+        self._answers = PoolAnswers(control.directory, control.members.roles)
+        self._policy = control.requests.policy = TimedPolicy(control.requests.policy)
+        self._wake_at = float("inf")
+        self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
+        self._readers: dict[type, Callable[[str, Any], ev.Event | None]] = {
+            m.GatewayHello: self._read_gateway_hello,
+            m.RankHello: self._read_rank_hello,
+            m.Submit: self._read_submit,
+            m.PrefillDone: self._read_prefill_done,
+            m.Preempted: self._read_preempted,
+            m.PutWanted: self._read_put_wanted,
+            m.PutEnded: self._read_put_ended,
+            m.PoolQuery: self._read_pool_query,
+            m.MetricsRequest: self._answer_metrics,
+            m.Degraded: self._read_degraded,
+            m.RankStats: lambda peer, stats: self.metrics.from_rank(stats),
+        }
+        self._doers: dict[type, Callable[[Any], None]] = {
+            fx.Reject: self._reject,
+            fx.Fail: self._fail,
+            fx.Forget: self._forget,
+            fx.Decided: self._decided,
+            fx.AnswerCommand: self._answer_command,
+            fx.Readiness: self._tell_readiness,
+            fx.WakeAt: self._set_alarm,
+            fx.Stop: self._stop,
+            BlockStored: lambda effect: None,
+            BlockRemoved: lambda effect: None,
+        }
+
+    # ------------------------------------------------------------------------------ the loop
 
     def run(self) -> m.Stop:
-        """Serve until somebody asks to stop, or a rank is lost; returns the Stop that ended it."""
+        """Serve until told to stop, or until a rank is lost. Returns the Stop that ended the loop."""
         while self.stop is None:
-            self.step(self.hub.receive(TICK_S))
-            reason = self._must_stop()
-            if reason is not None and self.stop is None:
-                self.stop = m.Stop(reason, 0.0, lost=True)
+            wait_s = min(TICK_S, max(0.0, self._wake_at - self._clock()))
+            self.step(self.hub.receive(wait_s))
         return self.stop
 
-    def step(self, received: list[tuple[str, m.Message]]) -> None:
-        """Apply messages in their order, then start what may start now."""
+    def step(self, received: Sequence[tuple[str, m.Message]]) -> None:
+        """Apply messages in order, then losses, deadlines and listeners."""
         for peer, message in received:
-            handler = self._handlers.get(type(message))
-            if handler is not None:  # Stopped means something only after Stop
-                handler(peer, message)
-        if self.directory.expire(time.monotonic()):
-            self._blocked = False
-        self._dispatch()
-        self.pool.serve()
+            event = self._read(peer, message)
+            if event is not None:
+                self.apply(event)
+        lost = self._lost()
+        if lost is not None:
+            self.apply(lost)
+        if self._clock() >= self._wake_at:
+            self._wake_at = float("inf")
+            self.apply(ev.Tick())
+        if self._stream is not None:
+            self._stream.serve()
+        if self._recorder is not None and not received:
+            self._recorder.flush()
 
-    # ------------------------------------------------------------------------------ membership
+    def close(self) -> None:
+        """Close the stream and the recording."""
+        if self._stream is not None:
+            self._stream.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
-    def _on_gateway_hello(self, peer: str, hello: m.GatewayHello) -> None:
-        self.members.add_gateway(hello)
-        if self.members.spans_hosts and len(hello.token_endpoints) < 2:
-            self.hub.send(peer, m.OpenTokens(self.members.control_host))
-        self._introduce()
+    def apply(self, event: ev.Event) -> None:
+        """Apply an event and carry out its effects. Orders that cannot be sent become further events."""
+        todo: deque[ev.Event] = deque([event])
+        while todo and self.stop is None:
+            event = todo.popleft()
+            now = self._clock()
+            effects = self._on(event, now)
+            if self._stream is not None:
+                self._stream.publish(effects)
+            for effect in effects:
+                doer = self._doers.get(type(effect), self._order)
+                doer(effect)
+            todo += self._unsent
+            self._unsent.clear()
 
-    def _on_rank_hello(self, peer: str, hello: m.RankHello) -> None:
-        self.members.add_rank(hello)
-        slots = self.config.max_num_seqs if hello.role == "decode" else 0
-        joined = scheduler.RankJoined(hello.rank, hello.role, hello.node, slots)
-        self.policy.on(joined, time.monotonic())
-        if hello.role == "store":
-            self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node, tier=hello.tier)
-        elif hello.segment_bytes:
-            saver = self.members.keeper_of(hello.rank) if self.config.ssd_dir else None
-            self.directory.add_segment(hello.rank, hello.segment_bytes, hello.node, saver=saver)
-        self._introduce()
+    def _on(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Call `Control.on` and record the event, also if the call raises."""
+        if self._recorder is None:
+            return self.control.on(event, now)
+        effects = None
+        try:
+            effects = self.control.on(event, now)
+            return effects
+        finally:
+            self._recorder.record(event, now, effects)
+            if effects is None:
+                self._recorder.flush()
 
-    def _introduce(self) -> None:
-        """Tell new ranks of gateways and the other way round; tell gateways when all are there."""
-        for rank, at in self.members.new_introductions():
-            self.hub.send(f"rank-{rank}", at)
-        status = self.members.status()
-        for gateway in self.members.gateways:
-            self.hub.send(gateway, status)
+    def _read(self, peer: str, message: m.Message) -> ev.Event | None:
+        """Translate a message to an event. None: the message is not for the control plane."""
+        reader = self._readers.get(type(message))
+        if reader is not None:
+            return reader(peer, message)
+        return event_of(peer, message)
 
-    def _on_tier_index(self, peer: str, index: m.TierIndex) -> None:
-        self.pool.on_tier_index(index)
-        if index.last:
-            self.members.add_index(index.rank)
-            self._introduce()
+    # ------------------------------------------------------------------------------ members
 
-    def _on_rank_error(self, peer: str, error: m.RankError) -> None:
-        role = self.config.role_of(error.rank)
-        self.stop = m.Stop(f"rank {error.rank} ({role}) failed: {error.reason}", 0.0, lost=True)
+    def _read_gateway_hello(self, peer: str, hello: m.GatewayHello) -> ev.Event | None:
+        """Report a gateway as ready when every rank can reach it. Until then, ask it for a TCP endpoint."""
+        if self.gateways.greet(hello):
+            return ev.GatewayReady(hello.gateway)
+        self.hub.send(peer, m.OpenTokens(self.gateways.control_host))
+        self.hub.send(peer, self.gateways.status)
+        return None
 
-    def _on_stop(self, peer: str, stop: m.Stop) -> None:
-        self.stop = stop
-
-    # ------------------------------------------------------------------------------ arrival
-
-    def _on_submit(self, peer: str, submit: m.Submit) -> None:
-        now = time.monotonic()
-        if not self.members.ready:
-            self.hub.send(peer, m.Rejected(submit.request_id, "the cluster is still starting", 5.0))
-            return
-        request = scheduler.Request(
-            submit.request_id, len(submit.token_ids), tuple(submit.keys), self.config.block_size,
-            submit.max_tokens,
+    def _read_rank_hello(self, peer: str, hello: m.RankHello) -> ev.Event | None:
+        """Choose the slots of a rank: one prefill at a time, or a whole decode batch."""
+        slots = {"prefill": 1, "decode": self.config.max_num_seqs}.get(hello.role, 0)
+        if hello.role != "store":
+            self.gateways.add_compute_rank(hello.rank)
+        return ev.RankJoined(
+            hello.rank, hello.epoch, hello.rank, (hello.role,), hello.node, slots,
+            hello.segment_bytes, hello.tier,
         )  # fmt: skip
-        began = time.perf_counter()
-        decision = self.policy.decide(request, now)
-        took = time.perf_counter() - began
-        self.metrics.observe_decision(took)
-        if isinstance(decision, scheduler.Rejection):
-            self.metrics.count("requests_rejected_total")
-            self.hub.send(peer, m.Rejected(submit.request_id, decision.reason, decision.retry_after_s))
-            return
-        record = RequestRecord(submit, now)
-        record.spans.append(m.Span("decide", 0, took))
-        self.records[submit.request_id] = record
 
-    def _on_cancel(self, peer: str, cancel: m.Cancel) -> None:
-        """A waiting request is dropped here; one that a rank works on, by that rank, which says so."""
-        record = self.records.get(cancel.request_id)
-        if record is None or record.cancelled:
-            return
-        record.cancelled = True
-        if record.stage == "waiting":
-            self._drop(record)
-        elif record.stage == "prefill":
-            self.hub.send(f"rank-{record.prefill}", cancel)
-        elif record.stage in ("loading", "decode"):
-            self.hub.send(f"rank-{record.decode}", cancel)
+    def _tell_readiness(self, effect: fx.Readiness) -> None:
+        """Introduce new ranks and gateways to each other, and tell gateways what is missing."""
+        for rank, at in self.gateways.new_introductions():
+            self.hub.send(f"rank-{rank}", at)
+        missing = [f"{rank} ({self.config.role_of(rank)})" for rank in effect.missing]
+        detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
+        self.gateways.set_readiness(effect.ready, detail)
+        self._tell_status()
 
-    def _drop(self, record: RequestRecord) -> None:
-        """The request is over: its private objects and its leases go, whatever its stage."""
-        now = time.monotonic()
-        self.directory.revoke_owner(record.request_id, now)
-        self.policy.on(scheduler.RequestDropped(record.request_id), now)
-        self.records.pop(record.request_id, None)
-        self._blocked = False
-        self.pool.tell(time.monotonic())
+    def _read_degraded(self, peer: str, degraded: m.Degraded) -> ev.Event | None:
+        self.gateways.set_degraded(degraded, self.config.role_of(degraded.rank))
+        self._tell_status()
+        return None
 
-    # ------------------------------------------------------------------------------ dispatch
+    def _tell_status(self) -> None:
+        for gateway in self.gateways.names:
+            self.hub.send(gateway, self.gateways.status)
 
-    def _dispatch(self) -> None:
-        """Start every request whose turn it is, unless the pool was full and nothing was freed since."""
-        if self._blocked or not self.members.ready:
-            return
-        now = time.monotonic()
-        for placement in self.policy.next_dispatches(now):
-            record = self.records[placement.request_id]
-            if not self._try_start(record, placement, now):
-                self.policy.on(scheduler.RequestDeferred(record.request_id), now)
-                self._blocked = True
-        self.pool.tell(time.monotonic())
+    def _stop(self, effect: fx.Stop) -> None:
+        self.stop = m.Stop(effect.reason, effect.grace_s, effect.lost)
 
-    def _try_start(self, record: RequestRecord, placement: scheduler.Placement, now: float) -> bool:
-        """Start a request, or refuse it; False, and nothing is held, when it must wait for room."""
-        record.begin(placement, now)
+    def _set_alarm(self, effect: fx.WakeAt) -> None:
+        self._wake_at = effect.time
+
+    # ------------------------------------------------------------------------------ requests
+
+    def _read_submit(self, peer: str, submit: m.Submit) -> ev.Event | None:
+        if submit.request_id in self.held:
+            self.hub.send(
+                peer, m.Rejected(submit.request_id, f"request id {submit.request_id} is in use", 0.0)
+            )
+            return None
+        self.held[submit.request_id] = HeldRequest(submit, self.config.enable_prefix_caching)
+        return ev.RequestArrived(
+            submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests, 0,
+            submit.wait_limit_s,
+        )  # fmt: skip
+
+    def _read_prefill_done(self, peer: str, done: m.PrefillDone) -> ev.Event | None:
+        held = self.held.get(done.request_id)
+        if held is not None and held.attempt == done.attempt:
+            if self._stream is not None:
+                self._stream.describe(*held.stored_blocks(self.config.block_size))
+            held.first_token(done)
+        return ev.PrefillEnded(
+            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums, done.finish is not None,
+            done.load_s, done.compute_s, done.store_s,
+        )  # fmt: skip
+
+    def _read_preempted(self, peer: str, preempted: m.Preempted) -> ev.Event | None:
+        """Compute the keys of the answer so far, here where the tokens are."""
+        held = self.held.get(preempted.request_id)
+        keys: list[int] = []
+        digests: list[int] = []
+        if held is not None and held.attempt == preempted.attempt:
+            size = self.config.block_size
+            keys, digests = held.preempted(preempted.token_ids, preempted.answered, size)
+        return ev.Preempted(
+            rank_of(peer), preempted.epoch, preempted.request_id, preempted.attempt,
+            len(preempted.token_ids), keys, digests,
+        )  # fmt: skip
+
+    def _decided(self, effect: fx.Decided) -> None:
+        held = self.held[effect.request_id]
+        for seconds in self._policy.taken_s:
+            self.metrics.observe_decision(seconds)
+        held.decided(sum(self._policy.taken_s))
+        self._policy.taken_s.clear()
+
+    def _reject(self, effect: fx.Reject) -> None:
+        self.metrics.count("requests_rejected_total")
+        gateway = self.held[effect.request_id].gateway
+        self.hub.send(gateway, m.Rejected(effect.request_id, effect.reason, effect.retry_after_s))
+
+    def _fail(self, effect: fx.Fail) -> None:
+        self.hub.send(self.held[effect.request_id].gateway, m.Failed(effect.request_id, effect.reason))
+
+    def _forget(self, effect: fx.Forget) -> None:
+        del self.held[effect.request_id]
+        if effect.outcome == "finished":
+            self.metrics.count("requests_finished_total")
+
+    # ------------------------------------------------------------------------------ orders
+
+    def _order(self, order: fx.Order) -> None:
+        """Send an order to its rank. If that fails, the control plane receives Undelivered."""
         try:
-            on_ssd = self.room.reserve(record, now)
-        except PoolFull as error:
-            self.directory.revoke_owner(record.request_id, now)
-            record.reset()
-            if self.directory.will_free():
-                return False
-            self.metrics.count("requests_rejected_total")
-            self.hub.send(record.submit.gateway, m.Rejected(record.request_id, str(error), PINNED_RETRY_S))
-            self._drop(record)
-            return True
-        if on_ssd:
-            self._promote(record, on_ssd)
-        else:
-            self._send_prefill(record)
-        return True
-
-    def _promote(self, record: RequestRecord, on_ssd: dict[tuple[int, int], list[int]]) -> None:
-        """Ask store ranks to read blocks from SSD into the DRAM just allocated."""
-        record.stage = "promoting"
-        refused: list[m.BlocksLoaded] = []
-        for (rank, _), indices in on_ssd.items():
-            number, self._next_load = self._next_load, self._next_load + 1
-            self._loads[number] = record, rank
-            refs = [record.load[index] for index in indices]
-            record.awaiting[number] = refs
-            keys, digests = ([column[at] for at in indices] for column in (record.keys, record.digests))
-            try:
-                self.hub.send(f"rank-{rank}", m.LoadBlocks(number, keys, digests, refs))
-            except WireError as error:
-                refused.append(m.BlocksLoaded.failed(number, len(refs), str(error)))
-        for answer in refused:
-            self._on_blocks_loaded("", answer)
-
-    def _on_blocks_loaded(self, peer: str, loaded: m.BlocksLoaded) -> None:
-        record, rank = self._loads.pop(loaded.number, (None, 0))
-        if record is None:
-            return
-        refs = record.awaiting.pop(loaded.number)
-        now = time.monotonic()
-        for ref, ok, sums in zip(refs, loaded.ok, loaded.checksums):
-            if ok:
-                self.directory.put_end(ref.object_id, sums, now)
-            elif loaded.problem:
-                self.directory.put_revoke(ref.object_id, writer_may_live=True)
-                record.problem = loaded.problem
-            else:
-                self.directory.put_revoke(ref.object_id)
-                self.directory.drop_tier_block(rank, [record.key_of(ref)])
-                record.bad_blocks += 1
-        nbytes = sum(ref.nbytes for ref, ok in zip(refs, loaded.ok) if ok)
-        record.spans.append(m.Span("promote", rank, loaded.seconds, nbytes, len(refs)))
-        if record.awaiting:
-            return
-        if record.cancelled:
-            self._drop(record)
-        elif record.problem:
-            self._fail(record, f"KV could not be moved: {record.problem}")
-        elif record.bad_blocks:
-            self._restart(record, now)
-        else:
-            self._send_prefill(record)
-        self.pool.tell(time.monotonic())
-
-    def _restart(self, record: RequestRecord, now: float) -> None:
-        """A block from SSD was bad: give everything back and look up again; it is a miss now."""
-        self.directory.revoke_owner(record.request_id, now)
-        record.reset()
-        self.policy.on(scheduler.RequestDeferred(record.request_id), now)
-        self._blocked = False
-
-    def _send_prefill(self, record: RequestRecord) -> None:
-        record.stage = "prefill"
-        if not self._to_rank(record, record.prefill, record.prefill_message()):
-            return
-        self.replicator.on_prefill(record, time.monotonic())
-        if record.answered:
-            return  # resumed: it was counted when it came
-        self.metrics.count("prefix_cache_queries_total", len(record.token_ids))
-        for tier, tokens in record.cached.items():
-            self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
-
-    def _to_rank(self, record: RequestRecord, rank: int, message: m.Message) -> bool:
-        """Hand a request to a rank; when that cannot be sent, the request has failed."""
-        try:
-            if self.hub.send(f"rank-{rank}", message):
-                return True
-            self._fail(record, f"rank {rank} cannot be reached")
+            sent = self.hub.send(f"rank-{order.rank}", self._message_of(order))
+            problem = "" if sent else f"rank {order.rank} cannot be reached"
         except WireError as error:
-            self._fail(record, str(error))
-        return False
+            problem = str(error)
+        if problem:
+            self._unsent.append(ev.Undelivered(order, problem))
 
-    def _fail(self, record: RequestRecord, reason: str) -> None:
-        """The request cannot be finished: its client hears why."""
-        self.hub.send(record.submit.gateway, m.Failed(record.request_id, reason))
-        self._drop(record)
+    def _message_of(self, order: fx.Order) -> m.Message:
+        match order:
+            case fx.StartPrefill():
+                held = self.held[order.request_id]
+                if not held.answered:  # a resumed request was counted when it came
+                    self.metrics.count("prefix_cache_queries_total", len(held.token_ids))
+                    for tier, tokens in order.cached.items():
+                        self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
+                return held.prefill_message(order)
+            case fx.StartDecode():
+                return self.held[order.request_id].decode_message(order)
+            case fx.CheckBlocks():
+                return self._answers.check_message(order)
+            case fx.GrantPuts() if self._stream is not None:
+                self._stream.on_granted(order)
+        return message_of(order)
 
-    # ------------------------------------------------------------------------------ prefill -> decode
+    # ------------------------------------------------------------------------------ the pool
 
-    def _on_prefill_done(self, peer: str, done: m.PrefillDone) -> None:
-        record = self.records.get(done.request_id)
-        if record is None:
-            return
-        now = time.monotonic()
-        computed = len(record.token_ids) - sum(record.cached.values())
-        self.policy.on(scheduler.PrefillEnded(done.request_id, computed, done.seconds), now)
-        self.room.s_per_token = self.policy.prefill_s_per_token
-        self._describe(record)
-        self.pool.publish([ref.object_id for ref in record.store], done.checksums, now)
-        record.first_token(done)
-        if done.finish or record.cancelled:
-            self._finish(record)
-            return
-        record.stage = "loading"
-        salt = record.submit.salt if self.config.enable_prefix_caching else b""
-        self._to_rank(record, record.decode, record.decode_message(salt))
+    def _read_put_wanted(self, peer: str, wanted: m.PutWanted) -> ev.Event | None:
+        if self._stream is not None:
+            self._stream.on_put_wanted(wanted)
+        return event_of(peer, wanted)
 
-    def _describe(self, record: RequestRecord) -> None:
-        """The blocks that prefill has just written, for listeners outside."""
-        size, first = self.config.block_size, len(record.load)
-        keys = record.keys[first : first + len(record.store)]
-        parent = record.keys[first - 1] if first else None
-        self.pool.describe(keys, record.token_ids[first * size :], parent)
+    def _read_put_ended(self, peer: str, ended: m.PutEnded) -> ev.Event | None:
+        if self._stream is not None:
+            self._stream.on_put_ended(ended)
+        return event_of(peer, ended)
 
-    def _on_request_failed(self, peer: str, failed: m.RequestFailed) -> None:
-        record = self.records.get(failed.request_id)
-        if record is None:
-            return
-        if not record.cancelled:
-            self.hub.send(record.submit.gateway, m.Failed(failed.request_id, failed.reason))
-        self.directory.revoke_owner(failed.request_id, time.monotonic(), writer_may_live=failed.writing)
-        self._drop(record)
+    def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
+        answer = self._answers.read(query, self._clock())
+        if answer is None:
+            return self._answers.command(peer, query)
+        self.hub.send(peer, answer)
+        return None
 
-    def _on_decode_loaded(self, peer: str, loaded: m.DecodeLoaded) -> None:
-        """The decode rank has all KV in its pages: the tail and the leases may go."""
-        self.directory.revoke_owner(loaded.request_id, time.monotonic())
-        record = self.records.get(loaded.request_id)
-        if record is not None:
-            record.stage = "decode"
-        self._blocked = False
-        self.pool.tell(time.monotonic())
+    def _answer_command(self, effect: fx.AnswerCommand) -> None:
+        """Send the answer of a command. Abandon the command if its sender is gone."""
+        peer, answer = self._answers.answer(effect)
+        if not self.hub.send(peer, answer):
+            abandoned = self._answers.abandon(effect.command)
+            if abandoned is not None:
+                self._unsent.append(abandoned)
 
-    def _on_decode_done(self, peer: str, done: m.DecodeDone) -> None:
-        record = self.records.get(done.request_id)
-        if record is not None:
-            self._finish(record)
-
-    def _finish(self, record: RequestRecord) -> None:
-        self.metrics.count("requests_finished_total")
-        self._drop(record)
-
-    def _on_preempted(self, peer: str, preempted: m.Preempted) -> None:
-        """A decode rank had no page left: prefill prompt and answer again; most of it is in the pool."""
-        record = self.records.get(preempted.request_id)
-        if record is None:
-            return
-        if record.cancelled:
-            self._drop(record)
-            return
-        now = time.monotonic()
-        self.directory.revoke_owner(record.request_id, now)
-        size = self.config.block_size
-        record.extend(preempted.token_ids, preempted.answered)
-        if record.submit.salt and self.config.enable_prefix_caching:
-            last_key = record.keys[-1] if record.keys else None
-            tokens = record.token_ids[len(record.keys) * size :]
-            record.keys += PrefixChain(size, record.submit.salt, last_key=last_key).extend(tokens)
-            record.digests += block_digests(tokens, size)
-        resumed = scheduler.RequestResumed(
-            record.request_id, len(record.token_ids), tuple(record.keys), size, record.submit.max_tokens
-        )
-        self.policy.on(resumed, now)
-        self._blocked = False
-
-    # ------------------------------------------------------------------------------ blocks from decode
-
-    def _on_put_wanted(self, peer: str, wanted: m.PutWanted) -> None:
-        """Places for blocks that became full while decoding; a full pool or a known key means no place."""
-        self.hub.send(peer, self.room.grant(wanted, time.monotonic()))
-        self.pool.tell(time.monotonic())
-
-    def _on_put_ended(self, peer: str, ended: m.PutEnded) -> None:
-        """Blocks that a decode rank has written become visible, or their places are taken back."""
-        now = time.monotonic()
-        for grant in self.room.granted(ended.object_ids):
-            self.pool.describe([grant.key], grant.tokens, grant.parent)
-        self.pool.publish(ended.object_ids, ended.checksums, now)
-        self.room.end(ended, now)
-        self._blocked = False
-        self.pool.tell(time.monotonic())
-
-    # ------------------------------------------------------------------------------ the SSD tier
-
-    def _on_blocks_saved(self, peer: str, saved: m.BlocksSaved) -> None:
-        self.pool.on_blocks_saved(saved)
-        self._blocked = False
-
-    def _on_tier_evicted(self, peer: str, evicted: m.TierEvicted) -> None:
-        self.pool.on_tier_evicted(evicted)
-        self._blocked = False
-
-    def _on_blocks_removed(self, peer: str, removed: m.BlocksRemoved) -> None:
-        self.pool.on_blocks_removed(removed)
-        self.queries.on_removed(removed)
-        self._blocked = False
-
-    def _on_pool_query(self, peer: str, query: m.PoolQuery) -> None:
-        now = time.monotonic()
-        self.queries.on_query(peer, query, now)
-        self._blocked = False
-        self.pool.tell(now)
-
-    def _on_blocks_copied(self, peer: str, copied: m.BlocksCopied) -> None:
-        self.replicator.on_copied(copied, time.monotonic())
-        self._blocked = False
-
-    # ------------------------------------------------------------------------------ metrics
-
-    def _on_metrics_request(self, peer: str, request: m.MetricsRequest) -> None:
-        gauges = {
-            "num_requests_waiting": self.policy.num_waiting,
-            "num_requests_running": self.policy.num_running,
-        }
-        samples = self.metrics.samples(gauges, self.pool.stats(), self.hub.counters.as_dict())
-        samples += segment_samples(self.queries.segments())
+    def _answer_metrics(self, peer: str, request: m.MetricsRequest) -> None:
+        state, directory = self.control.state, self.control.directory
+        gauges = {"num_requests_waiting": state.num_waiting, "num_requests_running": state.num_running}
+        counted = directory.counters
+        pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
+        samples = self.metrics.samples(gauges, pool, self.hub.counters.as_dict())
+        samples += segment_samples(self._answers.segments())
+        samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, self.control.ignored))
         self.hub.send(peer, m.MetricsReply(request.number, samples))
-
-    def _on_rank_stats(self, peer: str, stats: m.RankStats) -> None:
-        self.metrics.from_rank(stats)

@@ -1,4 +1,4 @@
-"""The gateway as a child of rank 0: its settings file, its start, its end.
+"""The gateway as a child process of rank 0: its settings file, start and end.
 
 The gateway is no MPI rank; it is started before MPI, so that it shares nothing with it.
 """
@@ -14,7 +14,9 @@ import msgspec
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch.child import start_child
+from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RunDir
+from mooncake_lite.launch.verdict import GATEWAY_PROCESS
 from transport.curve import CurveKeys
 
 NAME = "gateway-0"
@@ -56,16 +58,16 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child process."""
+        """Return the process id."""
         return self._child.pid
 
     def lost(self) -> str | None:
-        """Why the cluster cannot go on, when the gateway has ended by itself."""
+        """Return why the gateway has ended by itself; None while it runs."""
         code = self._child.poll()
-        return None if code is None else f"the gateway process ended with exit code {code}"
+        return None if code is None else f"{GATEWAY_PROCESS} {self.pid} {how_it_ended(code)}"
 
     def stop(self, limit_s: float) -> None:
-        """Wait for its end; after limit_s make it end."""
+        """Wait for its end. After limit_s, kill it."""
         try:
             self._child.wait(limit_s)
         except subprocess.TimeoutExpired:

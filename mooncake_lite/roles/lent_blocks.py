@@ -1,7 +1,8 @@
-"""What a store rank does for blocks in the segments of ranks that only lend: it saves, loads and checks them.
+"""Lent blocks: how a store rank saves, loads and checks blocks in the segments of compute ranks.
 
 Used by the store role, from its one thread. A prefill or decode rank computes and has no tier, so the store
-rank that keeps its blocks moves them through memory of its own, a few at a time. See docs/lifecycle.md.
+rank that keeps its blocks moves them through memory of its own, a few at a time.
+See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Save(NamedTuple):
 
 
 class LentSaves:
-    """DRAM of other ranks -> slots of this one -> the tier's writer.
+    """Saves lent blocks: DRAM of another rank -> a slot of this one -> the tier's writer.
 
         _waiting    oldest first; the directory bounds them: they cannot be evicted until they are saved
         _arriving   read together: what, into which slots
@@ -58,24 +59,24 @@ class LentSaves:
 
     @property
     def busy(self) -> bool:
-        """Transfers are under way."""
+        """Tell whether transfers are under way."""
         return bool(self._arriving)
 
     @property
     def left(self) -> int:
-        """Blocks that the writer does not have yet."""
+        """Return the number of blocks that the writer does not have yet."""
         return len(self._waiting) + sum(len(items) for items, _, _ in self._arriving)
 
     def add(self, ref: BlockRef, key: int, digest: int, checksums: list[int]) -> None:
-        """Save this one when its turn comes."""
+        """Add a block to the queue of saves."""
         self._waiting.append(_Save(ref, key, digest, checksums))
 
     def reported(self, keys: Sequence[int]) -> None:
-        """The writer needs the bytes of these no longer; others are passed over."""
+        """Free the slots of blocks that the writer has reported."""
         self._free += [self._written.pop(key) for key in keys if key in self._written]
 
     def advance(self, *, newest_first: bool = False) -> list[int]:
-        """Begin and end what can be without waiting; keys of blocks that will not be saved."""
+        """Begin and end transfers without waiting. Returns the keys of blocks that cannot be saved."""
         lost: list[int] = []
         for job in [job for job in self._arriving if job[2].poll()]:
             self._arriving.remove(job)
@@ -111,7 +112,7 @@ class LentSaves:
 
 
 class LentLoads:
-    """The tier -> slots of this rank -> DRAM of other ranks; one order after the other.
+    """Loads lent blocks: the tier -> slots of this rank -> DRAM of another rank. One order at a time.
 
     _orders    the first one is under way
     _piece     its blocks in the slots: the first one and the one after the last
@@ -130,17 +131,17 @@ class LentLoads:
 
     @property
     def busy(self) -> bool:
-        """Transfers are under way."""
+        """Tell whether transfers are under way."""
         return self._flying is not None
 
     def add(self, message: LoadBlocks) -> None:
-        """Load these when their turn comes. Its number is positive, that of an order to the tier negative."""
+        """Add an order. Its number is positive; orders to the tier have negative numbers."""
         self._orders.append(message)
         if len(self._orders) == 1:
             self._begin()
 
     def arrived(self, sums: list[list[int] | None]) -> BlocksLoaded | None:
-        """The tier has been read into the slots: on to others' DRAM. The answer when the order is done."""
+        """Write the blocks that the tier has read to their places. Returns the answer of a finished order."""
         first, end = self._piece
         self._sums += sums
         self._written = [index for index in range(first, end) if self._sums[index] is not None]
@@ -152,13 +153,15 @@ class LentLoads:
         return self.advance()
 
     def advance(self) -> BlocksLoaded | None:
-        """End what has ended; the answer when an order is done."""
+        """End a finished transfer. Returns the answer of a finished order."""
         if self._flying is None or not self._flying.poll():
             return None
-        failures, self._flying = self._flying.failures, None
+        batch, self._flying = self._flying, None
+        failures = batch.failures
         for at in failures:
             self._sums[self._written[at]] = None
-        return self._next(str(failures[min(failures)]) if failures else "")
+        problem = str(failures[min(failures)]) if failures else ""
+        return self._next(problem, bool(batch.may_still_land))
 
     def _begin(self) -> None:
         self._began, self._sums = time.perf_counter(), []
@@ -173,8 +176,8 @@ class LentLoads:
         ]
         self._order(-message.number, reads)
 
-    def _next(self, problem: str = "") -> BlocksLoaded | None:
-        """The next piece, or the end of the order: after the last one, or the first failure."""
+    def _next(self, problem: str = "", may_still_write: bool = False) -> BlocksLoaded | None:
+        """Read the next piece, or end the order after its last piece or its first failure."""
         message, end = self._orders[0], self._piece[1]
         if end < len(message.refs) and not problem:
             self._read(end)
@@ -184,13 +187,12 @@ class LentLoads:
         seconds = time.perf_counter() - self._began
         if self._orders:
             self._begin()
-        return BlocksLoaded(
-            message.number, [s is not None for s in sums], [s or [] for s in sums], seconds, problem
-        )
+        ok, found = [s is not None for s in sums], [s or [] for s in sums]
+        return BlocksLoaded(message.number, ok, found, seconds, problem, may_still_write)
 
 
 class LentCheck:
-    """Blocks of another rank compared with their checksums, one at a time.
+    """Compares lent blocks with their checksums, one at a time.
 
     good   by block, so far;  problem   why it cannot go on, "" while it can;  block   the newest, (nbytes,)
     """
@@ -204,7 +206,7 @@ class LentCheck:
         self._flying: Batch | None = None
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; whether that was all."""
+        """Compare blocks without waiting. Returns whether all are compared."""
         refs = self.message.refs
         while not self.problem and len(self.good) < len(refs):
             if self._flying is None:

@@ -1,4 +1,4 @@
-"""A rank's metrics on their way to `/metrics`: the report that every working rank sends.
+"""The metrics report that every working rank sends for `/metrics`.
 
 Used by `compute_rank.py` and `store.py`; answered by `cluster_metrics.py`. Imports nothing heavy: a store
 rank never loads torch.

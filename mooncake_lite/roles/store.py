@@ -2,7 +2,7 @@
 
 The segment is passive: the conductor's directory says what lies where. This rank's own work is to write
 blocks behind to the tier, and to read them back on demand; its own, and those of ranks that only lend
-(`lent_blocks.py`). Explained in docs/lifecycle.md.
+(`lent_blocks.py`). Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
+from mooncake_lite.errors import ThreadDied
 from mooncake_lite.messages import (
     BlocksChecked,
     BlocksCopied,
@@ -24,6 +26,7 @@ from mooncake_lite.messages import (
     CheckBlocks,
     CompactTier,
     CopyBlocks,
+    Degraded,
     LoadBlocks,
     Message,
     RemoveBlocks,
@@ -38,6 +41,7 @@ from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
+from store.tier_health import OVER, TierHealth
 from store.tier_reader import Read, TierReader
 from store.tier_writer import TierWriter
 from transport.channel import Spoke
@@ -60,7 +64,11 @@ SEAL_LIMIT_S = 0.15
 
 
 class StoreRole:
-    """The loop of a store rank. tier is None when there is no --ssd-dir: then only DRAM holds blocks."""
+    """The loop of a store rank.
+
+    tier    None when there is no --ssd-dir: then only DRAM holds blocks
+    epoch   of this rank, for its messages
+    """
 
     def __init__(
         self,
@@ -70,8 +78,10 @@ class StoreRole:
         tier: HDF5Tier | None,
         must_stop: Callable[[], bool],
         layout: BlockLayout,
+        epoch: int = 0,
     ) -> None:
         self.number = number
+        self._epoch = epoch
         self._layout = layout
         self._copies: list[tuple[CopyBlocks, Batch]] = []
         self.segment = transfers.local
@@ -83,8 +93,11 @@ class StoreRole:
         self._lent_saved: deque[list[int]] = deque()
         self._lent_read: deque[list[list[int] | None]] = deque()
         self._lent_checks: list[LentCheck] = []
+        self._health = TierHealth()
+        self._troubles: dict[str, str] = {}  # as told last
+        self._died = ""
         self._writer = self._start_writer(tier) if tier is not None else None
-        self._reader = TierReader(tier, self._loaded) if tier is not None else None
+        self._reader = self._start_reader(tier) if tier is not None else None
         self._lent_saves = LentSaves(transfers, layout, SAVE_SLOTS, self._submit)
         self._lent_loads = LentLoads(transfers, layout, LOAD_SLOTS, self._read)
         self._counters = dict.fromkeys(
@@ -104,7 +117,7 @@ class StoreRole:
             def report(keys: list[int]) -> None:
                 if state != "durable":
                     self._lent_saved.append(keys)
-                tell(BlocksSaved(self.number, keys, state))
+                tell(BlocksSaved(keys, state, self._epoch))
 
             return report
 
@@ -114,19 +127,28 @@ class StoreRole:
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
             on_bad=saved("bad"),
-            on_evicted=lambda keys: tell(TierEvicted(self.number, keys)),
-            on_removed=lambda keys: tell(BlocksRemoved(self.number, keys, for_good=True)),
-            on_kept=lambda keys: tell(BlocksRemoved(self.number, keys, for_good=False)),
+            on_evicted=lambda keys: tell(TierEvicted(keys, self._epoch)),
+            on_removed=lambda keys: tell(BlocksRemoved(keys, True, self._epoch)),
+            on_kept=lambda keys: tell(BlocksRemoved(keys, False, self._epoch)),
+            on_fatal=self._thread_died,
+            health=self._health,
         )
 
+    def _start_reader(self, tier: HDF5Tier) -> TierReader:
+        return TierReader(tier, self._loaded, on_fatal=self._thread_died, health=self._health)
+
+    def _thread_died(self, name: str, why: str) -> None:
+        """From the thread that died: `run` ends the rank."""
+        self._died = f"thread {name} died: {why}"
+        self._conductor.wake()
+
     def _loaded(self, number: int, sums: list[list[int] | None], seconds: float) -> None:
-        """From a reader's thread: an order is done. The numbers of those of `LentLoads` are negative."""
+        """Report a finished order, on a reader's thread. Orders of `LentLoads` have negative numbers."""
         if number < 0:
             self._lent_read.append(sums)
         else:
-            self._outbox.append(
-                BlocksLoaded(number, [s is not None for s in sums], [s or [] for s in sums], seconds)
-            )
+            ok, found = [s is not None for s in sums], [s or [] for s in sums]
+            self._outbox.append(BlocksLoaded(number, ok, found, seconds, epoch=self._epoch))
         self._conductor.wake()
 
     def announce(self) -> None:
@@ -137,12 +159,14 @@ class StoreRole:
         for start in range(0, max(1, len(keys)), INDEX_CHUNK):
             end = start + INDEX_CHUNK
             self._conductor.send(
-                TierIndex(self.number, keys[start:end], digests[start:end], end >= len(keys))
+                TierIndex(keys[start:end], digests[start:end], end >= len(keys), self._epoch)
             )
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop. Raises ThreadDied when a thread of the tier has died."""
         while self.stop is None and not self._must_stop():
+            if self._died:
+                raise ThreadDied(self._died)
             for message in self._conductor.receive(COPY_WAIT_S if self._moving else IDLE_WAIT_S):
                 if isinstance(message, SaveBlocks):
                     self._save(message)
@@ -165,7 +189,7 @@ class StoreRole:
             self._report_when_due()
 
     def close(self, limit_s: float) -> int:
-        """Flush what waits to be written, hottest first, for limit_s at most; blocks that were dropped."""
+        """Flush blocks, most useful first, for limit_s at most. Returns the number of dropped blocks."""
         if self._writer is None or self._reader is None:
             return 0
         until = time.monotonic() + limit_s
@@ -184,12 +208,12 @@ class StoreRole:
 
     @property
     def _moving(self) -> bool:
-        """Transfers are under way, whose end is to be noticed."""
+        """Tell whether transfers are under way."""
         return bool(self._copies or self._lent_checks or self._lent_saves.busy or self._lent_loads.busy)
 
     @property
     def still_reading(self) -> bool:
-        """After close: the disk is so slow that the segment is still in use; it may not be unmapped."""
+        """Tell, after close, whether a slow disk still uses the segment, which may then not be unmapped."""
         return any(one is not None and not one.ended for one in (self._writer, self._reader))
 
     def seal_now(self) -> None:
@@ -201,19 +225,19 @@ class StoreRole:
 
     def _save(self, message: SaveBlocks) -> None:
         if self._writer is None:
-            self._outbox.append(BlocksSaved(self.number, message.keys, "dropped"))
+            self._outbox.append(BlocksSaved(message.keys, "dropped", self._epoch))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
             if ref.rank != self.number:
                 self._lent_saves.add(ref, key, digest, sums)
             elif not self._submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
-                self._outbox.append(BlocksSaved(self.number, [key], "dropped"))
+                self._outbox.append(BlocksSaved([key], "dropped", self._epoch))
 
     def _submit(self, key: int, digest: int, sums: Sequence[int], block: np.ndarray) -> bool:
         return self._writer is not None and self._writer.submit(key, digest, sums, block)
 
     def _load(self, message: LoadBlocks) -> None:
-        """Have blocks read from the tier into a segment; a bad one is a miss, never served."""
+        """Read blocks from the tier into a segment. A bad block is a miss and is never served."""
         if self._reader is None:
             self._loaded(message.number, [None] * len(message.keys), 0.0)
             return
@@ -227,7 +251,7 @@ class StoreRole:
         self._read(message.number, reads)
 
     def _read(self, number: int, reads: list[Read]) -> None:
-        """When the readers have too much to do this thread reads, and takes no more orders meanwhile."""
+        """Pass blocks to the readers. If their queue is full, read on this thread."""
         assert self._reader is not None
         began = time.perf_counter()
         if not self._reader.submit(number, reads):
@@ -235,7 +259,7 @@ class StoreRole:
             self._loaded(number, sums, time.perf_counter() - began)
 
     def _copy(self, message: CopyBlocks) -> None:
-        """Begin to read objects of other ranks into the own segment."""
+        """Begin to read blocks of other ranks into the own segment."""
         moves = [
             Transfer("read", (0, target.offset), source.rank, 0, source.offset, target.nbytes)
             for source, target in zip(message.sources, message.targets)
@@ -252,7 +276,8 @@ class StoreRole:
             self._counters["copied_bytes_total"] += sum(
                 ref.nbytes for ref, good in zip(message.targets, sums) if good
             )
-            self._conductor.send(BlocksCopied(message.number, sums, writing=bool(batch.failures)))
+            writing = bool(batch.may_still_land)
+            self._conductor.send(BlocksCopied(message.number, sums, writing, self._epoch))
 
     def _check(self, message: CheckBlocks) -> None:
         """Compare blocks with their checksums."""
@@ -264,7 +289,7 @@ class StoreRole:
         self._checked(message, good, blocks[0])
 
     def _checked(self, message: CheckBlocks, good: list[bool], block: np.ndarray, problem: str = "") -> None:
-        """Tell, after writing the bytes of the one block, when it is good, where that is wanted."""
+        """Report compared blocks, after writing the bytes of a good block to a file if wanted."""
         if message.path and all(good) and not problem:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -272,26 +297,26 @@ class StoreRole:
                     file.write(block.data)
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
-        self._conductor.send(BlocksChecked(message.number, good, problem))
+        self._conductor.send(BlocksChecked(message.number, good, problem, self._epoch))
 
     def _remove(self, message: RemoveBlocks) -> None:
-        """Have the writer take blocks out of the tier; what can never be deleted is at least not served."""
+        """Remove blocks from the tier. Blocks that cannot be deleted are no longer served."""
         if self._tier is None or self._writer is None:
-            self._outbox.append(BlocksRemoved(self.number, message.keys, for_good=True))
+            self._outbox.append(BlocksRemoved(message.keys, True, self._epoch))
         elif not self._writer.remove(message.keys):
             self._tier.forget(message.keys)
-            self._outbox.append(BlocksRemoved(self.number, message.keys, for_good=False))
+            self._outbox.append(BlocksRemoved(message.keys, False, self._epoch))
 
     def _advance_lent(self, *, newest_first: bool = False) -> None:
-        """Go on with what is done for ranks that only lend."""
+        """Advance the work on lent blocks."""
         while self._lent_saved:
             self._lent_saves.reported(self._lent_saved.popleft())
         if lost := self._lent_saves.advance(newest_first=newest_first):
-            self._outbox.append(BlocksSaved(self.number, lost, "dropped"))
+            self._outbox.append(BlocksSaved(lost, "dropped", self._epoch))
         answers = [self._lent_loads.advance()]
         while self._lent_read:
             answers.append(self._lent_loads.arrived(self._lent_read.popleft()))
-        self._outbox.extend(answer for answer in answers if answer is not None)
+        self._outbox.extend(replace(answer, epoch=self._epoch) for answer in answers if answer is not None)
         for check in [check for check in self._lent_checks if check.advance()]:
             self._lent_checks.remove(check)
             self._checked(check.message, check.good, check.block, check.problem)
@@ -314,16 +339,29 @@ class StoreRole:
                 if not isinstance(message, BlocksLoaded):
                     raise
                 # The request that they are for fails, alone.
-                self._conductor.send(BlocksLoaded.failed(message.number, len(message.ok), str(error)))
+                failed = BlocksLoaded.failed(message.number, len(message.ok), str(error))
+                self._conductor.send(replace(failed, epoch=self._epoch))
 
     def _report_when_due(self) -> None:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._conductor.send(rank_stats(self.number, "store", self._values(), self._transfers))
+            self._tell_troubles(now)
+
+    def _tell_troubles(self, now: float) -> None:
+        """Tell the conductor what is wrong with the tier, and the terminal when that begins and ends."""
+        troubles = self._health.troubles(now)
+        for kind, over in OVER.items():
+            text, told = troubles.get(kind, ""), self._troubles.get(kind, "")
+            if text != told:
+                self._conductor.send(Degraded(self.number, kind, text))
+            if bool(text) != bool(told):
+                print(f"mooncake-lite: rank {self.number} (store): {text or over}", flush=True)
+        self._troubles = troubles
 
     def _values(self) -> dict[str, float]:
-        """This rank's counters, and those of the tier and its writer."""
+        """Return the counters of this rank, its tier and the tier's writer."""
         values = dict(self._counters)
         if self._tier is not None and self._writer is not None and self._reader is not None:
             values |= _named("tier_", self._tier.stats(), gauges={"blocks", "bytes", "open_bytes"})
@@ -333,5 +371,5 @@ class StoreRole:
 
 
 def _named(prefix: str, stats: dict[str, int], gauges: set[str]) -> dict[str, float]:
-    """Metric name -> value: what is not a gauge only grows, and its name says so."""
+    """Add a prefix to the names of statistics, and `_total` to those that only grow."""
     return {f"{prefix}{name}" if name in gauges else f"{prefix}{name}_total": n for name, n in stats.items()}

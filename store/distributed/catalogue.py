@@ -172,7 +172,7 @@ class Catalogue(Books):
                 made = self._space.allocate(entry.owner, entry.nbytes, now=now_ns / 1e9, rank=number)
             except PoolFull:
                 for replica in added:
-                    self._space.put_revoke(replica.object_id)
+                    self._space.put_revoke(replica.object_id, now=now_ns / 1e9)
                 return None
             added.append(Replica(made.object_id, number, made.extents))
         return added

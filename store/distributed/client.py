@@ -34,6 +34,7 @@ from store.distributed.writer import Writer
 from store.errors import StoreError
 from transport.address import address_towards
 from transport.curve import CurveKeys
+from transport.threads import start_thread
 
 BEAT_S = 1.0
 BUSY_BEAT_S = 0.1
@@ -69,6 +70,7 @@ class Client:
         self._keeper: threading.Thread | None = None
         self._close_lock = threading.RLock()
         self._stop = threading.Event()
+        self._why_closed = "this store is closed"
         self._writing: list[int] = []  # threads that may write to segments
         machine = machine_id()
         self._segments = Segments(self._ask_segment, "" if use_tcp else machine)
@@ -81,8 +83,7 @@ class Client:
         except BaseException:
             self.close()
             raise
-        self._keeper = threading.Thread(target=self._keep, name="store client", daemon=True)
-        self._keeper.start()
+        self._keeper = start_thread("store client", self._keep, on_death=self._die)
 
     def _join(self, setup: Setup, curve: CurveKeys | None, machine: str, use_tcp: bool) -> None:
         token = b""
@@ -192,6 +193,11 @@ class Client:
                     self._on_end()
                     return
 
+    def _die(self, reason: str) -> None:
+        """Leave the master, since the thread that beats has died. Later calls fail with NO_MASTER."""
+        self._why_closed = reason
+        self.close()
+
     def _ask_segment(self, number: int) -> say.Segment | None:
         told: say.Segment | None = self._link.ask(say.SegmentAsk, number).segment
         return told
@@ -241,7 +247,7 @@ class Client:
 
     def _check_open(self) -> None:
         if self._stop.is_set():
-            raise CodeError(NO_MASTER, "this store is closed")
+            raise CodeError(NO_MASTER, self._why_closed)
 
     def ask_codes(self, kind: Callable[..., Any], names: Sequence[str], *values: Any) -> list[int]:
         """A question about many names, in pieces; a code for each, NO_MASTER where none came."""

@@ -6,6 +6,7 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from store.distributed.replicas import (
 from store.distributed.shared_table import OFFSET_MASK
 from store.errors import StoreError
 from transport.errors import TransportError
+from transport.threads import start_thread
 
 PIECE_BYTES = 16 * 2**20
 """Copied at once, so that a large copy needs little memory."""
@@ -78,9 +80,10 @@ class Copying:
             return (0, 0), error.code
         if task.code != OK:
             return (0, 0), task.code
-        thread = threading.Thread(target=self._carry_out, args=(task, name), name="store copy", daemon=True)
+        thread = start_thread(
+            "store copy", self._carry_out, task, name, on_death=lambda reason: self._end(task.task, reason)
+        )
         self._threads = [one for one in self._threads if one.is_alive()] + [thread]
-        thread.start()
         return (task.task, 0), OK
 
     def _carry_out(self, task: say.TaskIs, name: str) -> None:
@@ -89,11 +92,13 @@ class Copying:
                 self._client.copy(name, target, PIECE_BYTES)
             failed = ""
         except (StoreError, TransportError, ValueError, OSError) as error:
-            failed = str(error)[:1000] or type(error).__name__
-        try:
-            self._client.ask(say.TaskEnd, task.task, failed)
-        except CodeError:
-            return  # the master fails the tasks of a client that is gone
+            failed = str(error) or type(error).__name__
+        self._end(task.task, failed)
+
+    def _end(self, task: int, failed: str) -> None:
+        """Tell the master that a task has ended, and why it failed; "" when it has not."""
+        with contextlib.suppress(CodeError):  # the master fails the tasks of a client that is gone
+            self._client.ask(say.TaskEnd, task, failed[: say.MAX_SHORT])
 
     def query(self, task_id: Any) -> tuple[QueryTaskResponse | None, int]:
         """(how it stands, OK), or (None, a code). Raises TypeError for what is no id."""

@@ -108,5 +108,4 @@ class Space(Directory):
 
     def totals(self) -> tuple[int, int]:
         """(capacity, free) bytes of all segments."""
-        allocators = [segment.allocator for segment in self._segments.values()]
-        return sum(one.capacity for one in allocators), sum(one.free_bytes for one in allocators)
+        return self._order.total.capacity, self._order.total.free

@@ -6,11 +6,12 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from store.allocator import Extent
 from store.distributed import messages as say
@@ -20,6 +21,7 @@ from store.errors import StoreError
 from store.objects import pieces
 from transport.errors import TransportError
 from transport.sockets import BytesClient, BytesServer
+from transport.threads import start_thread
 
 SECRET_BYTES = 32
 CONNECT_S = 3.0
@@ -160,8 +162,8 @@ class Warmer:
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="store warmer", daemon=True)
-        self._thread.start()
+        self._is_dead = False
+        self._thread = start_thread("store warmer", self._run, on_death=self._die)
 
     def prepare(self, memory: Lent, used_until: int) -> None:
         """Have memory ready behind what is in use."""
@@ -174,12 +176,19 @@ class Warmer:
             self._add(lambda: memory.warm_around(offset, nbytes))
 
     def _add(self, work: Callable[[], None]) -> None:
-        if self._work.qsize() < MAX_WARMING:
+        if self._work.qsize() < MAX_WARMING and not self._is_dead:
             self._work.put(work)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+    def _die(self, _: str) -> None:
+        """Give up the ranges that wait: their pages stay cold, and copies to them take longer."""
+        self._is_dead = True
+        with contextlib.suppress(Empty):
+            while True:
+                self._work.get_nowait()
 
     def close(self) -> None:
         """End the thread before the segments are unmapped."""

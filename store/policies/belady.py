@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from store.policies.contract import BlockFacts, Policy
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 
 
 class Belady(Policy):
@@ -29,7 +29,7 @@ class Belady(Policy):
     def __init__(self, capacity: int, future: Sequence[int]):
         """future: the items of all references to come; each must then be told by on_insert or on_access."""
         super().__init__(capacity)
-        self._ranking = Ranking()
+        self._ranking = Ranking[int]()
         self._references = 0
         self._future = future
         self._next_use = [len(future)] * len(future)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 
-class BlockFacts(NamedTuple):
+class BlockFacts(msgspec.Struct, frozen=True, gc=False):
     """What a policy may know of a block beside its name.
 
     nbytes     size

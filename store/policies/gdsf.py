@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from store.policies.contract import BlockFacts, Policy
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 
 
 class GDSF(Policy):
@@ -31,7 +31,7 @@ class GDSF(Policy):
 
     def __init__(self, capacity: int):
         super().__init__(capacity)
-        self._ranking = Ranking()
+        self._ranking = Ranking[int]()
         self._age = 0.0
         self._uses: dict[int, int] = {}
         self._value: dict[int, float] = {}

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from store.policies.contract import BlockFacts, Policy
 from store.policies.predictor import Predictor, ReusePredictor
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 
 IN_LRU, IN_BLIND = 1, 2
 
@@ -62,7 +62,7 @@ class Learned(Policy):
         self._ours: dict[int, int] = {}
         self._groups: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(4))
         self._lru: OrderedDict[int, None] = OrderedDict()
-        self._blind, self._due = Ranking(), Ranking()
+        self._blind, self._due = Ranking[int](), Ranking[int]()
         self._last: dict[int, int] = {}
         self._references = self._misses = self._lru_misses = self._blind_misses = 0
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from store.policies.contract import BlockFacts, Policy
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 
 
 class LeavesFirst(Policy):
@@ -37,7 +37,7 @@ class LeavesFirst(Policy):
         self._parent: dict[int, int | None] = {}
         self._children: dict[int, int] = {}
         self._used: dict[int, int] = {}
-        self._leaves = Ranking()
+        self._leaves = Ranking[int]()
         self._references = 0
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:

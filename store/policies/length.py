@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from store.policies.contract import BlockFacts, Policy
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 
 
 class LengthAware(Policy):
@@ -23,7 +23,7 @@ class LengthAware(Policy):
 
     def __init__(self, capacity: int):
         super().__init__(capacity)
-        self._ranking = Ranking()
+        self._ranking = Ranking[int]()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
         """Used once, at its place in the prompt."""

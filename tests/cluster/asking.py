@@ -1,12 +1,14 @@
-"""Asking a cluster many prompts at once, as the tests of shapes, families and users do."""
+"""Requests to a cluster: many prompts at once, and long answers without an end."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
 from tests.cluster.reference import ANSWER_TOKENS
+from tests.patience import patient
 
 
 def ask_all(url: str, prompts: list[list[int]], at_once: int = 20) -> tuple[list[str], list[int]]:
@@ -23,3 +25,36 @@ def ask_all(url: str, prompts: list[list[int]], at_once: int = 20) -> tuple[list
     with ThreadPoolExecutor(at_once) as pool:
         found = list(pool.map(ask, prompts))
     return [text for text, _ in found], [cached for _, cached in found]
+
+
+class Busy:
+    """Keeps an answer of max_tokens running on a cluster, one after the other, until one fails.
+
+    last   the last line that has come
+    """
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self._url = f"{url}/v1/completions"
+        self._max_tokens = max_tokens
+        self._first = threading.Event()
+        self.last = ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._first.wait(60)
+
+    def last_line(self) -> str:
+        """The last line of the last answer, once the cluster takes no request any more."""
+        self._thread.join(patient(10))
+        assert not self._thread.is_alive(), "the client waits on"
+        return self.last
+
+    def _run(self) -> None:
+        body = {"prompt": [5] * 70, "max_tokens": self._max_tokens, "stream": True, "ignore_eos": True}
+        try:
+            while '"error"' not in self.last:
+                with httpx.stream("POST", self._url, json=body, timeout=60) as response:
+                    for line in response.iter_lines():
+                        self.last = line or self.last
+                        self._first.set()
+        except httpx.HTTPError:
+            self._first.set()

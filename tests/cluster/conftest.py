@@ -31,10 +31,22 @@ def model_folder() -> Path:
 
 
 @pytest.fixture(scope="package")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def serving_tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The SSD folder of `serving`."""
+    return tmp_path_factory.mktemp("serving") / "tier"
+
+
+@pytest.fixture(scope="package")
+def serving_record(serving_tier: Path) -> Path:
+    """The recording of `serving`."""
+    return serving_tier.parent / "recording"
+
+
+@pytest.fixture(scope="package")
+def serving(serving_tier: Path, serving_record: Path) -> Iterator[Cluster]:
     """One cluster for all tests that only talk to it; with an SSD tier, a short queue and 20 slots."""
-    folder = tmp_path_factory.mktemp("serving")
-    flags = [*SMALL, "--ssd-dir", str(folder / "tier"), "--max-queue", "20"]
+    folder = serving_tier.parent
+    flags = [*SMALL, "--ssd-dir", str(serving_tier), "--max-queue", "20", "--record", str(serving_record)]
     with Cluster(flags, folder / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster

@@ -124,6 +124,16 @@ def summed(metrics: str, pattern: str) -> float:
     return sum(map(float, found))
 
 
+def name_of(process: psutil.Process) -> str:
+    """The MPI rank of a process, "gateway", or "" for any other."""
+    try:
+        is_gateway = "mooncake_lite.gateway" in process.cmdline()
+    except psutil.Error:
+        return ""
+    rank = rank_of(process)
+    return "gateway" if is_gateway else str(rank) if rank >= 0 else ""
+
+
 def rank_of(process: psutil.Process) -> int:
     """The MPI rank of a process, -1 when it has none."""
     try:

@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from mooncake_lite.demo.document import document_text
-from mooncake_lite.engine import Engine, Sequence, pages_for
-from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
+from mooncake_lite.engine.local import generate_all, use_threads
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
 from mooncake_lite.model.config import DType
@@ -57,21 +56,9 @@ def _answers(folder: Path, dtype: DType) -> dict[tuple[int, ...], list[int]]:
 def _generate(folder: Path, dtype: DType, prompts: list[list[int]]) -> list[list[int]]:
     """All prompts in one running batch of one engine."""
     ends = frozenset(tokenizer(folder).eos_ids)
-    engine = Engine(
-        model(folder, dtype), sum(pages_for(len(p) + ANSWER_TOKENS) for p in prompts), BLOCK_TOKENS
-    )
-    answers = [_prefilled(engine, prompt, ends) for prompt in prompts]
-    running = [sequence for sequence, finish in answers if finish is None]
-    while running:
-        finished = [s.append(token) for s, token in zip(running, engine.decode_step(running))]
-        running = [sequence for sequence, finish in zip(running, finished) if finish is None]
-    return [sequence.token_ids[len(prompt) :] for (sequence, _), prompt in zip(answers, prompts)]
-
-
-def _prefilled(engine: Engine, prompt: list[int], ends: frozenset[int]) -> tuple[Sequence, str | None]:
-    longest = len(prompt) + ANSWER_TOKENS
-    sequence = Sequence("reference", list(prompt), Sampling(0.0), ANSWER_TOKENS, ends, longest)
-    engine.reserve(sequence, longest)
-    token = engine.prefill_chunk(sequence, len(prompt))
-    assert token is not None
-    return sequence, sequence.append(token)
+    answers: list[list[int]] = [[] for _ in prompts]
+    longest = max((len(prompt) for prompt in prompts), default=1)
+    tokens = generate_all(model(folder, dtype), prompts, Sampling(0.0), ANSWER_TOKENS, ends, longest)
+    for number, token in tokens:
+        answers[number].append(token)
+    return answers

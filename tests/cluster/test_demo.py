@@ -5,13 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LIMIT_S = 280.0
 """The demo takes about 80 s on two idle cores; the test's own limit is 300 s."""
 
 
-@pytest.mark.cluster
 def test_the_demo_gives_the_same_tokens_from_every_source_and_is_faster_with_reuse(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     command = [sys.executable, "-m", "mooncake_lite", "demo", "--json", str(rows_file)]

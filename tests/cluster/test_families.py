@@ -1,7 +1,9 @@
-"""Other model families than the default model's, served by whole clusters; and the fast launch profile."""
+"""Other model families than the default model's, served by whole clusters, also after a restart; and the fast
+launch profile."""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -13,33 +15,66 @@ import pytest
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.launch.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
-from mooncake_lite.model.config import DType
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient
 
-pytestmark = pytest.mark.cluster
 
-
-@pytest.mark.parametrize(("family", "dtype"), [("qwen2", "bfloat16"), ("qwen3", "float32")])
-def test_a_family_answers_as_one_process_does_cold_from_dram_and_from_hdf5(
-    family: str, dtype: DType, tmp_path: Path
-) -> None:
-    """Qwen2 in float32 is served below, with the fast profile."""
-    folder = tiny.tiny_folder(family, tmp_path / "model")
+def test_a_family_answers_as_one_process_does_cold_and_from_dram(tmp_path: Path) -> None:
+    """Qwen2 in bfloat16. Below, the fast profile serves it in float32, and a restarted cluster Qwen3."""
+    folder = tiny.tiny_folder("qwen2", tmp_path / "model")
     prompts = tiny.prompts()
-    expected = reference.greedy_texts(folder, prompts, dtype=dtype)
-    full = [len(prompt) // 64 * 64 for prompt in prompts]
-    flags = [str(folder), *tiny.FLAGS, "--dtype", dtype, "--ssd-dir", str(tmp_path / "tier")]
+    expected = reference.greedy_texts(folder, prompts, dtype="bfloat16")
+    with Cluster([str(folder), *tiny.FLAGS, "--dtype", "bfloat16"], tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        assert asking.ask_all(cluster.base_url, prompts)[0] == expected
+        assert asking.ask_all(cluster.base_url, prompts) == (expected, full_blocks(prompts))
+
+
+def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is_a_miss(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
+    prompts = tiny.prompts()
+    expected, full = reference.greedy_texts(folder, prompts), full_blocks(prompts)
+    flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
     flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
-    with Cluster(flags, tmp_path / "log") as cluster:
+    with Cluster(flags, tmp_path / "log 1") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
-    if family == "qwen3":  # one of them: a start costs seconds, and the tier does not know families
-        with Cluster(flags, tmp_path / "log 2") as cluster:
-            cluster.wait_ready(START_LIMIT_S)
-            assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
+        on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
+        assert machine.wait_until(lambda: on_their_way() == 0, 30.0) < 30.0  # however slow the disk
+    with Cluster(flags, tmp_path / "log 2") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
+    files = list((tmp_path / "tier").rglob("seg-*.h5"))
+    assert files
+    for file in files:
+        damage(file)
+    with Cluster(flags, tmp_path / "log 3") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        assert asking.ask_all(cluster.base_url, prompts[1::2]) == (expected[1::2], [0] * 4)
+        assert machine.wait_until(lambda: bad_in_tier(cluster) > 0, 10.0) < 10.0
+
+
+def full_blocks(prompts: list[list[int]]) -> list[int]:
+    """The tokens of each prompt that lie in full blocks."""
+    return [len(prompt) // 64 * 64 for prompt in prompts]
+
+
+def bad_in_tier(cluster: Cluster) -> float:
+    """Files and blocks of the tier that failed a check, by /metrics."""
+    return machine.metric(cluster.base_url, r"tier_(?:files|blocks)_bad\w*")
+
+
+def damage(file: Path) -> None:
+    """Overwrite one page in twenty, which hits every block."""
+    data = bytearray(file.read_bytes())
+    assert 64 * tiny.TOKEN_NBYTES > 20 * 4096
+    for start in range(4096, len(data), 20 * 4096):
+        data[start : start + 4096] = bytes(4096)
+    file.write_bytes(bytes(data))
 
 
 def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
@@ -60,7 +95,7 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
     """Both clusters use one SSD folder, one after the other. (What int8 does to answers: kv-codecs.md.)"""
     folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompts = tiny.prompts(6)
-    full = [len(prompt) // 64 * 64 for prompt in prompts]
+    full = full_blocks(prompts)
     flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/kv"}
     events |= {"replay_endpoint": f"ipc://{tmp_path}/replay"}

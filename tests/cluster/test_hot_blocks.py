@@ -14,8 +14,6 @@ from tests import two_nodes
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
-pytestmark = pytest.mark.cluster
-
 BLOCK = 16
 COLD_S = 1.0
 PREFILL, FAR = 1, "two_sided|sockets"
@@ -37,7 +35,7 @@ def test_a_hot_block_is_copied_to_the_node_that_reads_it_and_goes_when_it_is_col
         spread = ["--mpi-arg", "--map-by node:OVERSUBSCRIBE"]
         serve = (*nodes.on(0), *machine.SERVE)
         with Cluster(
-            [str(folder), *FLAGS, *nodes.serve_args(3, 2), *spread], tmp_path / "log", serve
+            [str(folder), *FLAGS, *two_nodes.serve_args(nodes, 3, 2), *spread], tmp_path / "log", serve
         ) as cluster:
             thread.submit(cluster.wait_ready, START_LIMIT_S).result()
             thread.submit(watch, cluster.base_url, folder, prompt, follow_up).result()

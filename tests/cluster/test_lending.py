@@ -6,18 +6,14 @@ import json
 import random
 from pathlib import Path
 
-import pytest
-
 from mooncake_lite.demo.cluster import Cluster
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.test_families import store_command
 from tests.patience import patient
 
-pytestmark = pytest.mark.cluster
-
 PREFILL, DECODE, STORE = 1, 2, 3
-BLOCK_NBYTES = 96 * 1024
+BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
 FROM_SSD = r'prefix_cache_hits_total{tier="ssd"}'
 FLAGS = [
     *("--pool-bytes", str(2 * BLOCK_NBYTES), "--lend-bytes", str(32 * BLOCK_NBYTES)),
@@ -48,6 +44,7 @@ def test_compute_ranks_lend_dram_that_goes_to_ssd_and_comes_back_and_one_that_is
         segments = machine.shared_memory_of(machine.run_dir(processes))
         assert segments
         (victim,) = [process for process in processes if machine.rank_of(process) == DECODE]
+        asking.Busy(url, 400)
         victim.kill()
         machine.wait_until(lambda: not machine.alive(processes), patient(15.0))
         assert machine.alive(processes) == []

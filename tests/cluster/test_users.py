@@ -21,8 +21,6 @@ from mooncake_lite.demo.cluster import Cluster
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
-pytestmark = pytest.mark.cluster
-
 NOBODY = 65534
 AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 

@@ -12,6 +12,8 @@ from tests.mooncake_lite.model.conftest import tiny_model
 
 VOCABULARY = 199
 CONTEXT = 512
+TOKEN_NBYTES = 1536
+"""KV of one token of the qwen3 model in float32: 3 layers, keys and values, 2 heads of 32 numbers."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
@@ -19,11 +21,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 FLAGS = ["--pool-bytes", "32MiB", "--kv-cache-bytes", "32MiB", "--max-model-len", str(CONTEXT)]
+LONG_CONTEXT = 4096
+LONG_FLAGS = [*FLAGS[:-1], str(LONG_CONTEXT)]
+"""For a model with LONG_CONTEXT, whose answers last some seconds."""
 
 
-def tiny_folder(family: str, folder: Path) -> Path:
+def tiny_folder(family: str, folder: Path, context: int = CONTEXT) -> Path:
     """A model of a family; token 7 is written <7>, so equal texts are equal tokens."""
-    tiny_model(family, folder, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **FAMILIES[family])
+    tiny_model(family, folder, vocab_size=VOCABULARY, max_position_embeddings=context, **FAMILIES[family])
     inner = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([AddedToken(f"<{i}>", special=True, normalized=False) for i in (1, 2)])

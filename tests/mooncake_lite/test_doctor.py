@@ -19,7 +19,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.links_program import Found, Pair
 from mooncake_lite.launch.probes import try_program
 from tests.mpi import skip_without_ucx
-from tests.two_nodes import two_nodes
+from tests.two_nodes import serve_args, two_nodes
 
 GOOD: dict[str, dict[str, Any]] = {
     "torch": {"version": "2.13.0", "built_for": None, "device": None},
@@ -49,12 +49,11 @@ def test_this_machine_can_serve_and_the_doctor_leaves_no_shared_memory() -> None
     assert not [name for name in left if not _in_use(name)]
 
 
-@pytest.mark.cluster
 def test_links_between_and_within_two_nodes_are_measured_pair_by_pair(tmp_path: Path) -> None:
     with two_nodes(tmp_path) as nodes:
         command = [*nodes.on(0), sys.executable, "-m", "mooncake_lite", "doctor", "--links", "--json"]
         done = subprocess.run(
-            [*command, *nodes.serve_args(2, 1)], capture_output=True, text=True, timeout=100
+            [*command, *serve_args(nodes, 2, 1)], capture_output=True, text=True, timeout=100
         )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
@@ -70,12 +69,11 @@ def test_links_between_and_within_two_nodes_are_measured_pair_by_pair(tmp_path: 
     assert sorted(link["path"] for link in away["links"]) == ["sockets", "two_sided"]
 
 
-@pytest.mark.cluster
 def test_links_in_the_fast_profile_name_one_sided_mpi_and_the_fastest_serves(tmp_path: Path) -> None:
     skip_without_ucx()
     with two_nodes(tmp_path) as nodes:
         command = [*nodes.on(0), sys.executable, "-m", "mooncake_lite", "doctor", "--links", "--json"]
-        command += [*nodes.serve_args(1, 1), "--profile", "fast"]
+        command += [*serve_args(nodes, 1, 1), "--profile", "fast"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
     for pair in json.loads(done.stdout)["pairs"]:

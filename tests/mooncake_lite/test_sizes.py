@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.roles.members import Members
 from mooncake_lite.sizes import block_layout, context_length, pool_bytes, scratch_bytes, segment_bytes
 from store.allocator import RangeAllocator
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
@@ -47,11 +46,3 @@ def test_a_segment_holds_as_many_blocks_as_were_counted_also_when_blocks_are_no_
 
 def test_lent_dram_alone_may_hold_the_longest_request() -> None:
     assert context_length(ServeConfig(pool_bytes=0, lend_bytes=9 * BLOCK), MODEL) == 1024
-
-
-def test_lent_blocks_are_kept_by_a_store_rank_of_the_same_node_where_there_is_one() -> None:
-    config = ServeConfig(prefill=2, decode=2, store=2)  # ranks 1, 2 and 3, 4 and 5, 6
-    members = Members(config, [0, 0, 1, 0, 1, 0, 1], "")
-    assert [members.keeper_of(rank) for rank in range(1, 7)] == [5, 6, 5, 6, 5, 6]
-    members = Members(config, [0, 0, 0, 0, 0, 1, 1], "")
-    assert [members.keeper_of(rank) for rank in range(1, 5)] == [6, 5, 6, 5]

@@ -192,7 +192,7 @@ def test_a_pool_too_fragmented_for_the_last_of_many_gives_the_others_back() -> N
     directory = pool(3)
     pieces = directory.allocate_many("p", [Wanted(BLOCK // 2)] * 6, now=0)
     for piece in pieces[::2]:
-        directory.put_revoke(piece.object_id)
+        directory.put_revoke(piece.object_id, now=0)
     free = directory.stats()["free_bytes"]
     with pytest.raises(PoolFull):
         directory.allocate_many("r", [Wanted(BLOCK // 2), Wanted(BLOCK)], now=1)
@@ -236,7 +236,7 @@ def test_a_visible_object_can_neither_be_ended_twice_nor_revoked() -> None:
     with pytest.raises(WrongState, match="visible"):
         directory.put_end(obj.object_id, SUMS, 1)
     with pytest.raises(WrongState, match="visible"):
-        directory.put_revoke(obj.object_id)
+        directory.put_revoke(obj.object_id, now=0)
 
 
 def test_sizes_that_make_no_sense_are_refused() -> None:
@@ -426,11 +426,12 @@ def test_an_index_fed_by_the_events_equals_the_directory() -> None:
         directory.dropped(3, saves[1:])
         directory.tier_evicted(3, [random_.randrange(8)])
         for event in directory.drain_events():
+            place = event.key, event.rank, event.tier
             if isinstance(event, BlockStored):
-                assert tuple(event) not in index
-                index.add(tuple(event))
+                assert place not in index
+                index.add(place)
             else:
-                index.remove(tuple(event))
+                index.remove(place)
         for key in range(8):
             hits = directory.lookup([key], [digest_of(key)], now, touch=False)
             tiers = {tier for stored, _, tier in index if stored == key}

@@ -97,7 +97,7 @@ def live(workload: Workload, recorder: Recorder) -> int:
             (obj,) = directory.allocate_many("put", [wanted], now=now)
             directory.put_end(obj.object_id, SUMS, now)
             directory.release("put", now)
-            directory.put_revoke(directory.allocate("room", BLOCK, now=now).object_id)
+            directory.put_revoke(directory.allocate("room", BLOCK, now=now).object_id, now=now)
         directory.check()
     return hits
 

@@ -17,6 +17,7 @@ SUMS = [1] * SMALL.layers
 TIER_RANK, PLAIN_RANK = RANKS = 1, 2
 SEGMENT = 3 * BLOCK
 COLD_S = 6.0
+QUARANTINE_S = 8.0
 owners = st.sampled_from(["a", "b", "c"])
 keys = st.integers(0, 7)
 ranks = st.sampled_from([None, *RANKS])
@@ -31,6 +32,7 @@ class Lives(RuleBasedStateMachine):
     copied     those of order whose key is visible on both ranks, longest unused first
     expected   copies whose checksums were known when they were begun
     own        object id -> until when it is leased to its readers; leases: owner -> (ids, until)
+    late       object id -> (until when it is quarantined, writer)
     """
 
     high_water, evict_share, lends = 1.0, 0.0, False
@@ -41,6 +43,7 @@ class Lives(RuleBasedStateMachine):
             SMALL,
             max_unsaved_share=0.7,
             copy_cold_s=COLD_S,
+            quarantine_s=QUARANTINE_S,
             high_water=self.high_water,
             evict_share=self.evict_share,
         )
@@ -60,6 +63,7 @@ class Lives(RuleBasedStateMachine):
         self.group: dict[int, int] = {}
         self.own: dict[int, float] = {}
         self.leases: dict[str, tuple[set[int], float]] = {}
+        self.late: dict[int, tuple[float, int | None]] = {}
         self.unsaved: set[int] = set()
         self.in_flight: set[int] = set()  # keys handed to the tier's writer
         self.tier: set[int] = set()
@@ -127,7 +131,7 @@ class Lives(RuleBasedStateMachine):
             self.leave(i)
             for record in (self.objects, self.states, self.keys, self.family):
                 del record[i]
-            for record in (self.used, self.soft, self.group, self.own):
+            for record in (self.used, self.soft, self.group, self.own, self.late):
                 record.pop(i, None)
             self.hard.discard(i)
             for leased, _ in self.leases.values():
@@ -384,31 +388,38 @@ class Lives(RuleBasedStateMachine):
     # -------------------------------------------------------------------------- ends and leases
 
     @precondition(lambda self: self.of(ObjectState.WRITING) + self.of(ObjectState.PRIVATE))
-    @rule(data=st.data(), alive=st.booleans())
-    def put_revoke(self, data, alive) -> None:
+    @rule(data=st.data(), alive=st.booleans(), writer=ranks)
+    def put_revoke(self, data, alive, writer) -> None:
         ids = self.of(ObjectState.WRITING) + self.of(ObjectState.PRIVATE)
-        self.revoked(data.draw(st.sampled_from(ids)), alive, self.directory.put_revoke)
+        object_id = data.draw(st.sampled_from(ids))
+        self.directory.put_revoke(object_id, now=self.now, writer_may_live=alive, writer=writer)
+        self.revoked(object_id, alive, writer)
 
-    def revoked(self, object_id, alive, revoke=None) -> None:
-        if revoke:
-            revoke(object_id, writer_may_live=alive)
+    def revoked(self, object_id, alive, writer) -> None:
         if alive and self.states[object_id] is ObjectState.WRITING:
             self.leave(object_id)
             self.states[object_id] = ObjectState.QUARANTINED
+            self.late[object_id] = self.now + QUARANTINE_S, writer
         else:
             self.forget([object_id])
 
-    @rule(owner=owners, alive=st.booleans())
-    def revoke_owner(self, owner, alive) -> None:
-        self.directory.revoke_owner(owner, self.now, writer_may_live=alive)
+    @rule(owner=owners, alive=st.booleans(), writer=ranks)
+    def revoke_owner(self, owner, alive, writer) -> None:
+        self.directory.revoke_owner(owner, self.now, writer_may_live=alive, writer=writer)
         self.leases.pop(owner, None)
         for object_id in self.of(ObjectState.WRITING, owner) + self.of(ObjectState.PRIVATE, owner):
-            self.revoked(object_id, alive)
+            self.revoked(object_id, alive, writer)
 
     @rule(owner=owners)
     def settle(self, owner) -> None:
         quarantined = self.of(ObjectState.QUARANTINED, owner)
         assert self.directory.settle(owner) == len(quarantined)
+        self.forget(quarantined)
+
+    @rule(rank=st.sampled_from(RANKS))
+    def settle_writer(self, rank) -> None:
+        quarantined = [i for i, (_, writer) in self.late.items() if writer == rank]
+        assert self.directory.settle_writer(rank) == len(quarantined)
         self.forget(quarantined)
 
     @precondition(lambda self: self.objects)
@@ -471,6 +482,13 @@ class Lives(RuleBasedStateMachine):
         if outcome == "durable":
             self.tier.add(key)
 
+    def free_what_is_over(self) -> None:
+        """A quarantine ends by itself, at the next `expire`."""
+        if over := [i for i, (until, _) in self.late.items() if until <= self.now]:
+            self.directory.expire(self.now)
+            self.expire()
+            self.forget(over)
+
     def free_unlisted(self) -> None:
         """Who had a lease on a block that was found bad reads it to the end; then it is gone."""
         if unlisted := self.of(ObjectState.UNLISTED):
@@ -491,6 +509,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def the_directory_agrees_with_the_model(self) -> None:
         self.free_unlisted()
+        self.free_what_is_over()
         self.directory.check()
         for object_id, state in self.states.items():
             obj = self.directory.object(object_id)
@@ -503,6 +522,17 @@ class Lives(RuleBasedStateMachine):
         assert stats["copies_dram"] == len(self.copied)
         assert stats["keys_ssd"] == len(self.tier)
         assert stats["free_bytes"] == self.free_bytes(TIER_RANK) + self.free_bytes(PLAIN_RANK)
+        times = [until for ids, until in self.leases.values() if ids] + list(self.own.values())
+        times += [until for until, _ in self.late.values()]
+        deadline = self.directory.next_deadline()
+        if deadline is None or deadline > self.now:
+            assert self.directory.expire(self.now) == 0
+        if ahead := [until for until in times if until > self.now]:
+            assert deadline is not None
+            assert deadline <= min(ahead)
+        blocks = 2 * SEGMENT // BLOCK - len(self.hard & set(self.order))
+        assert self.directory.will_fit([BLOCK] * blocks)
+        assert not self.directory.will_fit([BLOCK] * (blocks + 1))
         for key in self.there():
             found = self.directory.locations(key, digest_of(key))
             assert [obj.object_id for obj in found] == self.visible(key)

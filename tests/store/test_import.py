@@ -17,7 +17,7 @@ def test_importing_any_module_of_the_store_loads_no_heavy_library() -> None:
         "policies",
         "directory",
         "general",
-        "placement",
+        "allocation",
         "tier",
         "tier_folder",
         "tier_writer",

@@ -73,9 +73,8 @@ def test_a_chain_fed_in_pieces_has_the_keys_of_the_whole(pieces, block_tokens, s
 def test_a_chain_continues_behind_the_last_key_of_a_prompt() -> None:
     prompt, answer = list(range(8)), [50, 51, 52, 53, 54]
     keys = prefix_keys(prompt, 4, b"s")
-    continued = PrefixChain.chain_from(keys[-1], 4, b"s").extend(answer)
+    continued = PrefixChain(4, last_key=keys[-1]).extend(answer)
     assert keys + continued == prefix_keys(prompt + answer, 4, b"s")
-    assert PrefixChain.chain_from(None, 4, b"s").extend(prompt) == keys
 
 
 def test_keys_are_the_same_in_a_process_with_another_hash_seed() -> None:

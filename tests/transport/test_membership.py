@@ -17,8 +17,6 @@ from transport.membership import Answer, Beat, Heart, Monitor
 from transport.pids import ProcessWatch, process_exists
 from transport.wire import Decoder
 
-pytestmark = pytest.mark.cluster
-
 LIMIT_S = 20.0
 
 
@@ -45,7 +43,7 @@ def dead_s() -> float:
 @pytest.fixture
 def monitor(tmp_path: Path, told: queue.SimpleQueue, dead_s: float) -> Iterator[Monitor]:
     monitor = Monitor(
-        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.2, dead_s, on_lost=lambda name, why: told.put((name, why))
+        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.05, dead_s, on_lost=lambda name, why: told.put((name, why))
     )
     yield monitor
     monitor.stop()
@@ -121,10 +119,12 @@ def test_a_process_that_is_gone_before_it_is_watched_is_lost(monitor: Monitor, t
     assert told.get(timeout=LIMIT_S)[0] == "b"
 
 
-def test_a_stopped_local_process_gets_longer_than_a_remote_one(
-    monitor: Monitor, told, sleeper: subprocess.Popen, dead_s: float
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_silent_local_process_gets_longer_unless_it_is_suspended(
+    monitor: Monitor, told, sleeper: subprocess.Popen, dead_s: float, suspended: bool
 ) -> None:
-    sleeper.send_signal(signal.SIGSTOP)
+    if suspended:
+        sleeper.send_signal(signal.SIGSTOP)
     with Spoke(monitor.endpoints[0], "a", Decoder(Answer)) as once:
         start = time.monotonic()
         once.send(Beat(1))
@@ -133,13 +133,16 @@ def test_a_stopped_local_process_gets_longer_than_a_remote_one(
         name, reason = told.get(timeout=LIMIT_S)
     assert name == "a"
     assert "no sign of life" in reason
-    assert time.monotonic() - start > dead_s * membership.STUCK_FACTOR
+    assert ("is suspended" in reason) == suspended
+    took_s = time.monotonic() - start
+    assert dead_s < took_s
+    assert (took_s > dead_s * membership.STUCK_FACTOR) == (not suspended)
 
 
 @pytest.mark.quick
 def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
     monitor = Monitor.__new__(Monitor)
-    monitor._suspect_s, monitor._dead_s, monitor._first_s = 1.0, 3.0, 60.0
+    monitor._tick_s, monitor._dead_s, monitor._first_s = 0.25, 3.0, 60.0
     monitor._peers = {"a": membership._Peer(100.0, 90.0), "b": membership._Peer(None, 90.0)}
     monitor._lost, monitor._left, monitor._watch = {}, set(), ProcessWatch()
     monitor._lock = membership.threading.Lock()
@@ -152,7 +155,7 @@ def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
 def test_a_peer_has_longer_for_its_first_beat(tmp_path: Path, told) -> None:
     start = time.monotonic()
     monitor = Monitor(
-        [f"ipc://{tmp_path}/h"], ["late"], 0.1, 0.2, on_lost=lambda *lost: told.put(lost), first_s=0.7
+        [f"ipc://{tmp_path}/h"], ["late"], 0.025, 0.2, on_lost=lambda *lost: told.put(lost), first_s=0.7
     )
     assert told.get(timeout=LIMIT_S)[0] == "late"
     assert time.monotonic() - start >= 0.7
@@ -162,10 +165,10 @@ def test_a_peer_has_longer_for_its_first_beat(tmp_path: Path, told) -> None:
 @pytest.mark.quick
 def test_heartbeats_over_tcp_with_keys(told) -> None:
     keys = CurveKeys.generate()
-    monitor = Monitor(["tcp://127.0.0.1:*"], ["far"], 0.2, 5.0, keys)
+    monitor = Monitor(["tcp://127.0.0.1:*"], ["far"], 0.05, 5.0, keys)
     heart = Heart(monitor.endpoints[0], "far", 0.02, keys.for_server(keys.server_public))
     assert eventually(lambda: monitor.counters()["messages_in"] > 2)
-    assert monitor.suspects() == []
+    assert monitor.lost() == {}
     heart.stop()
     monitor.stop()
 

@@ -13,8 +13,9 @@ import pytest
 
 from transport.batch import Batch
 from transport.errors import EngineClosed, TransferCancelled, TransferError
+from transport.flight import Flight
 from transport.jobs import Job
-from transport.one_sided import OneSided, _Flight
+from transport.one_sided import OneSided
 
 pytestmark = pytest.mark.quick
 
@@ -102,7 +103,7 @@ def test_what_is_started_after_the_end_ends_too(one_sided: OneSided, ends: Ends)
 
 def test_a_write_that_fails_at_the_moment_of_its_flush_has_ended(one_sided: OneSided) -> None:
     """Its failure is noted on one thread, the end of its Flush on another."""
-    queued: queue.SimpleQueue[_Flight | None] = queue.SimpleQueue()
+    queued: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
 
     class Meanwhile:
         rank, nbytes, cancelled = 1, 9, True
@@ -115,7 +116,7 @@ def test_a_write_that_fails_at_the_moment_of_its_flush_has_ended(one_sided: OneS
             return "write"
 
     now = time.monotonic()
-    flight = _Flight(
+    flight = Flight(
         Meanwhile(),
         Window(),
         iter(()),

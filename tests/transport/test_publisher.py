@@ -67,9 +67,12 @@ def test_messages_come_numbered_and_those_that_were_missed_come_again(
             assert time.monotonic() < until
         topic, first, payload = hearing.recv_multipart()
         assert (topic, payload) == (b"kv-events", b"again")
-        assert 0 < int.from_bytes(first, "big") < publisher.sent
+        assert int.from_bytes(first, "big") > 0
+        while hearing.poll(0):
+            hearing.recv_multipart()
+        publisher.publish(b"last")
+        last = int.from_bytes(hearing.recv_multipart()[1], "big") + 1
 
-        last = publisher.sent
         for payload in (b"x", b"y", b"z"):
             publisher.publish(payload)
         kept = [(last, b"x"), (last + 1, b"y"), (last + 2, b"z")]
@@ -87,7 +90,6 @@ def test_a_listener_that_is_not_there_keeps_nobody_waiting() -> None:
     publisher = Publisher("tcp://127.0.0.1:*", kept=10, hwm=1)
     for number in range(1000):
         publisher.publish(bytes([number % 256]) * 1000)
-    assert publisher.sent == 1000
     publisher.serve()  # without replays: nothing to do
     publisher.close()
 

@@ -437,7 +437,7 @@ def test_nobody_waits_while_a_lane_connects(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LIMIT_S)
         path = SocketPath.__new__(SocketPath)  # one rank's, without the others
-        path.stall_s, path.secret, path.streams = 60.0, SECRET, {}
+        path.stall_s, path.secret, path.streams, path.on_fatal = 60.0, SECRET, {}, None
         path.addresses = [listener.getsockname()]
         path._lanes, path._lost, path._lock, path._closed = {}, {}, threading.Lock(), False
         path._ended = lambda job, error, safe: ended.append(error)

@@ -9,8 +9,6 @@ import pytest
 from tests.tutorials.processes import Session
 from tests.tutorials.runner import PageError, environment, run_page
 
-pytestmark = pytest.mark.cluster
-
 
 def write(tmp_path: Path, *lines: str) -> Path:
     page = tmp_path / "page.md"

@@ -15,7 +15,6 @@ PAGES = sorted(
 )
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rewrite = request.config.getoption("--rewrite-tutorials", default=False)

@@ -10,8 +10,6 @@ import pytest
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.errors import ClusterError
 
-pytestmark = pytest.mark.cluster
-
 SERVER = """
 import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):

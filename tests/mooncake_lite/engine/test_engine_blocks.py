@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kernels_numba.codecs import CODECS
+from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine import Engine
-from mooncake_lite.engine.sequence import Sequence
-from mooncake_lite.messages import Sampling
 from mooncake_lite.model import load_model
+from scheduler.instance import pages_for
 from store.layout import BlockLayout
 from tests.mooncake_lite.model.conftest import tiny_model
 
@@ -27,15 +27,13 @@ def engine_of(folder: Path, dtype: str, codec: str) -> Engine:
     return engine
 
 
-def sequence_of(engine: Engine) -> Sequence:
-    sequence = Sequence("a", [1] * LENGTH, Sampling(0.0), 4, frozenset(), 512)
-    engine.reserve(sequence, LENGTH)
-    return sequence
+FIRST, SECOND = list(range(10)), list(range(30, 20, -1))
+"""Pages of two sequences of LENGTH tokens."""
 
 
-def values(engine: Engine, sequence: Sequence) -> np.ndarray:
+def values(engine: Engine, sequence: list[int]) -> np.ndarray:
     """(layers, 2, kv_heads, tokens of the pages, head_dim) float32."""
-    pages = engine.caches[:, :, sequence.pages].float().numpy()
+    pages = engine.caches[:, :, sequence].float().numpy()
     return np.moveaxis(pages, 2, 3).reshape(*pages.shape[:2], pages.shape[3], -1, pages.shape[-1])
 
 
@@ -46,13 +44,11 @@ def test_kv_comes_back_as_its_codec_makes_it_in_other_pages_and_with_a_tail(
 ) -> None:
     tiny_model("llama", tmp_path)
     engine = engine_of(tmp_path, dtype, codec)
-    first = sequence_of(engine)
-    before = values(engine, first)
+    assert len(FIRST) == pages_for(LENGTH, PAGE_TOKENS)
+    before = values(engine, FIRST)
     blocks = np.zeros((3, *engine.block_shape), engine.block_dtype)
-    engine.store_blocks(first, 0, blocks)
-    second = sequence_of(engine)
-    assert not set(first.pages) & set(second.pages)
-    engine.load_blocks(second, 0, blocks)
+    engine.store_blocks(FIRST, blocks)
+    engine.load_blocks(SECOND, blocks)
 
     oracle = CODECS[codec]
     if codec == "none":
@@ -62,8 +58,8 @@ def test_kv_comes_back_as_its_codec_makes_it_in_other_pages_and_with_a_tail(
         expected = oracle.decode(units, before.shape[-2], before.shape[-1])
         if dtype == "bfloat16":
             expected = torch.from_numpy(expected).bfloat16().float().numpy()
-    assert values(engine, second).tobytes() == expected.tobytes()
-    assert values(engine, first).tobytes() == before.tobytes()
+    assert values(engine, SECOND).tobytes() == expected.tobytes()
+    assert values(engine, FIRST).tobytes() == before.tobytes()
 
 
 def test_a_block_is_as_long_as_its_layout_says(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 import numpy as np
 from mooncake_lite.engine import Engine
-from mooncake_lite.engine.sequence import Sequence
 from mooncake_lite.engine.warm import warm_up
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import load_model
+from scheduler.instance.step import Chunk
 
 
 def compiled():
@@ -32,21 +32,23 @@ def compiled():
 engine = Engine(load_model(Path(sys.argv[1]), sys.argv[2]), 64, 64, sys.argv[3])
 warm_up(engine)
 before = compiled()
-sequences = []
+sampling = Sampling(0.7, 0.9, 5, 3)
+ends, first = {}, 0
 for name, length in (("a", 150), ("b", 20), ("c", 64)):
-    sequence = Sequence(name, list(range(length)), Sampling(0.7, 0.9, 5, 3), 8, frozenset(), 512)
-    engine.reserve(sequence, length + 8)
-    token = None
-    while token is None:
-        token = engine.prefill_chunk(sequence, 48)
-    sequence.append(token)
+    pages = tuple(range(first, first + 11))
+    first += 11
+    for start in range(0, length, 48):
+        ids = tuple(range(start, min(length, start + 48)))
+        samples = start + len(ids) == length
+        engine.compute([Chunk((name, 0), ids, start, pages, samples, sampling, True)])
     blocks = np.zeros((-(-length // 64), *engine.block_shape), engine.block_dtype)
-    engine.store_blocks(sequence, 0, blocks)
-    engine.load_blocks(sequence, 0, blocks)
-    sequences.append(sequence)
-for _ in range(3):
-    for sequence, token in zip(sequences, engine.decode_step(sequences)):
-        sequence.append(token)
+    engine.store_blocks(pages[: -(-length // 16)], blocks)
+    engine.load_blocks(pages[: -(-length // 16)], blocks)
+    ends[name] = length, pages
+for step in range(3):
+    engine.compute(
+        [Chunk((n, 0), (7,), e + step, pages, True, sampling, False) for n, (e, pages) in ends.items()]
+    )
 print(before >= 5, compiled() - before)
 """
 

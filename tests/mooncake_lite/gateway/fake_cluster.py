@@ -26,6 +26,7 @@ from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
 
 LIMIT_S = 30.0
+POLL_S = 0.02
 SERVED_ID = "tiny-model"
 MAX_MODEL_LEN = 512
 FINGERPRINT = bytes(range(16))
@@ -233,6 +234,7 @@ class GatewayProcess:
             try:
                 reply = httpx.get(f"{self.url}/health", trust_env=False, timeout=2)
             except httpx.TransportError:
+                time.sleep(POLL_S)  # the starting process needs the core
                 continue
             if reply.status_code == status:
                 return dict(reply.json())

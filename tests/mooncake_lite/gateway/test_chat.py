@@ -173,7 +173,7 @@ def test_an_answer_cannot_command_the_terminal(
     [
         (['data: {"error": {"message": "rank 2 was lost"}}'], "rank 2 was lost"),
         (['data: {"choices": []}'], "broke off"),
-        (["data: {"], "no event"),
+        (["data: {"], "not JSON"),
         ([], "broke off"),
     ],
 )

@@ -22,12 +22,11 @@ from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.settings import read_settings
+from mooncake_lite.launch.rank_process import RankFile
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer
 from tests.patience import patient
 from transport.curve import CurveKeys
-
-pytestmark = pytest.mark.cluster
 
 BODY = {"prompt": "hello", "stream": True}
 
@@ -65,7 +64,22 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
     assert "rank 2" in refused.json()["error"]["message"]
 
     cluster.tell_gateway(m.ClusterStatus(True, ""))
-    assert gateway.wait_health(200) == {"status": "ok", "detail": "ready", "weights": "float32"}
+    ready = {"status": "ok", "detail": "ready", "weights": "float32", "degraded": []}
+    assert gateway.wait_health(200) == ready
+    gateway.close()
+
+
+def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start) -> None:
+    gateway, cluster = start()
+    full = "rank 3 (store): the SSD tier cannot write: No space left on device (104 blocks dropped)"
+    gateway.wait_health(200)
+    cluster.tell_gateway(m.ClusterStatus(True, "", [full]))
+    while not (degraded := gateway.wait_health(200)["degraded"]):
+        pass
+    assert degraded == [full]
+    cluster.tell_gateway(m.ClusterStatus(True, ""))
+    while gateway.wait_health(200)["degraded"]:
+        pass
     gateway.close()
 
 
@@ -131,6 +145,21 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
         assert client.recv(20).startswith(b"HTTP/1.1 503")
 
     cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+
+
+def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
+    gateway, cluster = start()
+    cluster.behaviour = lambda cluster, submit: None
+    why = "rank 2 (decode) died: its process 77 ended"
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+        client.sendall(head + body)
+        cluster.wait_for(m.Submit)
+        RankFile(gateway.run_dir, 0, "conductor").write("failed", why)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.finish(patient(3.0)) == (0, "")
+        assert f"the service is stopping: {why}" in client.makefile().read()
 
 
 def test_a_gateway_ends_when_its_parent_is_killed(run_dir: Path, model_folder: Path) -> None:

@@ -20,8 +20,6 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     GatewayProcess,
 )
 
-pytestmark = pytest.mark.cluster
-
 HELLO = [{"role": "user", "content": "hello"}]
 
 

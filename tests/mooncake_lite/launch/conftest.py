@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> bool:
     return True
 
 
-class Cluster:
+class DummyCluster:
     """One launcher process. Its run folder lies in `base`, so that it can be found from outside."""
 
     def __init__(self, base: Path, behaviour: str, rank: int | None = None):
@@ -109,12 +109,12 @@ class Cluster:
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """start(behaviour, rank=None) -> Cluster; whatever is left of them at the end is killed."""
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DummyCluster]]:
+    """start(behaviour, rank=None) -> DummyCluster; whatever is left of them at the end is killed."""
     clusters = []
 
-    def make(behaviour: str, rank: int | None = None) -> Cluster:
-        clusters.append(Cluster(tmp_path_factory.mktemp("c"), behaviour, rank))
+    def make(behaviour: str, rank: int | None = None) -> DummyCluster:
+        clusters.append(DummyCluster(tmp_path_factory.mktemp("c"), behaviour, rank))
         return clusters[-1]
 
     shared_memory = set(os.listdir("/dev/shm"))

@@ -5,7 +5,7 @@ Started by mpirun in place of `mooncake-lite serve`:  dummy_rank.py PORT BEHAVIO
     serve          come up, stop when told to
     mpi            the same, inside MPI
     stubborn       RANK hears no Stop and no signal
-    silent         nobody becomes ready
+    silent         no rank becomes ready; RANK is ignored
     refuse         RANK fails while it starts
     vanish         RANK is gone while it starts, without a word
     chatter        RANK prints on both streams, then serves

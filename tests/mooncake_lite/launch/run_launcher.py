@@ -1,4 +1,7 @@
-"""The launcher with dummy ranks, as a process of its own:  run_launcher.py PORT BEHAVIOUR [RANK]"""
+"""The launcher with dummy ranks, as a process of its own:  run_launcher.py PORT BEHAVIOUR [RANK]
+
+For BEHAVIOUR "silent", RANK is instead the number of seconds after which the start is given up.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from mooncake_lite.launch import launcher
 if __name__ == "__main__":
     program = str(Path(__file__).with_name("dummy_rank.py"))
     launcher.START_SLACK_S = 0.2  # dummies do not watch the limit themselves
-    limit = 8.0 if sys.argv[2] == "silent" else 60.0
+    limit = float(sys.argv[3]) if sys.argv[2:3] == ["silent"] and sys.argv[3:] else 60.0
     config = ServeConfig(port=int(sys.argv[1]), start_timeout_s=limit)
     try:
         sys.exit(launcher.Launcher(config, command=[sys.executable, program, *sys.argv[1:]]).run())

@@ -248,3 +248,18 @@ def test_an_unknown_model_is_refused_by_name() -> None:
 def test_a_config_error_is_a_user_error() -> None:
     assert issubclass(ConfigError, UserError)
     assert issubclass(LaunchError, UserError)
+
+
+def test_a_recording_needs_a_new_file_in_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+
+    for name in ("old", "link"):
+        said = refusal(record=str(tmp_path / name))
+        assert "exists already; remove it, or choose another file with --record" in said
+    assert "choose a file in a folder that exists and is writable" in refusal(
+        record=str(tmp_path / "x" / "run")
+    )
+    assert "choose a file in a folder that exists and is writable" in refusal(record="/proc/run")
+    preflight(ServeConfig(port=free_port(), record=str(tmp_path / "run")), model=SMALL_MODEL, machine=ROOMY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old"]

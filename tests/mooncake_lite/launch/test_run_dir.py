@@ -33,7 +33,8 @@ def mode(path: Path) -> int:
 def test_the_folder_and_what_is_in_it_are_the_users_alone(base: Path) -> None:
     folder = RunDir.create()
     assert folder.path.parent == base
-    assert (mode(folder.path), mode(folder.session), mode(folder.path / "alive")) == (0o700, 0o700, 0o600)
+    modes = [mode(path) for path in (folder.path, folder.path / "session", folder.path / "alive")]
+    assert modes == [0o700, 0o700, 0o600]
     folder.remove()
     assert list(base.iterdir()) == []
 

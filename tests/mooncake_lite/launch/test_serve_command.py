@@ -45,8 +45,9 @@ def test_paths_are_made_absolute_because_ranks_may_start_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = build_config("./model", {"ssd_dir": "tier"}, None)
+    config = build_config("./model", {"ssd_dir": "tier", "record": "run"}, None)
     assert (config.model, config.ssd_dir) == (str(tmp_path / "model"), str(tmp_path / "tier"))
+    assert config.record == str(tmp_path / "run")
     assert build_config("SmolLM2-135M-Instruct", {}, None).model == "SmolLM2-135M-Instruct"
 
 
@@ -130,7 +131,6 @@ def _profile(name: str) -> str:
         (["serve", "--profile", "slow"], "'slow' is not one of 'ft', 'fast'"),
         (["serve", "--port", "70000"], "port=70000: a port is from 1 to 65535"),
         (["serve", "--config", "/nonexistent.toml"], "config file /nonexistent.toml does not exist"),
-        (["serve", "--restart"], "--restart needs --ssd-dir"),
         (["serve", "--mpi-arg", "'", "--dry-run"], "No closing quotation"),
     ],
 )

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, Cluster, wait_for
+from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster, wait_for
 from tests.patience import patient
 
-pytestmark = pytest.mark.cluster
+Start = Callable[..., DummyCluster]
 
-Start = Callable[..., Cluster]
+alone = pytest.mark.cluster
+"""What is promised within seconds is tested on an idle machine."""
 
 
+@alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_command_ends_everything_with_exit_code_0(start: Start, number: int) -> None:
     cluster = start("serve")
@@ -30,6 +33,7 @@ def test_a_signal_to_the_command_ends_everything_with_exit_code_0(start: Start, 
     assert not cluster.said("had not left by themselves")
 
 
+@alone
 def test_ranks_inside_mpi_finalise_and_leave_no_shared_memory(start: Start) -> None:
     cluster = start("mpi")
     cluster.wait_until_serving()
@@ -38,18 +42,24 @@ def test_ranks_inside_mpi_finalise_and_leave_no_shared_memory(start: Start) -> N
     assert seconds < patient(STOP_LIMIT_S)
 
 
-@pytest.mark.parametrize("deaf", [0, 2])
-def test_a_rank_that_hears_nothing_is_killed_before_five_seconds_are_over(start: Start, deaf: int) -> None:
-    cluster = start("stubborn", deaf)
-    cluster.wait_until_serving()
-    if deaf == 0:
-        os.kill(cluster.pid_of(0), signal.SIGSTOP)  # not even its threads run
-    code, seconds = cluster.end(signal.SIGTERM)
-    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
-    assert seconds < patient(STOP_LIMIT_S)
-    assert cluster.said("ranks had not left by themselves after 4.")  # exit code 0 does not tell
+@alone
+def test_a_rank_that_hears_nothing_is_killed_before_five_seconds_are_over(start: Start) -> None:
+    """Two clusters at once: rank 0 of one is deaf, and rank 2 of the other."""
+    clusters = [start("stubborn", deaf) for deaf in (0, 2)]
+    for cluster in clusters:
+        cluster.wait_until_serving()
+    os.kill(clusters[0].pid_of(0), signal.SIGSTOP)  # not even its threads run
+    told = time.monotonic()
+    for cluster in clusters:
+        cluster.process.send_signal(signal.SIGTERM)
+    for cluster in clusters:
+        assert cluster.process.wait(LIMIT_S) == 0
+        assert time.monotonic() - told < patient(STOP_LIMIT_S)
+        assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
+        assert cluster.said("ranks had not left by themselves after 4.")  # exit code 0 does not tell
 
 
+@alone
 def test_a_second_signal_kills_at_once(start: Start) -> None:
     cluster = start("stubborn", 2)
     cluster.wait_until_serving()
@@ -60,6 +70,7 @@ def test_a_second_signal_kills_at_once(start: Start) -> None:
     assert seconds < patient(2.0)
 
 
+@alone
 def test_a_stop_while_ranks_are_starting_is_a_stop_as_well(start: Start) -> None:
     cluster = start("silent")
     assert wait_for(lambda: cluster.said("rank 3 (store): waking up"))
@@ -87,17 +98,18 @@ def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) 
     assert cluster.files_left() == []
 
 
-@pytest.mark.parametrize(
-    ("victim", "reason"),
-    [(0, "rank 0 (conductor) died: "), (2, "rank 2 (decode) died: its process has ended")],
-)
-def test_a_killed_rank_is_named_and_the_others_end(start: Start, victim: int, reason: str) -> None:
-    cluster = start("mpi")
-    cluster.wait_until_serving()
-    os.kill(cluster.pid_of(victim), signal.SIGKILL)
-    assert cluster.process.wait(LIMIT_S) == 1
-    assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
-    assert cluster.said(f"mooncake-lite: error: {reason}"), cluster.output.read_text()
+def test_a_killed_rank_is_named_and_the_others_end(start: Start) -> None:
+    """Two clusters at once: rank 0 of one is killed, and rank 2 of the other."""
+    reasons = {0: "rank 0 (conductor) died: ", 2: "rank 2 (decode) died: its process has ended"}
+    clusters = {victim: start("mpi") for victim in reasons}
+    for cluster in clusters.values():
+        cluster.wait_until_serving()
+    for victim, cluster in clusters.items():
+        os.kill(cluster.pid_of(victim), signal.SIGKILL)
+    for victim, cluster in clusters.items():
+        assert cluster.process.wait(LIMIT_S) == 1
+        assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
+        assert cluster.said(f"mooncake-lite: error: {reasons[victim]}"), cluster.output.read_text()
 
 
 def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:
@@ -127,9 +139,11 @@ def test_a_rank_that_vanishes_while_starting_is_named(start: Start) -> None:
 
 
 def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(start: Start) -> None:
-    cluster = start("silent")
+    limit_s = round(patient(3.0))  # they need a second to say anything
+    cluster = start("silent", limit_s)
     assert cluster.process.wait(LIMIT_S) == 1
-    assert cluster.said("not ready after 8 s (rank 0 (conductor): waking up, rank 1 (prefill): waking up")
+    doing = "rank 0 (conductor): waking up, rank 1 (prefill): waking up"
+    assert cluster.said(f"not ready after {limit_s} s ({doing}"), cluster.output.read_text()
     assert cluster.files_left() == []
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch.output import Output, RankLine
+from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RankState
-from mooncake_lite.launch.verdict import why_ended
+from mooncake_lite.launch.verdict import why_ended, why_told_to_end
 
 pytestmark = pytest.mark.quick
 
@@ -32,7 +33,10 @@ def verdict(found: dict[int, RankState], lost: list[int] | None = None, **more: 
 
 
 STOPPED = ("stopped", "")
-FOLLOWED = ("failed", "stopped: the conductor is gone")
+READY = ("ready", "")
+SILENCE = "rank 0 (conductor) gave no sign of life for 6.2 s"
+FOLLOWED = ("failed", f"stopped: {SILENCE}")
+GATEWAY_KILLED = "the gateway process 77 was killed by signal 9 (SIGKILL)"
 
 
 def test_everybody_stopped_is_no_error() -> None:
@@ -47,6 +51,47 @@ def test_the_conductors_verdict_comes_first() -> None:
 def test_a_lost_conductor_is_the_cause_and_not_those_who_noticed() -> None:
     found = states(("ready", ""), FOLLOWED, FOLLOWED, FOLLOWED)
     assert verdict(found, [0]) == "rank 0 (conductor) died: its process ended without a last word"
+
+
+def test_a_killed_gateway_is_the_cause_though_ranks_were_killed_after_it() -> None:
+    found = states(("failed", GATEWAY_KILLED), READY, READY, READY)
+    assert verdict(found, [1]) == GATEWAY_KILLED
+
+
+def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_it() -> None:
+    assert verdict(states(READY, FOLLOWED, FOLLOWED, READY)) == SILENCE
+    assert verdict(states(("failed", "ValueError: 5"), FOLLOWED, READY, READY)) == (
+        "rank 0 (conductor) failed: ValueError: 5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "orphaned", "why"),
+    [
+        (states(("failed", GATEWAY_KILLED), READY), True, GATEWAY_KILLED),
+        (
+            states(("failed", "rank 2 (decode) died: its process 5 ended"), READY),
+            True,
+            "rank 2 (decode) died",
+        ),
+        (states(READY, FOLLOWED), True, SILENCE),
+        (states(READY, ("failed", "KeyError: 1")), False, "rank 1 (prefill) failed: KeyError: 1"),
+        (states(("stopped", "SIGTERM"), READY), True, "rank 0 (conductor) was told to end: SIGTERM"),
+        (states(READY, READY), True, "rank 0 (conductor) died"),
+        (states(READY, READY), False, "the gateway was told to end"),
+        ({}, False, "the gateway was told to end"),
+    ],
+)
+def test_clients_of_a_gateway_that_gets_a_signal_hear_the_cause(
+    found: dict[int, RankState], orphaned: bool, why: str
+) -> None:
+    assert why_told_to_end(found, orphaned).startswith(why)
+
+
+def test_an_exit_code_is_told_in_words() -> None:
+    assert how_it_ended(3) == "ended with exit code 3"
+    assert how_it_ended(-15) == "was killed by signal 15 (SIGTERM)"
+    assert how_it_ended(-63) == "was killed by signal 63"
 
 
 def test_mpirun_ends_with_0_though_a_rank_was_killed_and_the_rank_is_named_with_the_signal() -> None:

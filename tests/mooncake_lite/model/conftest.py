@@ -44,7 +44,7 @@ class PagedLoop:
     def __init__(self, model: Any, sequences: int = 1, max_tokens: int = 256):
         import torch
 
-        from mooncake_lite.engine.pages import new_caches
+        from mooncake_lite.engine.caches import new_caches
 
         self.model = model
         pages = -(-max_tokens // PAGE_TOKENS)

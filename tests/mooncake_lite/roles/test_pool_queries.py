@@ -12,14 +12,13 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.control.commands import CHECKED_AT_ONCE
 from mooncake_lite.messages import pool as p
-from mooncake_lite.roles.members import Members
-from mooncake_lite.roles.pool_queries import CHECKED_AT_ONCE, PoolQueries
 from mooncake_lite.roles.store import StoreRole
-from store.directory import Directory
 from store.layout import BlockLayout
 from store.objects import Wanted
 from store.tier import HDF5Tier
+from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
 
 pytestmark = pytest.mark.quick
 
@@ -31,13 +30,11 @@ class Conversation:
     """One command, one store rank (3) with 40 blocks of bytes that tell their number."""
 
     def __init__(self) -> None:
-        self.directory = Directory(LAYOUT)
         self.segment = np.zeros(BLOCKS * LAYOUT.nbytes, np.uint8)
-        self.directory.add_segment(3, self.segment.nbytes, 0)
-        self.answers: list[Any] = []
-        self.orders: list[Any] = []
-        self.gone: set[str] = set()
-        self.queries = PoolQueries(self.directory, Members(ServeConfig(), [0] * 4, ""), self.send)
+        self.hub = FakeHub()
+        self.role = new_role(ServeConfig(), LAYOUT, self.hub, clock=lambda: 1.0)
+        self.directory = self.role.control.directory
+        self.tell("rank-3", m.RankHello(3, "store", 0, self.segment.nbytes))
         told: list[Any] = []
         engine: Any = SimpleNamespace(local=self.segment, counters={})
         spoke: Any = SimpleNamespace(send=told.append)
@@ -53,17 +50,26 @@ class Conversation:
     def bytes_of(self, obj: Any) -> np.ndarray:
         return self.segment[obj.offset : obj.offset + obj.nbytes]
 
-    def send(self, peer: str, message: m.Message) -> bool:
-        (self.orders if peer == "rank-3" else self.answers).append(message)
-        return peer not in self.gone
+    def tell(self, peer: str, message: m.Message) -> None:
+        self.role.step([(peer, message)])
+        self.directory.check()
+
+    @property
+    def answers(self) -> list[Any]:
+        return [message for peer, message in self.hub.sent if peer == "pool-1"]
+
+    @property
+    def orders(self) -> list[Any]:
+        return [message for peer, message in self.hub.sent if peer == "rank-3"]
 
     def ask(self, query: p.PoolQuery) -> list[Any]:
         """Everything that is answered until the command has ended."""
-        self.queries.on_query("pool-1", query, 1.0)
-        while self.orders and isinstance(self.orders[0], p.CheckBlocks):
-            self.store._check(self.orders.pop(0))
-            self.queries.on_checked(self.told.pop(0), 2.0)
-            self.directory.check()
+        done = len(self.orders)
+        self.tell("pool-1", query)
+        while len(self.orders) > done and isinstance(self.orders[done], p.CheckBlocks):
+            self.store._check(self.orders[done])
+            self.tell("rank-3", self.told.pop(0))
+            done += 1
         return self.answers
 
 
@@ -79,12 +85,12 @@ def test_verify_names_the_block_whose_bytes_have_changed_and_leases_nothing_at_t
 
 def test_blocks_that_went_away_meanwhile_are_not_asked_for() -> None:
     talk = Conversation()
-    talk.queries.on_query("pool-1", p.PoolQuery("verify"), 1.0)
+    talk.tell("pool-1", p.PoolQuery("verify"))
     for obj in talk.objects[CHECKED_AT_ONCE:]:
         talk.directory.remove(obj.key, obj.digest, 1.0)  # type: ignore[arg-type]
     (order,) = talk.orders
     talk.store._check(order)
-    talk.queries.on_checked(talk.told.pop(), 2.0)
+    talk.tell("rank-3", talk.told.pop())
     assert talk.answers[-1] == p.PoolEnded()
 
 
@@ -104,10 +110,10 @@ def test_one_block_is_written_to_a_file_or_not_at_all(tmp_path: Any) -> None:
 
 def test_a_list_comes_in_pieces_and_a_command_that_has_gone_is_not_served_on() -> None:
     talk = Conversation()
-    (rows,) = talk.ask(p.PoolQuery("ls", after=talk.objects[9].object_id))
+    *_, rows = talk.ask(p.PoolQuery("ls", after=talk.objects[9].object_id))
     assert [row.key for row in rows.rows] == list(range(10, BLOCKS))
     assert not rows.more
-    talk.gone.add("pool-1")
+    talk.hub.unreachable.add("pool-1")
     talk.ask(p.PoolQuery("verify"))
     assert talk.directory.stats()["owners"] == 0
 
@@ -123,22 +129,22 @@ def test_blocks_are_removed_once_every_tier_has_said_so() -> None:
     assert talk.ask(p.PoolQuery("rm", keys=[5, 7])) == []
     assert talk.orders == [m.RemoveBlocks([5, 7])]
     assert {5, 7}.isdisjoint(obj.key for obj in talk.directory.visible_objects())
-    talk.queries.on_removed(m.BlocksRemoved(3, [5], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved([5], for_good=True))
     assert talk.answers == []
-    talk.queries.on_removed(m.BlocksRemoved(3, [7, 9], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved([7, 9], for_good=True))
     assert talk.answers == [p.PoolEnded(blocks=2)]
 
 
 def test_a_tier_that_cannot_write_its_removal_down_is_told_of() -> None:
     talk = Conversation()
     talk.ask(p.PoolQuery("rm", keys=[5, 7]))
-    talk.queries.on_removed(m.BlocksRemoved(3, [5, 7], for_good=False))
+    talk.tell("rank-3", m.BlocksRemoved([5, 7], for_good=False))
     assert "2 of 2 blocks may come back at the next start" in talk.answers[-1].problem
 
 
 @pytest.mark.parametrize(
     ("keys", "why"),
-    [([5, 99], "no block 0000000000000063"), ([5, 8], "is leased; --force"), ([50], "is being written")],
+    [([5, 99], "no block 0000000000000063"), ([5, 8], "is leased; with --force"), ([50], "is being written")],
 )
 def test_what_cannot_be_removed_is_one_line_and_nothing_goes(keys: list[int], why: str) -> None:
     talk = Conversation()
@@ -154,10 +160,10 @@ def test_all_that_is_not_in_use_is_removed_and_the_rest_with_force() -> None:
     talk = Conversation()
     talk.directory.lease("reader", [talk.objects[8].object_id], 0.0, 9.0)
     talk.ask(p.PoolQuery("rm-all"))
-    talk.queries.on_removed(m.BlocksRemoved(3, list(range(BLOCKS)), for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(list(range(BLOCKS)), for_good=True))
     assert talk.answers == [p.PoolEnded(blocks=BLOCKS - 1, kept=1)]
     talk.ask(p.PoolQuery("rm-all", force=True))
-    talk.queries.on_removed(m.BlocksRemoved(3, [8], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved([8], for_good=True))
     assert talk.answers[-1] == p.PoolEnded(blocks=1)
     assert talk.ask(p.PoolQuery("rm-all"))[-1] == p.PoolEnded()  # nothing is there
 
@@ -176,11 +182,11 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
     until = time.monotonic() + 20.0
     while not told and time.monotonic() < until:
         store._send_outbox()
-    assert told == [m.BlocksRemoved(3, [2, 9], for_good=True)]
+    assert told == [m.BlocksRemoved([2, 9], for_good=True)]
     store.close(5.0)
     store._remove(m.RemoveBlocks([1]))  # its writer has ended
     store._send_outbox()
-    assert told[-1] == m.BlocksRemoved(3, [1], for_good=False)
+    assert told[-1] == m.BlocksRemoved([1], for_good=False)
     with closing(HDF5Tier(tmp_path, 1 << 30, LAYOUT, "aa")) as again:
         assert again.blocks()[0] == [1]
 

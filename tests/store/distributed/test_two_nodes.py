@@ -7,13 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.store.distributed.running import ENVIRONMENT, LIMIT_S, ROOT, heard
 from tests.store.distributed.test_processes import CLIENT, say_to
 from tests.two_nodes import two_nodes
-
-pytestmark = pytest.mark.cluster
 
 
 def test_objects_cross_from_one_host_to_another(tmp_path: Path) -> None:

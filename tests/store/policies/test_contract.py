@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store.errors import UnknownPolicy
 from store.policies import NAMES, POLICIES, BlockFacts, policy_factory
 from store.policies.lru import LRU
-from store.policies.ranking import Ranking
+from store.ranking import Ranking
 from tests.store.policies.pools import EVERY, Pool, facts_of, make, stream
 
 items = st.integers(0, 14)

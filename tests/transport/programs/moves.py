@@ -1,4 +1,7 @@
-"""Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED [PROFILE]"""
+"""Random reads and writes between all ranks; every byte is compared. Usage: moves.py SEED ROUNDS [PROFILE]
+
+ROUNDS is how many times 10 random ranges of every rank are read over each path.
+"""
 
 import functools
 import sys
@@ -31,8 +34,8 @@ def ranges(rng: np.random.Generator, size: int, count: int) -> list[tuple[int, i
     return [(int(rng.integers(0, size - nbytes + 1)), nbytes) for nbytes in chosen]
 
 
-def read_everywhere(world: World, engine: TransferEngine, rng: np.random.Generator) -> None:
-    for _ in range(2):
+def read_everywhere(world: World, engine: TransferEngine, rng: np.random.Generator, rounds: int) -> None:
+    for _ in range(rounds):
         wanted = [(rank, *some) for rank in range(world.size) for some in ranges(rng, engine.sizes[rank], 10)]
         buffers = [np.zeros(nbytes, np.uint8) for _, _, nbytes in wanted]
         transfers = [
@@ -84,19 +87,20 @@ def refuses_what_is_outside(world: World, engine: TransferEngine) -> None:
 
 
 def main() -> None:
-    world = World.start(*sys.argv[2:], limit_s=20)
+    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+    world = World.start(*sys.argv[3:], limit_s=20)
     windows = [] if world.survives_a_rank else ["one_sided"]
     for path in ("", "two_sided", "sockets", *windows):
-        move_over(world, path, np.random.default_rng([int(sys.argv[1]), world.rank]))
+        move_over(world, path, np.random.default_rng([seed, world.rank]), rounds)
     assert world.finish(5), "MPI did not end"
 
 
-def move_over(world: World, path: str, rng: np.random.Generator) -> None:
+def move_over(world: World, path: str, rng: np.random.Generator, rounds: int) -> None:
     # Sizes differ: nothing may assume a common one. All are larger than the largest range's slices.
     engine = TransferEngine(world, (6 + 2 * world.rank) * MIB + 4 * world.rank, path=path)
     engine.local[:] = pattern(world.rank, 0, engine.local.nbytes)
     world.barrier()
-    read_everywhere(world, engine, rng)
+    read_everywhere(world, engine, rng, rounds)
     world.barrier()
     write_everywhere(world, engine)
     world.barrier()

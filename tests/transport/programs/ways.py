@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -60,15 +60,22 @@ def deaf(engine: TransferEngine, path: str) -> Iterator[threading.Event]:
         del courier._serve
 
 
+@contextmanager
+def rank_3_deaf(world: World, engine: TransferEngine, *paths: str) -> Iterator[None]:
+    """Every rank enters and leaves together; in between, rank 3 answers nothing on these paths."""
+    world.barrier()
+    with ExitStack() as stack:
+        if world.rank == 3:
+            for path in paths:
+                stack.enter_context(deaf(engine, path))
+        world.barrier()
+        yield
+        world.barrier()
+
+
 def second_try(world: World, engine: TransferEngine, first: str, second: str) -> None:
     """Rank 3 is deaf on the first path; rank 0 gets its bytes over the second, and rank 2's undisturbed."""
-    world.barrier()
-    if world.rank == 3:
-        with deaf(engine, first):
-            world.barrier()
-            world.barrier()
-    else:
-        world.barrier()
+    with rank_3_deaf(world, engine, first):
         if world.rank == 0:
             engine._remote.ways = lambda rank, nbytes: [first, second]
             before = engine.counters
@@ -88,18 +95,11 @@ def second_try(world: World, engine: TransferEngine, first: str, second: str) ->
             assert after[first]["failed"] == before[first]["failed"] + 2
             engine.check()
             del engine._remote.ways
-        world.barrier()
 
 
 def cancelled(world: World, engine: TransferEngine) -> None:
     """Nothing answers on either path: a cancelled batch ends long before a second try, a wait does not."""
-    world.barrier()
-    if world.rank == 3:
-        with deaf(engine, "sockets"), deaf(engine, "two_sided"):
-            world.barrier()
-            world.barrier()
-    else:
-        world.barrier()
+    with rank_3_deaf(world, engine, "sockets", "two_sided"):
         if world.rank == 0:
             for path in ("sockets", "two_sided"):
                 engine._remote.ways = lambda rank, nbytes, path=path: [path]
@@ -115,7 +115,6 @@ def cancelled(world: World, engine: TransferEngine) -> None:
                 assert ended == [batch]
                 assert engine.load(3).queued_bytes == 0
             del engine._remote.ways
-        world.barrier()
 
 
 def registered(world: World, engine: TransferEngine) -> None:
@@ -148,6 +147,24 @@ def registered(world: World, engine: TransferEngine) -> None:
     with pytest.raises(BadTransfer, match="segment 0 stays"):
         engine.unregister(0)
     world.barrier()
+
+
+def may_land(world: World, engine: TransferEngine) -> None:
+    """Nothing answers on either path: of a write, sockets have sent the bytes, MPI waits to be told to."""
+    with rank_3_deaf(world, engine, "sockets", "two_sided"):
+        if world.rank == 0:
+            under_way = []
+            for path in ("sockets", "two_sided"):
+                for op in ("read", "write"):
+                    engine._remote.ways = lambda rank, nbytes, path=path: [path]
+                    transfer = Transfer(op, bytearray(9), 3, 0, 3 * MIB, 9)
+                    under_way.append((path, op, engine.submit([transfer])))
+            del engine._remote.ways
+            for path, op, batch in under_way:
+                with pytest.raises(TransferTimeout, match="rank 3"):
+                    batch.wait(4 * STALL_S + 10)
+                sent = (path, op) == ("sockets", "write")
+                assert batch.may_still_land == ({0} if sent else set()), (path, op)
 
 
 async def awaited(engine: TransferEngine) -> None:
@@ -188,6 +205,7 @@ def main() -> None:
     second_try(world, engine, "sockets", "two_sided")
     second_try(world, engine, "two_sided", "sockets")
     cancelled(world, engine)
+    may_land(world, engine)
     cpu = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - cpu < 0.1, "waiting takes a core"

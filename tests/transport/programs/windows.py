@@ -76,6 +76,7 @@ def not_helped(engine: TransferEngine) -> None:
     batch.cancel()
     with pytest.raises(TransferCancelled):
         batch.wait(LIMIT_S)
+    assert batch.may_still_land == {0}, "MPI takes nothing back"
     assert time.monotonic() - start < patient(STALL_S + 1)
     with pytest.raises(TransferError, match="rank 1 is stuck"):
         read()

@@ -1,0 +1,39 @@
+"""The configuration of a control plane. Part of the header of every recording."""
+
+from __future__ import annotations
+
+import msgspec
+
+from store.layout import BlockLayout
+
+
+class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes, members and policies of one cluster.
+
+    layout        arguments of BlockLayout: layers, kv_heads, block_tokens, head_dim, itemsize, codec
+    roles         of each rank: "conductor" (rank 0), "prefill", "decode" or "store"
+    nodes         node number of each rank
+    eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies
+    copy_cold_s   a copy of a hot block that was not read for this long is evicted first
+    max_queue     requests that may wait; further ones are refused
+    policy        name of the placement policy, from scheduler.placement
+    saves         store ranks have an SSD tier
+    """
+
+    layout: tuple[int, int, int, int, int, str]
+    roles: list[str]
+    nodes: list[int]
+    eviction: str = "lru"
+    copy_cold_s: float = 60.0
+    max_queue: int = 64
+    policy: str = "least-tokens"
+    saves: bool = False
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        """Return the layout of one block. Raises LayoutError for impossible sizes."""
+        return BlockLayout(*self.layout)
+
+    def ranks_of(self, role: str) -> list[int]:
+        """Return the ranks that play a role, ascending."""
+        return [rank for rank, played in enumerate(self.roles) if played == role]

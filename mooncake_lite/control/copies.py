@@ -1,0 +1,80 @@
+"""Hot-spot replication: orders copies of blocks that a node reads from other nodes again and again.
+
+Used by `machine.py`. `scheduler.hot_spots` decides which blocks are hot; the directory evicts cold copies
+first. See docs/explain/paper.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from mooncake_lite.control.effects import CopyBlocks, Effect
+from mooncake_lite.control.events import BlocksCopied
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.orders import ORDER_LIMIT_S, Orders
+from mooncake_lite.control.request import RequestRecord
+from scheduler.hot_spots import HotSpots
+from store.directory import Directory
+from store.errors import CopyExists, PoolFull, UnknownObject
+from store.objects import PoolObject
+
+
+class Copies:
+    """Copies under way: number of their CopyBlocks -> the objects that will be visible."""
+
+    def __init__(
+        self, directory: Directory, members: Members, orders: Orders, emit: Callable[[Effect], None]
+    ) -> None:
+        self._directory, self._members, self._orders, self._emit = directory, members, orders, emit
+        self._spots = HotSpots()
+        self._copying: dict[int, list[PoolObject]] = {}
+
+    def on_prefill(self, record: RequestRecord, now: float) -> None:
+        """Copy the blocks that this prefill reads from other nodes and that are hot."""
+        if not self._members.spans_nodes:
+            return
+        node = self._members.node_of(record.prefill)
+        targets = self._members.stores_on(node)
+        if not targets or not record.keys:
+            return
+        near = [self._members.node_of(ref.rank) == node for ref in record.load]
+        hot = self._spots.on_read(node, record.keys[: len(near)], near, now)
+        if hot:
+            digest_of = dict(zip(record.keys, record.digests))
+            self._copy([(key, digest_of[key]) for key in hot], targets, now)
+
+    def _copy(self, blocks: list[tuple[int, int]], targets: list[int], now: float) -> None:
+        """Order copies from one store rank, for all blocks that fit there."""
+        target = targets[len(self._copying) % len(targets)]
+        number = self._orders.begin(target, self._give_up, now)
+        pairs: list[tuple[PoolObject, PoolObject]] = []
+        for key, digest in blocks:
+            with contextlib.suppress(PoolFull, CopyExists, UnknownObject):
+                pairs.append(
+                    self._directory.replicate(
+                        f"copy/{number}", key, digest, rank=target, now=now, until=now + ORDER_LIMIT_S
+                    )
+                )
+        if not pairs:
+            self._orders.end(target, number)
+            return
+        self._copying[number] = [made for _, made in pairs]
+        sources, targets_ = [source.ref for source, _ in pairs], [made.ref for _, made in pairs]
+        self._emit(CopyBlocks(target, number, sources, targets_))
+
+    def on_copied(self, copied: BlocksCopied, now: float) -> None:
+        """Make finished copies visible, and free those that failed or differ from their originals."""
+        if not self._orders.end(copied.rank, copied.number):
+            return
+        for obj, checksums in zip(self._copying.pop(copied.number), copied.checksums):
+            if checksums:
+                self._directory.put_end(obj.object_id, checksums, now)
+        owner = f"copy/{copied.number}"
+        self._directory.revoke_owner(owner, now, writer_may_live=copied.may_still_write, writer=copied.rank)
+
+    def _give_up(self, number: int, reason: str, may_still_write: bool, now: float) -> None:
+        made = self._copying.pop(number)
+        self._directory.revoke_owner(
+            f"copy/{number}", now, writer_may_live=may_still_write, writer=made[0].rank
+        )

@@ -1,0 +1,231 @@
+"""Effects: the only output of the control plane.
+
+The conductor role turns them into messages, and the simulator carries them out on modelled ranks. Plain data.
+See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler import Terms
+from store.objects import BlockRef, BlockRemoved, BlockStored
+
+
+class Action(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all effects but BlockStored and BlockRemoved: a tagged, positional MessagePack array."""
+
+
+# ------------------------------------------------------------------------------ to clients
+
+
+class Reject(Action, frozen=True):
+    """Refuse a request before any work is spent on it (HTTP 429)."""
+
+    request_id: str
+    reason: str
+    retry_after_s: float
+
+
+class Fail(Action, frozen=True):
+    """Tell the client why its request cannot be finished."""
+
+    request_id: str
+    reason: str
+
+
+class Forget(Action, frozen=True):
+    """End a request. Exactly one Forget follows each RequestArrived.
+
+    outcome   "rejected", "failed", "cancelled" or "finished"
+    """
+
+    request_id: str
+    outcome: str
+
+
+class Decided(Action, frozen=True):
+    """Report that a policy has placed a request. terms: the numbers that explain the choice."""
+
+    request_id: str
+    attempt: int
+    prefill: int
+    decode: int
+    cached_tokens: int
+    terms: Terms
+
+
+# ------------------------------------------------------------------------------ to compute ranks
+
+
+class StartPrefill(Action, frozen=True):
+    """Have a prompt prefilled.
+
+    load        places of the KV of the first blocks, ready in the pool
+    store       places for the KV of the full blocks after them
+    tail        place for the KV of the partial block at the end, None without one
+    cached      reused prompt tokens by tier: {"dram": n, "ssd": m}
+    queued_s    seconds since the request arrived or was preempted
+    promoted    (rank, seconds, bytes, blocks) of each LoadBlocks that the request waited for
+    """
+
+    rank: int
+    request_id: str
+    attempt: int
+    load: list[BlockRef]
+    store: list[BlockRef]
+    tail: BlockRef | None
+    cached: dict[str, int]
+    queued_s: float
+    promoted: list[tuple[int, float, int, int]]
+
+
+class StartDecode(Action, frozen=True):
+    """Have a prefilled request decoded. blocks: its full blocks in their order; tail as in StartPrefill."""
+
+    rank: int
+    request_id: str
+    attempt: int
+    blocks: list[BlockRef]
+    tail: BlockRef | None
+
+
+class CancelOn(Action, frozen=True):
+    """Have a rank drop a request. The rank answers with the end of the request."""
+
+    rank: int
+    request_id: str
+    attempt: int
+
+
+class GrantPuts(Action, frozen=True):
+    """Answer PutsWanted with one place per key, None where the block is not wanted."""
+
+    rank: int
+    number: int
+    places: list[BlockRef | None]
+
+
+# ------------------------------------------------------------------------------ to store ranks
+
+
+class LoadBlocks(Action, frozen=True):
+    """Have blocks read from the tier of a rank into the places of `refs`, all in one segment."""
+
+    rank: int
+    number: int
+    keys: list[int]
+    digests: list[int]
+    refs: list[BlockRef]
+
+
+class SaveBlocks(Action, frozen=True):
+    """Have visible blocks written behind to the tier of a rank."""
+
+    rank: int
+    refs: list[BlockRef]
+    keys: list[int]
+    digests: list[int]
+    checksums: list[list[int]]
+
+
+class CopyBlocks(Action, frozen=True):
+    """Have a store rank read blocks of other ranks into its own segment, one to one."""
+
+    rank: int
+    number: int
+    sources: list[BlockRef]
+    targets: list[BlockRef]
+
+
+class CheckBlocks(Action, frozen=True):
+    """Have a store rank compare blocks with their checksums.
+
+    command   the pool command that needs the comparison
+    export    whether the command also wants the bytes of the only block
+    """
+
+    rank: int
+    number: int
+    command: int
+    refs: list[BlockRef]
+    checksums: list[list[int]]
+    export: bool
+
+
+class RemoveBlocks(Action, frozen=True):
+    """Have keys removed from the tier of a rank for good. Keys that it does not have are ignored."""
+
+    rank: int
+    keys: list[int]
+
+
+class CompactTier(Action, frozen=True):
+    """Have those files of a tier rewritten that are small or half dead."""
+
+    rank: int
+
+
+# ------------------------------------------------------------------------------ everything else
+
+
+class BadBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A visible block whose bytes differ from those that were put."""
+
+    object_id: int
+    key: int
+    rank: int
+    nbytes: int
+
+
+class AnswerCommand(Action, frozen=True):
+    """Report the progress or the end of a pool command to its sender.
+
+    ended    whether the command is over
+    problem  why it failed, or ""
+    done     blocks compared so far; nbytes: bytes compared since the last answer; bad: blocks that differ
+    blocks   number of blocks removed or pinned; kept: number not removed because they are in use
+    """
+
+    command: int
+    ended: bool
+    problem: str = ""
+    done: int = 0
+    nbytes: int = 0
+    bad: list[BadBlock] = []
+    blocks: int = 0
+    kept: int = 0
+
+
+class Readiness(Action, frozen=True):
+    """Report whether the cluster accepts requests, and which ranks are missing."""
+
+    ready: bool
+    missing: list[int]
+
+
+class WakeAt(Action, frozen=True):
+    """Ask for a Tick at this time or soon after. A later WakeAt replaces an earlier one."""
+
+    time: float
+
+
+class Stop(Action, frozen=True):
+    """End the cluster. lost: a rank or a gateway is gone, and no rank waits for another."""
+
+    reason: str
+    grace_s: float
+    lost: bool
+
+
+Order = (
+    StartPrefill | StartDecode | CancelOn | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks | CheckBlocks
+    | RemoveBlocks | CompactTier
+)  # fmt: skip
+"""Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
+
+Effect = (
+    Order | Reject | Fail | Forget | Decided | AnswerCommand | Readiness | WakeAt | Stop
+    | BlockStored | BlockRemoved
+)  # fmt: skip
+"""Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

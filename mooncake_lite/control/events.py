@@ -1,0 +1,296 @@
+"""Events: the only input of the control plane.
+
+The conductor role builds events from messages, the simulator from its models, and a replay from a recording.
+They are plain data: lengths, keys and digests, never tokens. See docs/explain/control.md.
+
+An event that a rank causes names the rank and its epoch. An event about a request also names the attempt that
+the rank was given. The control plane ignores an event of another epoch or another attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from mooncake_lite.control.effects import Order
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all events: a tagged, positional MessagePack array."""
+
+
+class RankEvent(Event, frozen=True):
+    """Base of the events that a rank causes. epoch counts the starts of that rank."""
+
+    rank: int
+    epoch: int
+
+
+# ------------------------------------------------------------------------------ members
+
+
+class RankJoined(RankEvent, frozen=True):
+    """A rank has loaded its model, compiled its kernels and created its segment.
+
+    instance        the unit on which policies place work; several ranks may form one
+    duties          of "prefill", "decode" and "store"
+    slots           requests that the instance serves at once under its duty (0 for a store rank)
+    segment_bytes   DRAM that the rank lends to the pool
+    tier            whether a store rank has an SSD tier; TierIndexed lists its blocks
+    """
+
+    instance: int
+    duties: tuple[str, ...]
+    node: int
+    slots: int = 0
+    segment_bytes: int = 0
+    tier: bool = False
+
+
+class RankLost(RankEvent, frozen=True):
+    """A rank is dead, hung or unreachable, or has failed."""
+
+    reason: str
+
+
+class TierIndexed(RankEvent, frozen=True):
+    """Some blocks of the SSD tier of a store rank, most useful last. `last` ends the list."""
+
+    keys: list[int]
+    digests: list[int]
+    last: bool
+
+
+class GatewayReady(Event, frozen=True):
+    """A gateway can be reached by every rank that sends tokens."""
+
+    gateway: str
+
+
+class GatewayLost(Event, frozen=True):
+    """A gateway has ended, for this reason."""
+
+    gateway: str
+    reason: str
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+class RequestArrived(Event, frozen=True):
+    """A client has sent a request.
+
+    num_tokens     tokens of the prompt
+    max_tokens     longest answer, in tokens
+    keys, digests  of each full block of the prompt; empty when nothing may be reused
+    wait_limit_s   longest time that the gateway waits for the first token
+    """
+
+    request_id: str
+    num_tokens: int
+    max_tokens: int
+    keys: list[int]
+    digests: list[int]
+    class_id: int = 0
+    wait_limit_s: float = float("inf")
+
+
+class RequestCancelled(Event, frozen=True):
+    """The client has left, or needs no more tokens."""
+
+    request_id: str
+
+
+class PrefillEnded(RankEvent, frozen=True):
+    """Every byte of `store` and `tail` of a StartPrefill is in the pool.
+
+    checksums               one list for each object of `store`: XXH3-64 of each layer's range
+    finished                the first token was the last one, so there is nothing to decode
+    load_s, compute_s, store_s   seconds for each part
+    """
+
+    request_id: str
+    attempt: int
+    checksums: list[list[int]]
+    finished: bool
+    load_s: float
+    compute_s: float
+    store_s: float
+
+
+class RequestFailed(RankEvent, frozen=True):
+    """A rank cannot finish a request. may_still_write: bytes may still land in its places."""
+
+    request_id: str
+    attempt: int
+    reason: str
+    may_still_write: bool = False
+
+
+class DecodeLoaded(RankEvent, frozen=True):
+    """All KV of a StartDecode is in the decode rank's pages."""
+
+    request_id: str
+    attempt: int
+
+
+class DecodeEnded(RankEvent, frozen=True):
+    """A request has left its decode rank, because it is answered or was cancelled."""
+
+    request_id: str
+    attempt: int
+
+
+class Preempted(RankEvent, frozen=True):
+    """A decode rank had no free page and has dropped the request.
+
+    num_tokens     tokens of prompt and answer so far, all to be prefilled
+    keys, digests  of each full block of these tokens
+    """
+
+    request_id: str
+    attempt: int
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+
+
+# ------------------------------------------------------------------------------ blocks
+
+
+class PutsWanted(RankEvent, frozen=True):
+    """A decode rank has filled blocks and asks for places.
+
+    number    chosen by the rank; GrantPuts answers under the same number
+    before    for each block: (key of the block before it or None, number of blocks before it)
+    """
+
+    number: int
+    keys: list[int]
+    digests: list[int]
+    before: list[tuple[int | None, int]]
+
+
+class PutsEnded(RankEvent, frozen=True):
+    """Granted objects are written, or could not be.
+
+    checksums         of each object of object_ids, by layer
+    failed            objects that were not written
+    may_still_write   bytes may still land in the failed objects
+    """
+
+    object_ids: list[int]
+    checksums: list[list[int]]
+    failed: list[int] = []
+    may_still_write: bool = False
+
+
+class BlocksLoaded(RankEvent, frozen=True):
+    """A LoadBlocks has ended.
+
+    ok                by block: whether it was loaded; False without a problem means a bad block
+    checksums         by block: the verified checksums
+    problem           why the other blocks could not be loaded, or ""
+    may_still_write   bytes may still land in the blocks that are not ok
+    """
+
+    number: int
+    ok: list[bool]
+    checksums: list[list[int]]
+    seconds: float
+    problem: str = ""
+    may_still_write: bool = False
+
+
+class BlocksSaved(RankEvent, frozen=True):
+    """The state of blocks that a SaveBlocks named has changed.
+
+    state   "written" to the open segment file; "durable" in a sealed one; "dropped": DRAM has the only copy;
+            "bad": the bytes in DRAM are not those that were put
+    """
+
+    keys: list[int]
+    state: Literal["written", "durable", "dropped", "bad"]
+
+
+class TierEvicted(RankEvent, frozen=True):
+    """A full tier has evicted these blocks."""
+
+    keys: list[int]
+
+
+class BlocksRemoved(RankEvent, frozen=True):
+    """A tier has removed these blocks. for_good: no restart brings them back."""
+
+    keys: list[int]
+    for_good: bool
+
+
+class BlocksCopied(RankEvent, frozen=True):
+    """A CopyBlocks has ended. checksums: of each copied block, by layer; empty if it failed."""
+
+    number: int
+    checksums: list[list[int]]
+    may_still_write: bool = False
+
+
+class BlocksChecked(RankEvent, frozen=True):
+    """A CheckBlocks has ended. good: by block. problem: why the command cannot continue, or ""."""
+
+    number: int
+    good: list[bool]
+    problem: str = ""
+
+
+class PoolCommand(Event, frozen=True):
+    """A command about the pool that changes it or needs a store rank; AnswerCommand answers under its number.
+
+    keys    blocks of rm, pin and get: all or none
+    force   rm and rm-all: remove leased blocks too
+    hard    pin: never evict
+    soft_s  pin: seconds in which the blocks are evicted last; 0.0 without hard removes pins
+    """
+
+    command: int
+    what: Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
+    keys: list[int] = []
+    force: bool = False
+    hard: bool = False
+    soft_s: float = 0.0
+
+
+class CommandAbandoned(Event, frozen=True):
+    """The sender of this pool command is gone."""
+
+    command: int
+
+
+# ------------------------------------------------------------------------------ everything else
+
+
+class Undelivered(Event, frozen=True):
+    """An order could not be sent, for this reason. Its rank will never receive it."""
+
+    order: Order
+    reason: str
+
+
+class Tick(Event, frozen=True):
+    """The time of a WakeAt has come."""
+
+
+class StopRequested(Event, frozen=True):
+    """The cluster is asked to end within grace_s."""
+
+    reason: str
+    grace_s: float
+
+
+AnyEvent = (
+    RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
+    | PrefillEnded | RequestFailed | DecodeLoaded | DecodeEnded | Preempted | PutsWanted | PutsEnded
+    | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand
+    | CommandAbandoned | Undelivered | Tick | StopRequested
+)  # fmt: skip
+"""For decoders."""

@@ -1,0 +1,79 @@
+"""The life of a request: its stages, and the steps between them.
+
+Used by `machine.py`. The picture in docs/explain/control.md is drawn from TRANSITIONS.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Stage(Enum):
+    """The stage of a request that was not refused on arrival.
+
+    HELD        no decode instance has a free slot
+    QUEUED      the request has a place, and waits for its prefill instance or for space in the pool
+    PROMOTING   blocks of its prefix are being read from SSD
+    PREFILLING  its prefill rank works on it
+    LOADING     its decode rank loads its KV
+    DECODING    its decode rank writes the answer
+    CANCELLED   its client has left, and a rank or a tier has not dropped it yet
+    OVER        the request has ended
+    """
+
+    HELD = "held"
+    QUEUED = "queued"
+    PROMOTING = "promoting"
+    PREFILLING = "prefilling"
+    LOADING = "loading"
+    DECODING = "decoding"
+    CANCELLED = "cancelled"
+    OVER = "over"
+
+
+class Step(Enum):
+    """An event in the life of a request."""
+
+    PLACE = "a policy has placed it"
+    REFUSE = "it could never fit into the pool"
+    PROMOTE = "part of its prefix is on SSD only"
+    RESTART = "a block from SSD was bad"
+    PREFILL = "its prefix is in DRAM"
+    PREFILLED = "its KV is in the pool"
+    LOADED = "its KV is in the decode rank's pages"
+    PREEMPT = "its decode rank has no free page"
+    FINISH = "its last token was sent"
+    FAIL = "it cannot be finished"
+    CANCEL = "its client has left"
+    DROP = "the rank or the tier has dropped it"
+
+
+TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
+    (Stage.HELD, Step.PLACE): Stage.QUEUED,
+    (Stage.HELD, Step.REFUSE): Stage.OVER,
+    (Stage.HELD, Step.FAIL): Stage.OVER,
+    (Stage.HELD, Step.CANCEL): Stage.OVER,
+    (Stage.QUEUED, Step.PROMOTE): Stage.PROMOTING,
+    (Stage.QUEUED, Step.PREFILL): Stage.PREFILLING,
+    (Stage.QUEUED, Step.REFUSE): Stage.OVER,
+    (Stage.QUEUED, Step.FAIL): Stage.OVER,
+    (Stage.QUEUED, Step.CANCEL): Stage.OVER,
+    (Stage.PROMOTING, Step.PREFILL): Stage.PREFILLING,
+    (Stage.PROMOTING, Step.RESTART): Stage.QUEUED,
+    (Stage.PROMOTING, Step.FAIL): Stage.OVER,
+    (Stage.PROMOTING, Step.CANCEL): Stage.CANCELLED,
+    (Stage.PREFILLING, Step.PREFILLED): Stage.LOADING,
+    (Stage.PREFILLING, Step.FINISH): Stage.OVER,
+    (Stage.PREFILLING, Step.FAIL): Stage.OVER,
+    (Stage.PREFILLING, Step.CANCEL): Stage.CANCELLED,
+    (Stage.LOADING, Step.LOADED): Stage.DECODING,
+    (Stage.LOADING, Step.FAIL): Stage.OVER,
+    (Stage.LOADING, Step.CANCEL): Stage.CANCELLED,
+    (Stage.DECODING, Step.PREEMPT): Stage.HELD,
+    (Stage.DECODING, Step.FINISH): Stage.OVER,
+    (Stage.DECODING, Step.FAIL): Stage.OVER,
+    (Stage.DECODING, Step.CANCEL): Stage.CANCELLED,
+    (Stage.CANCELLED, Step.DROP): Stage.OVER,
+    (Stage.CANCELLED, Step.FAIL): Stage.OVER,
+}
+"""A pair that is not in the table cannot happen. An event that asks for it changes nothing and is counted."""

@@ -1,0 +1,224 @@
+"""The control plane: `on(event, now) -> [Effect]` is its only entry.
+
+Used by the conductor role and the simulator. It follows each request through the stages of `life.py` and asks
+`scheduler` for every choice. `store.directory` holds the truth about the pool. See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.commands import Commands
+from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.pool import Pool
+from mooncake_lite.control.puts import Puts
+from mooncake_lite.control.requests import Requests
+from scheduler import State
+from scheduler.placement import POLICIES
+from store.directory import Directory
+from store.policies import policy_factory
+
+
+class Control:
+    """The control plane of one cluster.
+
+    requests    those that are open, and the placement policy
+    state       the books of `scheduler`
+    directory   the truth about the pool
+    stopped     the cluster has ended, and later events change nothing
+
+    `now` is in seconds. All events use one clock, which never moves backwards.
+    """
+
+    def __init__(self, config: ControlConfig) -> None:
+        """Build the parts. Raises LayoutError or UnknownPolicy for an impossible configuration."""
+        self.config = config
+        self.state = State(config.max_queue)
+        self.directory = Directory(
+            config.block_layout, policy=policy_factory(config.eviction), copy_cold_s=config.copy_cold_s
+        )
+        self.members = Members(config)
+        self._of_other_epochs = 0
+        self.stopped = False
+        self._wake_at: float | None = None
+        self._out: list[fx.Effect] = []
+        emit = self._out.append
+        self._orders = Orders()
+        self._pool = Pool(self.directory, self.state.index, emit)
+        self.requests = Requests(
+            POLICIES[config.policy](),
+            self.state,
+            self.directory,
+            self.members,
+            self._orders,
+            self._pool,
+            emit,
+        )
+        self._puts = Puts(self.directory, self.members, self.requests.room, self._pool, emit)
+        self._commands = Commands(self.directory, self.members, self._orders, emit)
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            ev.RankJoined: self._on_rank_joined,
+            ev.RankLost: self._on_rank_lost,
+            ev.TierIndexed: self._on_tier_indexed,
+            ev.GatewayReady: self._on_gateway_ready,
+            ev.GatewayLost: lambda event, now: self._stop(event.reason, 0.0, True),
+            ev.RequestArrived: self.requests.on_arrived,
+            ev.RequestCancelled: self.requests.on_cancelled,
+            ev.PrefillEnded: self.requests.on_prefill_ended,
+            ev.RequestFailed: self.requests.on_failed,
+            ev.DecodeLoaded: self.requests.on_decode_loaded,
+            ev.DecodeEnded: self.requests.on_decode_ended,
+            ev.Preempted: self.requests.on_preempted,
+            ev.PutsWanted: self._puts.on_wanted,
+            ev.PutsEnded: self._puts.on_ended,
+            ev.BlocksLoaded: self.requests.loads.on_loaded,
+            ev.BlocksSaved: self._pool.on_saved,
+            ev.TierEvicted: self._pool.on_evicted,
+            ev.BlocksRemoved: self._on_blocks_removed,
+            ev.BlocksCopied: self.requests.copies.on_copied,
+            ev.BlocksChecked: self._commands.on_checked,
+            ev.PoolCommand: self._commands.on_command,
+            ev.CommandAbandoned: self._commands.on_abandoned,
+            ev.Undelivered: self._on_undelivered,
+            ev.Tick: lambda event, now: None,
+            ev.StopRequested: lambda event, now: self._stop(event.reason, event.grace_s, False),
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------ the one entry
+
+    def on(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Apply one event and return its effects, in the order in which they are to be carried out."""
+        if self.stopped:
+            return []
+        if isinstance(event, ev.RankEvent) and not self._is_of_this_epoch(event):
+            self._of_other_epochs += 1
+            return []
+        if self.directory.expire(now) + self._orders.expire(now) or type(event) not in _TAKES_SPACE:
+            self.requests.pool_is_full = False
+            self.state.retry()
+        self._handlers[type(event)](event, now)
+        if not self.stopped:
+            self._pool.tell()
+            self.requests.dispatch(now)
+            self._pool.tell()
+            self._set_alarm(now)
+        effects = self._out[:]
+        self._out.clear()
+        return effects
+
+    @property
+    def ignored(self) -> int:
+        """Events that changed nothing: of another epoch or attempt, or impossible in the request's stage."""
+        return self._of_other_epochs + self.requests.ignored
+
+    @property
+    def open_requests(self) -> int:
+        """Return the number of requests that have not ended."""
+        return len(self.requests)
+
+    def _is_of_this_epoch(self, event: ev.RankEvent) -> bool:
+        """Tell whether an event is from the current start of its rank, or from one that has not joined."""
+        if isinstance(event, ev.RankJoined | ev.RankLost) and not self.members.has(event.rank):
+            return True
+        return self.members.knows(event.rank, event.epoch)
+
+    def _set_alarm(self, now: float) -> None:
+        """Emit WakeAt for the next end of a lease, a quarantine or an order, once per time."""
+        if self._wake_at is not None and self._wake_at <= now:
+            self._wake_at = None
+        times = (self.directory.next_deadline(), self._orders.next_deadline())
+        due = min((time for time in times if time is not None), default=None)
+        if due is not None and (self._wake_at is None or due < self._wake_at):
+            self._wake_at = due
+            self._out.append(fx.WakeAt(due))
+
+    # ------------------------------------------------------------------------------ members
+
+    def _on_rank_joined(self, joined: ev.RankJoined, now: float) -> None:
+        if self.members.has(joined.rank):
+            self._of_other_epochs += 1
+            return
+        self.members.join(joined)
+        self.requests.no_place = False
+        self.state.index.add_holder(joined.rank, joined.node)
+        duties = [duty for duty in joined.duties if duty != "store"]
+        if duties:
+            self.state.add_instance(joined.instance, joined.node, duties, joined.slots)
+        if joined.segment_bytes or not duties:
+            saver = self.members.keeper_of(joined.rank) if self.config.saves and duties else None
+            self.directory.add_segment(
+                joined.rank, joined.segment_bytes, joined.node, tier=joined.tier, saver=saver
+            )
+        self._tell_readiness()
+
+    def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
+        """Stop the cluster: today it cannot continue without one of its ranks."""
+        self.directory.settle_writer(lost.rank)
+        self._stop(f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}", 0.0, True)
+
+    def _on_tier_indexed(self, index: ev.TierIndexed, now: float) -> None:
+        self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
+        if index.last:
+            self.members.indexed(index.rank)
+            self._tell_readiness()
+
+    def _on_gateway_ready(self, event: ev.GatewayReady, now: float) -> None:
+        self.members.gateways.add(event.gateway)
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        self._out.append(fx.Readiness(self.members.ready, self.members.missing()))
+
+    def _stop(self, reason: str, grace_s: float, lost: bool) -> None:
+        """Fail every open request once. Later events change nothing."""
+        self.requests.fail_all(f"the cluster stops: {reason}")
+        self._out.append(fx.Stop(reason, grace_s, lost))
+        self.stopped = True
+
+    # ------------------------------------------------------------------------------ everything else
+
+    def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
+        self._pool.on_removed(removed)
+        self._commands.on_removed(removed)
+
+    def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:
+        """End what an order was for. Its rank has not received it, so no byte can be written."""
+        match event.order:
+            case fx.StartPrefill() | fx.StartDecode():
+                self.requests.on_undelivered(event.order, event.reason, now)
+            case fx.GrantPuts(rank, _, places):
+                self._puts.give_back([place.object_id for place in places if place], rank, now)
+            case fx.LoadBlocks(number=number) | fx.CopyBlocks(number=number) | fx.CheckBlocks(number=number):
+                self._orders.fail(number, event.reason, False, now)
+            case fx.SaveBlocks():
+                self.directory.dropped(event.order.rank, event.order.keys)
+            case fx.RemoveBlocks(rank, keys):
+                self._commands.on_removed(ev.BlocksRemoved(rank, 0, keys, for_good=False))
+            case fx.CancelOn() | fx.CompactTier():
+                pass  # the request ends by itself, and compaction can be requested again
+
+    def check(self) -> None:
+        """Assert every invariant. Called by tests and by the fault world."""
+        self.state.check()
+        self.directory.check()
+        self._orders.check()
+        self._commands.check()
+        self._puts.check()
+        self._check_owners()
+        self.requests.check()
+        assert set(self.state.index.places()) == set(self.directory.places()), "the index differs"
+
+    def _check_owners(self) -> None:
+        """Assert that nothing in the pool is leased or reserved for a request that is over."""
+        for owner in self.directory.active_owners():
+            known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
+            assert known, f"{owner} has leases or places in the pool"
+
+
+_TAKES_SPACE = (ev.RequestArrived, ev.PutsWanted, ev.Tick)
+"""Events that free no space in the pool by themselves."""

@@ -1,0 +1,83 @@
+"""The ranks and gateways of the cluster: which have joined, and in which epoch.
+
+Used by `machine.py`. Books only.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.events import RankJoined
+
+
+class Members:
+    """The ranks of one cluster.
+
+        roles      of each rank, rank 0 first
+        _joined    rank -> its RankJoined
+        _missing   ranks that have not joined, or whose tier is not completely listed
+        _keepers   rank -> the store rank that saves and checks the blocks in its segment
+
+    Ranks are one instance each today: an instance has the number of its rank.
+    """
+
+    def __init__(self, config: ControlConfig) -> None:
+        self.roles = config.roles
+        self._nodes = config.nodes
+        self._joined: dict[int, RankJoined] = {}
+        self._missing = set(range(1, len(config.roles)))
+        self.gateways: set[str] = set()
+        self.stores = config.ranks_of("store")
+        self.spans_nodes = len(set(config.nodes)) > 1
+        self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
+
+    def _keeper(self, rank: int) -> int:
+        """Return the rank itself if it is a store rank, else a store rank, of the same node if possible."""
+        if rank in self.stores or not self.stores:
+            return rank
+        nodes = self._nodes
+        near = [store for store in self.stores if nodes[store] == nodes[rank]] or self.stores
+        return near[rank % len(near)]
+
+    def join(self, event: RankJoined) -> None:
+        """Add a rank."""
+        self._joined[event.rank] = event
+        if not event.tier:
+            self._missing.discard(event.rank)
+
+    def has(self, rank: int) -> bool:
+        """Tell whether a rank has joined, in any epoch."""
+        return rank in self._joined
+
+    def indexed(self, rank: int) -> None:
+        """Note that a store rank has listed everything in its tier."""
+        self._missing.discard(rank)
+
+    def knows(self, rank: int, epoch: int) -> bool:
+        """Tell whether this epoch of a rank has joined."""
+        joined = self._joined.get(rank)
+        return joined is not None and joined.epoch == epoch
+
+    def node_of(self, rank: int) -> int:
+        """Return the node number of a rank."""
+        return self._nodes[rank]
+
+    def role_of(self, rank: int) -> str:
+        """Return the role of a rank."""
+        return self.roles[rank]
+
+    def keeper_of(self, rank: int) -> int:
+        """Return the store rank that saves, loads and checks the blocks in this rank's segment."""
+        return self._keepers[rank]
+
+    def stores_on(self, node: int) -> list[int]:
+        """Return the store ranks of a node that have joined."""
+        return [rank for rank in self.stores if self.node_of(rank) == node and rank in self._joined]
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not joined, or whose tier is not completely listed."""
+        return sorted(self._missing)
+
+    @property
+    def ready(self) -> bool:
+        """Tell whether every rank and a gateway have joined."""
+        return bool(self.gateways) and not self._missing

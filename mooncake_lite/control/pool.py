@@ -1,0 +1,56 @@
+"""Publication of blocks: what becomes visible in the pool, is written to SSD, or leaves a tier.
+
+Used by `machine.py` and its parts; drives the store's directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mooncake_lite.control.effects import Effect, SaveBlocks
+from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
+from scheduler import PrefixIndex
+from store.directory import Directory
+from store.objects import BlockStored
+
+
+class Pool:
+    """Publishes objects, applies reports of tiers, and feeds the scheduler's index."""
+
+    def __init__(self, directory: Directory, index: PrefixIndex, emit: Callable[[Effect], None]) -> None:
+        self._directory, self._index, self._emit = directory, index, emit
+
+    def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
+        """Make written objects visible, and order saves of those that a tier keeps."""
+        self._directory.put_end_many(object_ids, checksums, now)
+        for rank, places in self._directory.take_saves().items():
+            refs = [place.ref for place in places]
+            keys = [place.key or 0 for place in places]
+            sums = [list(place.checksums) for place in places]
+            self._emit(SaveBlocks(rank, refs, keys, [place.digest for place in places], sums))
+
+    def tell(self) -> None:
+        """Update the index, and emit every BlockStored and BlockRemoved since the last call."""
+        for event in self._directory.drain_events():
+            tell = self._index.stored if type(event) is BlockStored else self._index.removed
+            tell(event.key, event.rank, event.tier)
+            self._emit(event)
+
+    def on_saved(self, saved: BlocksSaved, now: float) -> None:
+        """Apply a store rank's report about blocks that it was told to save."""
+        if saved.state == "written":
+            self._directory.saved(saved.rank, saved.keys)
+        elif saved.state == "durable":
+            self._directory.durable(saved.rank, saved.keys)
+        elif saved.state == "bad":
+            self._directory.bad_in_dram(saved.rank, saved.keys)
+        else:
+            self._directory.dropped(saved.rank, saved.keys)
+
+    def on_evicted(self, evicted: TierEvicted, now: float) -> None:
+        """Forget blocks that a tier has evicted."""
+        self._directory.tier_evicted(evicted.rank, evicted.keys)
+
+    def on_removed(self, removed: BlocksRemoved) -> None:
+        """Forget blocks that a tier has deleted, including those saved in the meantime."""
+        self._directory.tier_removed(removed.rank, removed.keys)

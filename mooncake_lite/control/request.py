@@ -1,0 +1,86 @@
+"""The record of one open request: plain data and its stage, no decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mooncake_lite.control.effects import BlockRef
+from mooncake_lite.control.events import RequestArrived
+from mooncake_lite.control.life import TRANSITIONS, Stage, Step
+from scheduler import Request
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """A request between RequestArrived and Forget.
+
+        num_tokens      tokens to prefill: the prompt, and, after a preemption, the answer so far
+        keys, digests   of the full blocks of these tokens; empty when nothing may be reused
+        attempt         number of starts; answers to an earlier one change nothing
+        resumed         part of its answer has been sent, so it can fail but no longer be refused
+        since_s         when it arrived, or was preempted
+        prefill, decode ranks, -1 before it is placed
+        worker          the rank that works on it, -1 when none does
+        load            blocks of the reused prefix, in order
+        store           blocks that prefill writes; load + store are all full blocks
+        tail            place of the partial block at the end
+        loads           numbers of the LoadBlocks that the request waits for
+        promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
+        bad_blocks      number of bad blocks from SSD
+        problem         why a block cannot be loaded, if its bytes are not the reason
+
+    Owner of all its pool objects and leases in the directory: request_id.
+    """
+
+    request_id: str
+    num_tokens: int
+    max_tokens: int
+    keys: list[int]
+    digests: list[int]
+    class_id: int
+    wait_limit_s: float
+    since_s: float
+    stage: Stage = Stage.HELD
+    attempt: int = 0
+    resumed: bool = False
+    prefill: int = -1
+    decode: int = -1
+    worker: int = -1
+    load: list[BlockRef] = field(default_factory=list)
+    store: list[BlockRef] = field(default_factory=list)
+    tail: BlockRef | None = None
+    cached: dict[str, int] = field(default_factory=dict)
+    loads: set[int] = field(default_factory=set)
+    promoted: list[tuple[int, float, int, int]] = field(default_factory=list)
+    bad_blocks: int = 0
+    problem: str = ""
+
+    @classmethod
+    def of(cls, event: RequestArrived, now: float) -> RequestRecord:
+        """Make the record of a request that has just arrived."""
+        return cls(
+            event.request_id, event.num_tokens, event.max_tokens, event.keys, event.digests, event.class_id,
+            event.wait_limit_s, now,
+        )  # fmt: skip
+
+    def reset(self) -> None:
+        """Forget everything allocated, leased or under way."""
+        self.worker = -1
+        self.load, self.store, self.tail, self.cached = [], [], None, {}
+        self.loads, self.promoted = set(), []
+        self.bad_blocks, self.problem = 0, ""
+
+    def may(self, step: Step) -> bool:
+        """Tell whether this step can happen in the current stage."""
+        return (self.stage, step) in TRANSITIONS
+
+    def move(self, step: Step) -> None:
+        """Move to the next stage. An impossible step is a bug of ours and raises KeyError."""
+        self.stage = TRANSITIONS[self.stage, step]
+
+    def as_request(self, block_tokens: int) -> Request:
+        """Return the part of the record that policies may see."""
+        return Request(
+            self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
+            self.wait_limit_s,
+        )  # fmt: skip

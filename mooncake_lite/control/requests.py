@@ -1,0 +1,323 @@
+"""Follows each request from its arrival to its end, through the stages of `life.py`.
+
+Used by `machine.py`. Asks `scheduler` for every choice. See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.copies import Copies
+from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.pool import Pool
+from mooncake_lite.control.prefix_loads import PrefixLoads
+from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.room import Room
+from scheduler import Placement, Policy, Rejection, Request, State, Wait, admit
+from store.directory import Directory
+from store.errors import PoolFull
+
+STARTING_RETRY_S = 5.0
+"""Retry-After of a request that arrives before every rank has joined."""
+
+PINNED_RETRY_S = 5.0
+"""Retry-After of a request that is refused because pinned blocks leave too little space."""
+
+
+class Requests:
+    """The open requests.
+
+    policy         chooses the place of a request
+    ignored        answers that changed nothing: of another attempt, or impossible in their stage
+    pool_is_full   a request waits for space in the pool, and none has been freed since
+    no_place       the policy answered Wait, and no slot has been freed since
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        state: State,
+        directory: Directory,
+        members: Members,
+        orders: Orders,
+        pool: Pool,
+        emit: Callable[[fx.Effect], None],
+    ) -> None:
+        layout = directory.layout
+        assert layout is not None, "the pool of KV blocks"
+        self.policy = policy
+        self.ignored = 0
+        self.pool_is_full = False
+        self.no_place = False
+        self._state, self._directory, self._members, self._pool, self._emit = (
+            state, directory, members, pool, emit,
+        )  # fmt: skip
+        self._block_tokens = layout.block_tokens
+        self.room = Room(directory, members, state, layout)
+        self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
+        self.copies = Copies(directory, members, orders, emit)
+        self._records: dict[str, RequestRecord] = {}
+
+    def __len__(self) -> int:
+        """Return the number of requests that have not ended."""
+        return len(self._records)
+
+    def stage_of(self, request_id: str) -> Stage:
+        """Return the stage of a request; OVER for an unknown one."""
+        record = self._records.get(request_id)
+        return record.stage if record else Stage.OVER
+
+    def fail_all(self, reason: str) -> None:
+        """Fail every open request, once."""
+        for request_id in self._records:
+            self._emit(fx.Fail(request_id, reason))
+            self._emit(fx.Forget(request_id, "failed"))
+        self._records.clear()
+
+    def on_undelivered(self, order: fx.StartPrefill | fx.StartDecode, reason: str, now: float) -> None:
+        """Fail a request whose order was not sent. The rank has not received it and writes nothing."""
+        record = self._current(order, Step.FAIL)
+        if record is not None:
+            self._fail(record, reason, now)
+
+    # ------------------------------------------------------------------------------ arrival and end
+
+    def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
+        """Refuse a request at once, or accept it and place or hold it."""
+        assert arrived.request_id not in self._records, f"{arrived.request_id} arrives twice"
+        record = RequestRecord.of(arrived, now)
+        if not self._members.ready:
+            self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
+            return
+        request = record.as_request(self._block_tokens)
+        rejection = admit(self._state, request, now)
+        if rejection is not None:
+            self._reject(record, rejection.reason, rejection.retry_after_s)
+            return
+        self._records[record.request_id] = record
+        if self.no_place or self._state.next_held() is not None or not self._place(record, request, now):
+            self._state.hold(request)
+
+    def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
+        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._emit(fx.Forget(record.request_id, "rejected"))
+
+    def on_cancelled(self, event: ev.RequestCancelled, now: float) -> None:
+        """Drop a waiting request at once. If a rank or a tier works on it, wait until that has dropped it."""
+        record = self._records.get(event.request_id)
+        if record is None or not record.may(Step.CANCEL):
+            return
+        record.move(Step.CANCEL)
+        if record.stage is Stage.OVER:
+            self._end(record, "cancelled", now)
+        elif record.worker >= 0:
+            self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
+
+    def _end(self, record: RequestRecord, outcome: str, now: float, *, may_still_write: bool = False) -> None:
+        """Remove a request: free its private objects, leases and slots, and emit Forget."""
+        del self._records[record.request_id]
+        self._directory.revoke_owner(
+            record.request_id, now, writer_may_live=may_still_write, writer=record.worker
+        )
+        self._state.forget(record.request_id)
+        self.no_place = False
+        self._emit(fx.Forget(record.request_id, outcome))
+
+    def _fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
+        """Fail a request, and tell its client unless the client has left."""
+        gone = record.stage is Stage.CANCELLED
+        record.move(Step.FAIL)
+        if not gone:
+            self._emit(fx.Fail(record.request_id, reason))
+        self._end(record, "cancelled" if gone else "failed", now, may_still_write=may_still_write)
+
+    # ------------------------------------------------------------------------------ dispatch
+
+    def dispatch(self, now: float) -> None:
+        """Place held requests, and start those whose turn it is. Only placement scans instances.
+
+        A start that ends in a refusal frees a place, so that the next request may be placed.
+        """
+        while True:
+            if not self.no_place and (request := self._state.next_held()) is not None:
+                self._place(self._records[request.request_id], request, now)
+            elif not self.pool_is_full and (request_id := self._state.startable()) is not None:
+                self._start(self._records[request_id], now)
+            else:
+                return
+
+    def _place(self, record: RequestRecord, request: Request, now: float) -> bool:
+        """Ask the policy for a place. False: this request and all after it must wait for capacity."""
+        decision = self.policy.choose(self._state, request, now)
+        if isinstance(decision, Wait):
+            self.no_place = True
+            return False
+        if isinstance(decision, Rejection):
+            self._refuse(record, decision.reason, decision.retry_after_s, now)
+            return True
+        record.move(Step.PLACE)
+        self._state.place(request, decision, front=record.resumed)
+        record.prefill, record.decode = self._ranks_of(decision)
+        self._emit(
+            fx.Decided(
+                record.request_id, record.attempt + 1, decision.prefill, decision.decode,
+                decision.cached_tokens, decision.terms,
+            )
+        )  # fmt: skip
+        return True
+
+    @staticmethod
+    def _ranks_of(placement: Placement) -> tuple[int, int]:
+        """Return the ranks of the instances that a policy chose. Today each instance is one rank."""
+        return placement.prefill, placement.decode
+
+    def _refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
+        """Refuse an accepted request. A request whose client has received tokens fails instead."""
+        if record.resumed:
+            self._fail(record, reason, now)
+            return
+        record.move(Step.REFUSE)
+        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._end(record, "rejected", now)
+
+    def _start(self, record: RequestRecord, now: float) -> None:
+        """Start a request, defer it until there is space, or refuse it if it could never fit."""
+        record.reset()
+        self._state.start(record.request_id)
+        try:
+            moves = self.room.reserve(record, now)
+        except PoolFull as error:
+            self._directory.revoke_owner(record.request_id, now)
+            record.reset()
+            if not self.room.could_ever_hold(record, now):
+                self._refuse(record, str(error), PINNED_RETRY_S, now)
+                return
+            self._state.defer(record.request_id)
+            self.pool_is_full = True
+            return
+        if moves:
+            record.move(Step.PROMOTE)
+            self.loads.begin(record, moves, now)
+        else:
+            self._prefill(record, now)
+
+    def _loads_ended(self, record: RequestRecord, now: float) -> None:
+        """Continue with a request whose loads from SSD have all ended."""
+        if record.stage is Stage.CANCELLED:
+            record.move(Step.DROP)
+            self._end(record, "cancelled", now)
+        elif record.problem:
+            self._fail(record, f"KV could not be moved: {record.problem}", now)
+        elif record.bad_blocks:  # they are misses now: look the prefix up again
+            record.move(Step.RESTART)
+            self._directory.revoke_owner(record.request_id, now)
+            self._state.defer(record.request_id)
+            self._state.retry()
+        else:
+            self._prefill(record, now)
+
+    def _prefill(self, record: RequestRecord, now: float) -> None:
+        record.move(Step.PREFILL)
+        record.attempt += 1
+        record.worker = record.prefill
+        self._emit(
+            fx.StartPrefill(
+                record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
+                record.cached, now - record.since_s, record.promoted,
+            )
+        )  # fmt: skip
+        self.copies.on_prefill(record, now)
+
+    # ------------------------------------------------------------------------------ reports of compute ranks
+
+    def _current(self, event: Any, *steps: Step) -> RequestRecord | None:
+        """Return the request that an answer is about. None: wrong attempt, or impossible in its stage."""
+        record = self._records.get(event.request_id)
+        if (
+            record is not None
+            and (record.attempt, record.worker) == (event.attempt, event.rank)
+            and any(map(record.may, steps))
+        ):
+            return record
+        self.ignored += 1
+        return None
+
+    def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
+        """Publish the KV of a prompt, and start its decode."""
+        record = self._current(ended, Step.PREFILLED, Step.DROP)
+        if record is None:
+            return
+        computed = record.num_tokens - sum(record.cached.values())
+        self._state.measured_prefill(computed, ended.compute_s)
+        self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
+        if record.stage is Stage.CANCELLED:
+            record.move(Step.DROP)
+            self._end(record, "cancelled", now)
+        elif ended.finished:
+            record.move(Step.FINISH)
+            self._end(record, "finished", now)
+        else:
+            record.move(Step.PREFILLED)
+            record.resumed = True
+            record.worker = record.decode
+            self._state.end_prefill(record.request_id)
+            blocks = record.load + record.store
+            self._emit(fx.StartDecode(record.decode, record.request_id, record.attempt, blocks, record.tail))
+
+    def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
+        """End a request that a rank gave up, or dropped after a cancel."""
+        record = self._current(failed, Step.FAIL)
+        if record is not None:
+            self._fail(record, failed.reason, now, failed.may_still_write)
+
+    def on_decode_loaded(self, loaded: ev.DecodeLoaded, now: float) -> None:
+        """Free the tail and the leases: the decode rank has all KV in its pages."""
+        record = self._current(loaded, Step.LOADED, Step.DROP)
+        if record is None:
+            return
+        self._directory.revoke_owner(record.request_id, now)
+        if record.may(Step.LOADED):
+            record.move(Step.LOADED)
+
+    def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
+        """End a request whose last token was sent, or that its decode rank dropped after a cancel."""
+        record = self._current(ended, Step.FINISH, Step.DROP)
+        if record is None or record.worker != record.decode:
+            return
+        record.move(Step.DROP if record.may(Step.DROP) else Step.FINISH)
+        self._end(record, "finished", now)
+
+    def on_preempted(self, preempted: ev.Preempted, now: float) -> None:
+        """Hold a request again, ahead of the others. It is prefilled again, mostly from the pool."""
+        record = self._current(preempted, Step.PREEMPT, Step.DROP)
+        if record is None:
+            return
+        if record.stage is Stage.CANCELLED:
+            record.move(Step.DROP)
+            self._end(record, "cancelled", now)
+            return
+        record.move(Step.PREEMPT)
+        record.reset()
+        record.since_s = now
+        record.num_tokens, record.keys, record.digests = (
+            preempted.num_tokens, preempted.keys, preempted.digests,
+        )  # fmt: skip
+        self._state.forget(record.request_id)
+        self.no_place = False
+        self._state.hold(record.as_request(self._block_tokens), front=True)
+
+    def check(self) -> None:
+        """Assert that the books agree about every open request."""
+        for request_id, record in self._records.items():
+            assert record.stage is not Stage.OVER
+            assert request_id in self._state, f"{request_id} is in no queue and on no instance"
+            assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
+
+    def knows(self, owner: str) -> bool:
+        """Tell whether this owner in the directory is an open request."""
+        return owner in self._records

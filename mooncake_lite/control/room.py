@@ -1,0 +1,119 @@
+"""Space in the pool: leases what a request reuses, and allocates places for its new KV.
+
+Used by `machine.py`; drives the store's directory and decides nothing about requests.
+See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.control.effects import BlockRef
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.request import RequestRecord
+from scheduler import State
+from store.directory import Directory
+from store.layout import BlockLayout
+from store.objects import PoolObject, Wanted
+from store.promotion import SecondHit
+
+LEASE_S = 3600.0
+"""A request's lease ends when its KV has been read. This limit guards against bugs of ours."""
+
+Moves = dict[tuple[int, int], list[int]]
+"""{(tier rank, target rank): indices of `load` to be read from SSD first}."""
+
+
+class Room:
+    """Leases and allocates for requests.
+
+    _promotion   decides which blocks from SSD stay in DRAM; the others are private to the request
+    """
+
+    def __init__(self, directory: Directory, members: Members, state: State, layout: BlockLayout) -> None:
+        self._directory, self._members, self._state = directory, members, state
+        self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
+        self._promotion = SecondHit()
+
+    def reserve(self, record: RequestRecord, now: float) -> Moves:
+        """Fill in load, store, tail and cached of a record.
+
+        Returns {(tier rank, target rank): indices of `load` to read from SSD first}. Raises PoolFull. The
+        request then still owns the space allocated so far; revoke_owner frees it.
+        """
+        directory, owner = self._directory, record.request_id
+        node = self._members.node_of(record.prefill)
+        hits = directory.lookup(record.keys, record.digests, now, node=node)
+        in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
+        directory.lease(owner, in_dram, now, now + LEASE_S)
+        record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
+        moves = self._places_for_promotion(record, node, now) if len(in_dram) < len(hits) else {}
+        self._places_for_new(record, node, now)
+        new = [ref.object_id for ref in record.store]
+        new += [record.load[index].object_id for indices in moves.values() for index in indices]
+        directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
+        self._count_cached(record, {index for indices in moves.values() for index in indices})
+        return moves
+
+    def _places_for_promotion(self, record: RequestRecord, node: int, now: float) -> Moves:
+        """Allocate DRAM for the blocks of `load` that are on SSD only, near their tier if possible."""
+        on_ssd: dict[int, list[int]] = {}
+        for index, ref in enumerate(record.load):
+            if not ref.object_id:
+                on_ssd.setdefault(ref.rank, []).append(index)
+        moves: Moves = {}
+        for rank, indices in on_ssd.items():
+            stays = [self._promotion.hit(record.keys[index], record.request_id) for index in indices]
+            wanted = [
+                self._wanted(record, index) if stay else Wanted(self._block_nbytes)
+                for index, stay in zip(indices, stays)
+            ]
+            places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node, first=rank)
+            for index, place in zip(indices, places):
+                record.load[index] = place.ref
+                moves.setdefault((rank, place.rank), []).append(index)
+        return moves
+
+    def _places_for_new(self, record: RequestRecord, node: int, now: float) -> None:
+        """Allocate places for the KV that prefill writes: full blocks, then the tail. Raises PoolFull."""
+        wanted = self._wanted_new(record)
+        places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node)
+        record.store = [place.ref for place in places]
+        has_tail = record.num_tokens % self._block_tokens > 0
+        record.tail = record.store.pop() if has_tail else None
+
+    def _wanted_new(self, record: RequestRecord) -> list[Wanted]:
+        """List the blocks that prefill will write: the full blocks after `load`, then the tail."""
+        full = record.num_tokens // self._block_tokens
+        wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
+        if record.num_tokens % self._block_tokens:
+            wanted.append(Wanted(self._block_nbytes))
+        return wanted
+
+    def could_ever_hold(self, record: RequestRecord, now: float) -> bool:
+        """Return whether the request fits when every other request has ended.
+
+        The blocks of its prefix that are pinned stay where they are, and the request reuses them.
+        """
+        hits = self._directory.lookup(record.keys, record.digests, now, touch=False)
+        pinned = sum(isinstance(hit, PoolObject) and hit.hard_pinned() for hit in hits)
+        blocks = -(-record.num_tokens // self._block_tokens)
+        return self._directory.will_fit([self._block_nbytes] * (blocks - pinned))
+
+    def _wanted(self, record: RequestRecord, index: int) -> Wanted:
+        """Describe a full block of a request, under its key unless reuse is off."""
+        keys = record.keys
+        if not keys:
+            return Wanted(self._block_nbytes)
+        parent = keys[index - 1] if index else None
+        return self.keyed(keys[index], record.digests[index], parent, index, record.class_id)
+
+    def keyed(self, key: int, digest: int, parent: int | None, position: int, class_id: int = 0) -> Wanted:
+        """Describe a block under its key. Its cost, for eviction policies, is the time to compute it."""
+        cost_s = self._state.prefill_s_per_token * self._block_tokens
+        return Wanted(self._block_nbytes, key, digest, cost_s, class_id, parent=parent, position=position)
+
+    def _count_cached(self, record: RequestRecord, from_ssd: set[int]) -> None:
+        """Count reused tokens by tier. The last token of a full hit is computed again."""
+        size, blocks = self._block_tokens, len(record.load)
+        record.cached = {"dram": (blocks - len(from_ssd)) * size, "ssd": len(from_ssd) * size}
+        if blocks and blocks * size == record.num_tokens:
+            record.cached["ssd" if blocks - 1 in from_ssd else "dram"] -= 1

@@ -1,0 +1,103 @@
+"""Flights: the transfers of a rank that are under way, by the half or the put that they belong to.
+
+Used by `runner.py`. No call waits for a transfer to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mooncake_lite.messages import BlockRef
+from scheduler.instance import TransferEnded
+from transport.batch import Batch, Transfer
+from transport.errors import TransferError
+
+if TYPE_CHECKING:
+    from transport.engine import TransferEngine
+
+TRANSFER_LIMIT_S = 60.0
+"""No batch of transfers takes longer on a working machine. After it the batch is cancelled."""
+
+CANCEL_LIMIT_S = 10.0
+"""A cancelled batch that has not ended after this is a broken rank: its buffers may not be used again."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    batch: Batch
+    deadline: float
+    cancelled: bool = False
+
+
+class Flights:
+    """Batches of transfers, each under the number of its half or put."""
+
+    def __init__(self, transfers: TransferEngine) -> None:
+        self._transfers = transfers
+        self._flights: dict[int, _Flight] = {}
+        self._refused: list[TransferEnded] = []
+
+    def begin(
+        self, number: int, op: Literal["read", "write"], places: Seq[BlockRef], blocks: Iterable[np.ndarray]
+    ) -> None:
+        """Begin one transfer per block between `blocks` (local) and `places`, in order."""
+        assert number not in self._flights, f"number {number} is in use"
+        moves = [
+            Transfer(op, block.reshape(-1).view(np.uint8), ref.rank, 0, ref.offset, ref.nbytes)
+            for ref, block in zip(places, blocks)
+        ]
+        try:
+            batch = self._transfers.submit(moves)
+        except TransferError as error:
+            self._refused.append(TransferEnded(number, str(error)))
+        else:
+            self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S)
+
+    def help(self, limit_s: float) -> bool:
+        """Do some of the copies of a batch, or wait for it for limit_s. Returns whether there is a batch."""
+        for flight in self._flights.values():
+            with contextlib.suppress(TransferError):  # ended() tells of it
+                flight.batch.wait(limit_s)
+            return True
+        return bool(self._refused)
+
+    def ended(self) -> list[TransferEnded]:
+        """Take out the batches that have ended.
+
+        Raises RuntimeError for a batch that does not end although it was cancelled.
+        """
+        ended, self._refused = self._refused, []
+        for number, flight in list(self._flights.items()):
+            if flight.batch.poll():
+                del self._flights[number]
+                ended.append(_end(number, flight.batch))
+            elif time.monotonic() > flight.deadline:
+                _cancel(flight)
+        return ended
+
+
+def _end(number: int, batch: Batch) -> TransferEnded:
+    try:
+        batch.wait(0.0)
+    except TransferError as error:
+        return TransferEnded(number, str(error), bool(batch.may_still_land))
+    return TransferEnded(number)
+
+
+def _cancel(flight: _Flight) -> None:
+    """Cancel a batch that is late. Raises RuntimeError when that was in vain."""
+    if flight.cancelled:
+        raise RuntimeError(
+            f"a transfer has not ended {TRANSFER_LIMIT_S:.0f} s after its start, nor {CANCEL_LIMIT_S:.0f} s "
+            "after it was cancelled"
+        )
+    flight.cancelled = True
+    flight.deadline += CANCEL_LIMIT_S
+    flight.batch.cancel()

@@ -1,0 +1,86 @@
+"""The runner: carries a step out with torch and Numba, and moves blocks over the transport.
+
+Called by the loop of the compute role and by `mooncake-lite generate`. It decides nothing: the step names
+every page, half and slot that it touches. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_lite.engine.engine import Engine
+from mooncake_lite.engine.flights import Flights
+from mooncake_lite.engine.staging import StagingBlocks
+from scheduler.instance import Result, Step
+from scheduler.instance.step import WriteGroup
+
+if TYPE_CHECKING:
+    from transport.engine import TransferEngine
+
+WAIT_S = 0.0002
+"""How long a step lasts that only waits for transfers: they get the core meanwhile."""
+
+
+class Runner:
+    """Carries out the steps of one rank.
+
+    staging, transfers   None where no block is moved
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        staging: StagingBlocks | None = None,
+        transfers: TransferEngine | None = None,
+    ) -> None:
+        self.engine = engine
+        self._staging = staging
+        self._halves = Flights(transfers) if transfers is not None else None
+        self._puts = Flights(transfers) if transfers is not None else None
+
+    def run(self, step: Step) -> Result:
+        """Do the parts of a step, in the order of its fields. It does not wait for transfers to end."""
+        written, saved = self._move(step) if self._staging is not None else ([], [])
+        began = time.perf_counter()
+        tokens = self.engine.compute(step.chunks) if step.chunks else []
+        compute_s = time.perf_counter() - began
+        if self._halves is None or self._puts is None:
+            return Result(step, tokens, compute_s=compute_s)
+        if step.only_waits and not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
+            time.sleep(WAIT_S)
+        return Result(step, tokens, written, saved, self._halves.ended(), self._puts.ended(), compute_s)
+
+    def _move(self, step: Step) -> tuple[list[list[list[int]]], list[list[int]]]:
+        """Copy blocks within the rank and begin transfers. Returns checksums of `writes`, and of `saves`."""
+        staging, halves, puts = self._staging, self._halves, self._puts
+        assert staging is not None
+        assert halves is not None
+        assert puts is not None
+        for read in step.reads:
+            halves.begin(read.half, "read", read.places, staging.half(read.half, len(read.places)))
+        for land in step.lands:
+            self.engine.load_blocks(land.pages, staging.half(land.half, land.count))
+        written = []
+        for group in step.writes:
+            blocks = self._copy_out(group)
+            written.append([staging.layout.checksums(block) for block in blocks])
+            halves.begin(group.half, "write", group.places, blocks)
+        saved = []
+        for save in step.saves:
+            if save.slot is not None:
+                block = staging.slot(save.slot)
+                self.engine.store_blocks(save.pages, block)
+                saved.append(staging.layout.checksums(block))
+        for put in step.puts:
+            puts.begin(put.put, "write", put.places, [staging.slot(slot) for slot in put.slots])
+        return written, saved
+
+    def _copy_out(self, group: WriteGroup) -> np.ndarray:
+        """Copy a group from its pages into its half."""
+        assert self._staging is not None
+        blocks = self._staging.half(group.half, len(group.places))
+        self.engine.store_blocks(group.pages, blocks)
+        return blocks

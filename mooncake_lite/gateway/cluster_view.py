@@ -1,0 +1,301 @@
+"""The gateway's view of its cluster: is it there, and which requests are open.
+
+Used by `endpoints` (open, submit, close) and `__main__` (run). Talks messages/gateway.py to the conductor and
+takes tokens from ranks; knows no HTTP and no text. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.gateway.order import InOrder
+from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
+from mooncake_lite.gateway.settings import Settings
+from mooncake_lite.gateway.sockets import Sockets
+from mooncake_lite.messages import (
+    Cancel,
+    ClusterStatus,
+    Failed,
+    GatewayHello,
+    Message,
+    Metric,
+    MetricsReply,
+    MetricsRequest,
+    OpenTokens,
+    Rejected,
+    Stop,
+    Submit,
+    Tokens,
+)
+
+TICK_S = 0.1
+"""Pause between two looks at the clock; the conductor is missed at most this much too late."""
+
+HELLO_S = 0.5
+"""Pause between two hellos while the cluster is not ready: each is answered by its status, and by a
+wish for a TCP endpoint once a rank on another host has come."""
+
+
+class State(Enum):
+    """What a gateway can do for a client."""
+
+    STARTING = "starting"
+    READY = "ready"
+    LOST = "lost"
+    STOPPING = "stopping"
+
+
+class OpenRequest:
+    """One request from its admission to its end: the cluster fills it, its handler empties it.
+
+    ended       the cluster needs no Cancel: it has sent the last token, or given the request up
+    """
+
+    def __init__(self, request_id: str):
+        self.request_id = request_id
+        self.submitted = False
+        self.ended = False
+        self._order: InOrder | None = None
+        self._ready: list[Tokens] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def expect(self, max_tokens: int) -> None:
+        """It is being submitted; at most this many tokens may come."""
+        self.submitted = True
+        self._order = InOrder(max_tokens)
+
+    def deliver(self, message: Tokens) -> None:
+        """Tokens from a rank, in any order."""
+        if self._order is None or self._error is not None:
+            return
+        self._ready += self._order.push(message)
+        self.ended = self._order.ended
+        if self._ready:
+            self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """No more tokens will come; next() raises this after what has come before."""
+        if self._error is None and not self.ended:
+            self._error = error
+            self._wake.set()
+
+    def raise_if_failed(self) -> None:
+        """Raises the error given to fail()."""
+        if self._error is not None:
+            raise self._error
+
+    async def next(self, limit_s: float) -> list[Tokens]:
+        """At least one message, in order, without gaps.
+
+        Raises what fail() was given, or Broken when nothing comes for limit_s.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
+        except TimeoutError:
+            raise Broken(f"no token came for {limit_s:g} s") from None
+        if not self._ready:
+            self.raise_if_failed()
+        ready, self._ready = self._ready, []
+        if self._error is None:
+            self._wake.clear()
+        return ready
+
+
+class ClusterView:
+    """Everything a gateway knows of the processes behind it. Owned by one event loop.
+
+    on_stop     called once, with the reason and the seconds left, when the cluster is to end
+    """
+
+    def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
+        self._settings = settings
+        self._limits = settings.limits
+        self._silence_s = settings.config.dead_after_s
+        self._on_stop = on_stop
+        self.sockets = Sockets(
+            settings.name, settings.control_endpoint, settings.tokens_endpoint, settings.curve
+        )
+        self._status: ClusterStatus | None = None
+        self._heard_at: float | None = None
+        self._stopping = ""
+        self._open: dict[str, OpenRequest] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ping = 0
+        self._replied = 0
+        self._news = asyncio.Event()
+        self.metrics: list[Metric] = []
+
+    # ------------------------------------------------------------------ is it there?
+
+    @property
+    def state(self) -> State:
+        """As of now: the conductor's last word, unless it has been silent for too long."""
+        if self._stopping:
+            return State.STOPPING
+        if self._status is None or self._heard_at is None:
+            return State.STARTING
+        if time.monotonic() - self._heard_at > self._silence_s:
+            return State.LOST
+        return State.READY if self._status.ready else State.STARTING
+
+    @property
+    def detail(self) -> str:
+        """The state in words."""
+        state = self.state
+        if state is State.STOPPING:
+            return f"the service is stopping: {self._stopping}"
+        if state is State.LOST:
+            return f"the conductor has been silent for more than {self._silence_s:g} s"
+        if self._status is None:
+            return "waiting for the conductor"
+        return self._status.detail or state.value
+
+    @property
+    def degraded(self) -> list[str]:
+        """What does not work as it should, one line each, by the conductor's last word."""
+        return self._status.degraded if self._status is not None else []
+
+    @property
+    def open_requests(self) -> int:
+        """Requests between admit and close."""
+        return len(self._open)
+
+    # ------------------------------------------------------------------ requests
+
+    def admit(self, request_id: str) -> OpenRequest:
+        """A place for one more request; `close` gives it back.
+
+        Raises Unavailable when the cluster is not ready, Refused when too many requests are open.
+        """
+        if self.state is not State.READY:
+            raise Unavailable(self.detail)
+        if len(self._open) >= self._limits.open_requests:
+            raise Refused(f"{len(self._open)} requests are open, which is the limit; come back later", 1.0)
+        request = self._open[request_id] = OpenRequest(request_id)
+        return request
+
+    def submit(self, request: OpenRequest, message: Submit) -> None:
+        """Send an admitted request to the conductor. Raises Unavailable when that is impossible."""
+        request.raise_if_failed()
+        request.expect(message.max_tokens)
+        if not self.sockets.send(message):
+            request.ended = True
+            raise Unavailable("the conductor cannot be reached")
+
+    def close(self, request: OpenRequest) -> None:
+        """Forget a request; its work is cancelled unless it has ended."""
+        self._open.pop(request.request_id, None)
+        if request.submitted and not request.ended:
+            self.sockets.send(Cancel(request.request_id))
+
+    def fail_all(self, reason: str) -> None:
+        """Every open request ends now with this reason."""
+        for request in list(self._open.values()):
+            request.fail(Unavailable(reason))
+
+    def stop(self, reason: str) -> None:
+        """Refuse new requests from now on, and end the open ones."""
+        self._stopping = self._stopping or reason
+        self.fail_all(f"the service is stopping: {reason}")
+
+    async def fresh_metrics(self, limit_s: float = 1.0) -> list[Metric]:
+        """The cluster's metrics as of now, or the last ones when the conductor does not answer in time."""
+        wanted = self._send_ping()
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._replied < wanted:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        return self.metrics
+
+    # ------------------------------------------------------------------ messages
+
+    async def run(self) -> None:
+        """Read all sockets and watch the conductor, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self.sockets.read_control(self._on_control))
+            tasks.create_task(self.sockets.read_tokens(self.sockets.routers[0], self._on_tokens))
+            tasks.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Say hello until ready, ping, and give up open requests when the conductor falls silent."""
+        hello_at = ping_at = 0.0
+        looked_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._forgive(now - looked_at - TICK_S)
+            looked_at = now
+            state = self.state
+            if now >= hello_at and state in (State.STARTING, State.LOST):
+                self._say_hello()
+                hello_at = now + HELLO_S
+            if now >= ping_at:
+                self._send_ping()
+                ping_at = now + min(self._limits.ping_s, self._silence_s / 4)
+            if state is State.LOST and self._open:
+                self.fail_all(self.detail)
+            await asyncio.sleep(TICK_S)
+
+    def _forgive(self, late_s: float) -> None:
+        """A stall of this process (a suspended laptop, a debugger) is not the conductor's silence."""
+        if self._heard_at is not None and late_s > 1.0:
+            self._heard_at += late_s
+
+    def _say_hello(self) -> None:
+        self.sockets.send(GatewayHello(self._settings.name, self.sockets.endpoints))
+
+    def _send_ping(self) -> int:
+        self._ping += 1
+        self.sockets.send(MetricsRequest(self._ping))
+        return self._ping
+
+    def _on_tokens(self, message: Tokens) -> None:
+        request = self._open.get(message.request_id)
+        if request is not None:
+            request.deliver(message)
+
+    def _on_control(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
+        if isinstance(message, ClusterStatus):
+            self._status = message
+        elif isinstance(message, MetricsReply):
+            self._replied = max(self._replied, message.number)
+            self.metrics = message.metrics
+            self._news.set()
+        elif isinstance(message, Rejected):
+            self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
+        elif isinstance(message, Failed):
+            self._give_up(message.request_id, Broken(message.reason))
+        elif isinstance(message, OpenTokens):
+            self._open_tcp(message.host)
+        elif isinstance(message, Stop):
+            self.stop(message.reason)
+            self._on_stop(message.reason, message.grace_s)
+
+    def _give_up(self, request_id: str, error: Exception) -> None:
+        request = self._open.get(request_id)
+        if request is not None:
+            request.fail(error)
+            request.ended = True
+
+    def _open_tcp(self, host: str) -> None:
+        assert self._tasks is not None
+        if len(self.sockets.routers) == 1:
+            try:
+                router = self.sockets.open_tcp(host)
+            except ConfigError as error:
+                print(f"{self._settings.name}: {error}", file=sys.stderr, flush=True)
+            else:
+                self._tasks.create_task(self.sockets.answer_door())
+                self._tasks.create_task(self.sockets.read_tokens(router, self._on_tokens))
+        self._say_hello()

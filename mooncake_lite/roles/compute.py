@@ -1,0 +1,60 @@
+"""The compute role: serves prefill, decode, or both, one step after the other.
+
+`scheduler.instance` decides what the rank does next, and `engine.Runner` carries it out. This file turns the
+conductor's messages into events; compute_answers.py turns outcomes into messages.
+See docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mooncake_lite.engine import Runner
+from mooncake_lite.messages import Cancel, Decode, Message, Prefill, PutGranted
+from mooncake_lite.roles.compute_answers import Answers
+from mooncake_lite.roles.compute_jobs import job_of
+from mooncake_lite.roles.compute_rank import ComputeRank
+from scheduler.instance import Arrived, Cancelled, Granted, begin, next_step, on
+
+IDLE_WAIT_S = 0.2
+
+
+class ComputeRole:
+    """The loop of a rank that computes.
+
+    rank      its neighbours, and the planner's books: rank.state.duties says what the rank serves
+    runner    carries steps out
+    max_len   tokens of prompt and answer together, at most
+    """
+
+    def __init__(self, rank: ComputeRank, runner: Runner, max_len: int) -> None:
+        self.rank = rank
+        self.state = rank.state
+        self.runner = runner
+        self._max_len = max_len
+        self._answers = Answers(rank, rank.state.block_tokens)
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while not self.rank.stopping:
+            self.turn(0.0 if self.state.busy else IDLE_WAIT_S)
+
+    def turn(self, wait_s: float) -> None:
+        """Read, decide, compute, tell. Waits wait_s at most for messages."""
+        for message in self.rank.receive(wait_s):  # read
+            self._answers.tell(on(self.state, self._event(message), time.monotonic()))
+        step = next_step(self.state, time.monotonic())  # decide
+        begin(self.state, step)
+        result = self.runner.run(step)  # compute
+        self._answers.tell(on(self.state, result, time.monotonic()))  # tell
+
+    def _event(self, message: Message) -> Arrived | Cancelled | Granted:
+        """Turn a message of the conductor into an event of the planner."""
+        if isinstance(message, Cancel):
+            return Cancelled(message.request_id, message.attempt)
+        if isinstance(message, PutGranted):
+            return Granted(message.number, message.places)
+        assert isinstance(message, Prefill | Decode)
+        job = job_of(message, self._max_len)
+        self._answers.expect(job.id, message)
+        return Arrived(job)

@@ -1,0 +1,69 @@
+"""Gateways that have sent a hello, and how ranks reach them. It has no sockets."""
+
+from __future__ import annotations
+
+from mooncake_lite.messages import ClusterStatus, Degraded, GatewayAt, GatewayHello
+
+
+class Gateways:
+    """The gateways of one cluster.
+
+    nodes          node number of each rank; the gateways run beside rank 0
+    control_host   address at which other hosts reach the conductor's ("" on one node)
+    """
+
+    def __init__(self, nodes: list[int], control_host: str) -> None:
+        self._nodes = nodes
+        self.control_host = control_host
+        self._hello: dict[str, GatewayHello] = {}
+        self._compute_ranks: set[int] = set()
+        self._introduced: set[tuple[int, str]] = set()
+        self._spans_hosts = len(set(nodes)) > 1
+        self._degraded: dict[tuple[int, str], str] = {}
+        self._readiness = False, "waiting for the first rank"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all gateways."""
+        return list(self._hello)
+
+    @property
+    def status(self) -> ClusterStatus:
+        """Tells gateways whether the cluster takes requests, and what does not work as it should."""
+        return ClusterStatus(*self._readiness, list(self._degraded.values()))
+
+    def set_readiness(self, ready: bool, detail: str) -> None:
+        """Note whether the cluster takes requests, and what is missing."""
+        self._readiness = ready, detail
+
+    def set_degraded(self, degraded: Degraded, role: str) -> None:
+        """Note that a rank does not work as it should, or works again."""
+        if degraded.text:
+            line = f"rank {degraded.rank} ({role}): {degraded.text}"
+            self._degraded[degraded.rank, degraded.kind] = line
+        else:
+            self._degraded.pop((degraded.rank, degraded.kind), None)
+
+    def greet(self, hello: GatewayHello) -> bool:
+        """Add a gateway, or update its endpoints. Returns whether every rank can reach it."""
+        self._hello[hello.gateway] = hello
+        return self._usable(hello)
+
+    def add_compute_rank(self, rank: int) -> None:
+        """Add a rank that sends tokens."""
+        self._compute_ranks.add(rank)
+
+    def _usable(self, hello: GatewayHello) -> bool:
+        return len(hello.token_endpoints) > (1 if self._spans_hosts else 0)
+
+    def new_introductions(self) -> list[tuple[int, GatewayAt]]:
+        """Return (rank, gateway's address) for each pair that does not know each other yet."""
+        found = []
+        for rank in sorted(self._compute_ranks):
+            for name, hello in self._hello.items():
+                if (rank, name) in self._introduced or not self._usable(hello):
+                    continue
+                self._introduced.add((rank, name))
+                local = self._nodes[rank] == self._nodes[0]
+                found.append((rank, GatewayAt(name, hello.token_endpoints[0 if local else 1])))
+        return found

@@ -1,0 +1,89 @@
+"""Held requests: what the control plane may not see (tokens, sampling, salt, gateway), and messages made of
+it.
+
+Used by the conductor role, from Submit until the effect Forget. No decisions.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite import messages as m
+from mooncake_lite.control import effects as fx
+from store.keys import PrefixChain, block_digests
+
+
+class HeldRequest:
+    """One open request.
+
+    token_ids   the prompt, and the part of the answer that the conductor knows
+    keys        prefix key of each full block of token_ids; empty when nothing may be reused
+    salt        start of the key chain; empty when nothing may be reused
+    answered    number of token_ids that belong to the answer
+    attempt     of the last StartPrefill
+    loaded, stored   blocks that this attempt reuses, and that it writes
+    spans       time of each stage so far
+    """
+
+    def __init__(self, submit: m.Submit, reuse: bool) -> None:
+        self.submit = submit
+        self.salt = submit.salt if reuse else b""
+        self.request_id = submit.request_id
+        self.gateway = submit.gateway
+        self.token_ids = submit.token_ids
+        self.keys = list(submit.keys)
+        self.answered = 0
+        self.attempt = 0
+        self.loaded = 0
+        self.stored = 0
+        self.spans: list[m.Span] = []
+
+    def decided(self, seconds: float) -> None:
+        """Record how long a policy took to place the request."""
+        self.spans.append(m.Span("decide", 0, seconds))
+
+    def prefill_message(self, order: fx.StartPrefill) -> m.Prefill:
+        """Return the message that tells a prefill rank what to load, compute and store."""
+        self.attempt, self.loaded, self.stored = order.attempt, len(order.load), len(order.store)
+        self.spans.append(m.Span("queue", 0, order.queued_s))
+        self.spans += [m.Span("promote", *load) for load in order.promoted]
+        submit = self.submit
+        return m.Prefill(
+            self.request_id, submit.gateway, self.token_ids, order.load, order.store, order.tail,
+            submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
+            {} if self.answered else order.cached, self.spans, order.attempt,
+        )  # fmt: skip
+
+    def first_token(self, done: m.PrefillDone) -> None:
+        """Append the token that prefill sampled."""
+        self.token_ids = [*self.token_ids, done.first_token]
+        self.answered += 1
+        self.spans = done.spans
+
+    def decode_message(self, order: fx.StartDecode) -> m.Decode:
+        """Return the message that tells a decode rank where the KV is. An empty salt: do not offer blocks to
+        the pool.
+        """
+        submit = self.submit
+        return m.Decode(
+            self.request_id, submit.gateway, self.token_ids, self.answered, order.blocks, order.tail,
+            self.keys, self.salt, submit.sampling, submit.max_tokens, submit.stop_ids, self.spans,
+            order.attempt,
+        )  # fmt: skip
+
+    def preempted(
+        self, token_ids: list[int], answered: int, block_tokens: int
+    ) -> tuple[list[int], list[int]]:
+        """Take over prompt and answer so far. Returns keys and digests of their full blocks."""
+        self.token_ids, self.answered, self.spans = token_ids, answered, []
+        if not self.salt:
+            return [], []
+        known = len(self.keys)
+        last_key = self.keys[-1] if self.keys else None
+        chain = PrefixChain(block_tokens, self.salt, last_key=last_key)
+        self.keys += chain.extend(token_ids[known * block_tokens :])
+        return list(self.keys), block_digests(token_ids, block_tokens)
+
+    def stored_blocks(self, block_tokens: int) -> tuple[list[int], list[int], int | None]:
+        """Return keys and tokens of the blocks that this attempt wrote, and the key before them."""
+        first = self.loaded
+        parent = self.keys[first - 1] if first and self.keys else None
+        return self.keys[first : first + self.stored], self.token_ids[first * block_tokens :], parent

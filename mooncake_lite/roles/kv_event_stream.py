@@ -1,0 +1,79 @@
+"""KV events for external listeners: blocks that the pool stores and removes, with their tokens.
+
+Used by the conductor role, which knows the tokens; the control plane knows only keys.
+See docs/reference/kv-events.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from mooncake_lite import messages as m
+from mooncake_lite.control import effects as fx
+from mooncake_lite.kv_events import KVEventsConfig
+from store.kv_events import EventTranslator
+from store.objects import BlockRemoved, BlockStored
+from transport.publisher import Publisher
+
+
+class KVEventStream:
+    """Describes blocks before the control plane stores them, then publishes the changes of the pool.
+
+    _wanted    (rank, number) -> PutWanted that has not been answered
+    _granted   object id -> (key, tokens, key of the block before) of places given to decode ranks
+    """
+
+    def __init__(self, config: KVEventsConfig, block_tokens: int) -> None:
+        """Bind the endpoints. Raises ChannelError when that is impossible."""
+        self.translator = EventTranslator(block_tokens)
+        self.publisher = Publisher(
+            config.endpoint,
+            config.replay_endpoint or "",
+            config.topic,
+            kept=config.buffer_steps,
+            hwm=config.hwm,
+        )
+        self._encoder = msgspec.msgpack.Encoder()
+        self._wanted: dict[tuple[int, int], m.PutWanted] = {}
+        self._granted: dict[int, tuple[int, list[int], int | None]] = {}
+
+    def describe(self, keys: Sequence[int], token_ids: Sequence[int], parent: int | None) -> None:
+        """Note the tokens of these keys, which continue the chain after `parent`."""
+        self.translator.describe(keys, token_ids, parent)
+
+    def on_put_wanted(self, wanted: m.PutWanted) -> None:
+        """Note a decode rank's question for places."""
+        self._wanted[wanted.rank, wanted.number] = wanted
+
+    def on_granted(self, order: fx.GrantPuts) -> None:
+        """Note the places that a decode rank gets."""
+        wanted = self._wanted.pop((order.rank, order.number))
+        for place, key, tokens, (parent, _) in zip(order.places, wanted.keys, wanted.tokens, wanted.before):
+            if place is not None:
+                self._granted[place.object_id] = key, tokens, parent
+
+    def on_put_ended(self, ended: m.PutEnded) -> None:
+        """Describe the blocks that a decode rank has written."""
+        for object_id in ended.object_ids:
+            if object_id in self._granted:
+                key, tokens, parent = self._granted.pop(object_id)
+                self.describe([key], tokens, parent)
+        for object_id in ended.failed:
+            self._granted.pop(object_id, None)
+
+    def publish(self, effects: Sequence[fx.Effect]) -> None:
+        """Publish stored and removed blocks. Forget blocks that were described but not stored."""
+        changes = [effect for effect in effects if isinstance(effect, BlockStored | BlockRemoved)]
+        for batch in self.translator.batches(changes, time.time()):
+            self.publisher.publish(self._encoder.encode(batch))
+
+    def serve(self) -> None:
+        """Answer listeners that have missed events."""
+        self.publisher.serve()
+
+    def close(self) -> None:
+        """Stop publishing."""
+        self.publisher.close()

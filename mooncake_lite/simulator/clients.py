@@ -1,0 +1,190 @@
+"""Clients of a modelled cluster: requests, cancels, pool commands, and what becomes of each.
+
+Used by `world.py`. Asserts that every request and every command has exactly one end. Explained in
+docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Literal
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.surroundings import Surroundings
+from mooncake_lite.simulator.workload import Request, Workload, digest_of
+
+BEFORE_READY = 0.02
+"""Share of requests that come while the cluster still starts."""
+
+What = Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
+COMMANDS: tuple[What, ...] = ("get", "verify", "compact", "rm", "rm", "rm-all", "pin", "pin")
+
+OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finished": []}
+"""How a request may end, and what its client is told before."""
+
+
+class Clients:
+    """Send requests at random times, go away at random times, and keep what they are told.
+
+    num_requests   of the run
+    last_sent_s    when the latest request was sent
+    _commands      number of each pool command -> how often it has ended
+    _last_words    why the cluster ends before its time
+    """
+
+    def __init__(self, world: Surroundings, workload: Workload, random: Random, num_requests: int) -> None:
+        self._world, self._workload, self._random = world, workload, random
+        self.num_requests = num_requests
+        self._left = num_requests
+        self._commands: dict[int, int] = {}
+        self._abandoned: set[int] = set()
+        self._last_words = ""
+        shape = world.shape
+        at_once = min(len(shape.ranks("prefill")), len(shape.ranks("decode")) * shape.slots)
+        self._gap_s = random.choice((0.1, 0.4, 0.8, 2.0)) / at_once
+        self.last_sent_s = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Return whether all requests and all commands have come and ended."""
+        ended = self._left == 0 and all(request.ends for request in self._world.requests.values())
+        return ended and all(self._commands[n] or n in self._abandoned for n in self._commands)
+
+    def begin(self) -> None:
+        """Send the first request; a run may lose a rank at some time."""
+        world, random = self._world, self._random
+        world.clock.after(random.random() * 0.01, self._send)
+        if random.random() < world.faults.rank_lost:
+            world.clock.after(random.random() * self._gap_s * self.num_requests, self._lose)
+
+    def known_keys(self, rank: int) -> list[int]:
+        """Draw the keys that the tier of a rank holds from an earlier run."""
+        return [key for key in self._workload.known_keys() if self._random.random() < 0.5]
+
+    @staticmethod
+    def indexed(rank: int, keys: list[int], *, last: bool) -> ev.TierIndexed:
+        """Return what a store rank tells about its tier."""
+        return ev.TierIndexed(rank, 0, keys, [digest_of(key) for key in keys], last)
+
+    # ------------------------------------------------------------------------------ what they send
+
+    def _send(self) -> None:
+        world, random = self._world, self._random
+        if world.stopped is not None:
+            return
+        if not world.ready and random.random() > BEFORE_READY:
+            world.clock.after(0.01, self._send)
+            return
+        self._left -= 1
+        self.last_sent_s = world.clock.now
+        request = self._workload.next()
+        world.requests[request.request_id] = request
+        keys = list(request.keys)
+        world.from_clients(
+            ev.RequestArrived(
+                request.request_id,
+                request.text.num_tokens,
+                request.max_tokens,
+                keys,
+                [digest_of(key) for key in keys],
+                0,
+                request.wait_limit_s,
+            )
+        )
+        if random.random() < world.faults.cancelled:
+            seconds = random.choice((0.0, 0.01, 0.1, 1.0, 5.0)) * random.random()
+            world.clock.after(seconds, lambda: self._cancel(request))
+        if random.random() < world.faults.command:
+            self._command(request)
+        if self._left:
+            world.clock.after(random.expovariate(1 / self._gap_s), self._send)
+
+    def _cancel(self, request: Request) -> None:
+        if not request.ends:
+            self._world.from_clients(ev.RequestCancelled(request.request_id))
+
+    def _command(self, request: Request) -> None:
+        """Send a pool command, mostly about blocks of a request that is being served."""
+        world, random = self._world, self._random
+        number = len(self._commands) + 1
+        self._commands[number] = 0
+        what = random.choice(COMMANDS)
+        keys: list[int] = []
+        if what in ("get", "rm", "pin") and request.keys:
+            keys = [random.choice(request.keys)] if what == "get" else request.keys[: random.randint(1, 3)]
+        soft_s = random.choice((0.0, 5.0)) if what == "pin" else 0.0
+        world.from_clients(
+            ev.PoolCommand(
+                number,
+                what,
+                keys,
+                force=random.random() < 0.5,
+                hard=what == "pin" and random.random() < 0.1,
+                soft_s=soft_s,
+            )
+        )
+        if random.random() < world.faults.abandoned:
+            world.clock.after(random.random(), lambda: self._abandon(number))
+
+    def _abandon(self, number: int) -> None:
+        self._abandoned.add(number)
+        self._world.from_clients(ev.CommandAbandoned(number))
+
+    def _lose(self) -> None:
+        world = self._world
+        rank = self._random.randrange(-1, len(world.shape.config.roles))
+        if rank < 0:
+            world.tell(ev.StopRequested("asked to", 2.0))
+        else:
+            world.tell(ev.RankLost(rank, 0, "died") if rank else ev.GatewayLost("gateway", "died"))
+        self._last_words = "asked to" if rank < 0 else "died"
+
+    # ------------------------------------------------------------------------------ what they are told
+
+    def reached(self, event: ev.Event) -> None:
+        """Note that an event of a client has reached the control plane."""
+        if isinstance(event, ev.RequestArrived):
+            self._world.requests[event.request_id].arrived = True
+        elif isinstance(event, ev.RequestCancelled):
+            self._world.requests[event.request_id].cancelled = True
+
+    def on(self, effect: fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.AnswerCommand) -> None:
+        """Note what a client is told."""
+        if isinstance(effect, fx.AnswerCommand):
+            assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
+            self._commands[effect.command] += effect.ended
+            return
+        request = self._world.requests[effect.request_id]
+        assert not request.ends, f"{effect} after the end of {request.request_id}"
+        if isinstance(effect, fx.Forget):
+            request.ends.append(effect.outcome)
+            assert request.told == OUTCOMES[effect.outcome], f"{effect} after {request.told}"
+            if effect.outcome == "finished" and not request.cancelled:
+                assert request.answered == request.answer_tokens, f"{request.request_id} ends too soon"
+                self._workload.ended(request)
+        elif not isinstance(effect, fx.Decided):
+            request.told.append(type(effect).__name__)
+            assert not (isinstance(effect, fx.Reject) and request.answered), "refused after its first token"
+
+    def check_ends(self) -> None:
+        """Assert that every request has had one end, and every command that was not abandoned."""
+        world = self._world
+        for request in self._arrived(world.requests.values()):
+            assert len(request.ends) == 1, (
+                f"{request.request_id} has {len(request.ends)} ends: {request.ends}"
+            )
+            assert request.ends[0] != "cancelled" or request.cancelled, (
+                f"{request.request_id} was not cancelled"
+            )
+        if world.stopped is not None:
+            assert world.stopped.lost == (self._last_words == "died")
+            assert self._last_words in world.stopped.reason
+            return
+        for number, ended in self._commands.items():
+            assert ended or number in self._abandoned, f"command {number} has no end"
+
+    def _arrived(self, requests: Iterable[Request]) -> list[Request]:
+        """Return the requests that reached the control plane before it stopped."""
+        return [request for request in requests if request.arrived]

@@ -1,0 +1,276 @@
+"""Models of the ranks that compute: orders in, answers out after modelled times.
+
+Used by `world.py`. A prefill rank works on one request, a decode rank on all that it has. What they read and
+write is kept in `memory.py`. Explained in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.custody import labels_of, tail_of
+from mooncake_lite.simulator.memory import Content
+from mooncake_lite.simulator.surroundings import Surroundings
+from mooncake_lite.simulator.workload import Request, digest_of
+
+PREFILL_S_PER_TOKEN = 0.002
+TRANSFER_S_PER_BLOCK = 0.001
+STEP_S = 0.02
+CHUNK_S = 0.05
+"""How soon a rank notices that a request is cancelled."""
+
+MOVE_FAILED = "KV could not be moved: connection reset"
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request on a rank. over: its answer has been sent, and nothing about it happens any more."""
+
+    order: fx.StartPrefill | fx.StartDecode
+    request: Request
+    over: bool = False
+
+
+class PrefillModel:
+    """A prefill rank: loads, computes, stores, one request after the other."""
+
+    def __init__(self, number: int, world: Surroundings) -> None:
+        self.number = number
+        self._world = world
+        self._queue: list[_Job] = []
+
+    def on(self, order: fx.Order) -> None:
+        """Carry out an order."""
+        match order:
+            case fx.StartPrefill():
+                assert all(job.order.request_id != order.request_id for job in self._queue)
+                assert not self._queue, "a prefill rank of one slot has a second request"
+                self._queue.append(_Job(order, self._world.requests[order.request_id]))
+                self._start(self._queue[0])
+            case fx.CancelOn():
+                for job in self._queue:
+                    if (job.order.request_id, job.order.attempt) == (order.request_id, order.attempt):
+                        self._world.clock.after(CHUNK_S, partial(self._fail, job, "cancelled", False))
+            case _:
+                raise AssertionError(f"a prefill rank gets {order}")
+
+    def _start(self, job: _Job) -> None:
+        world, order = self._world, job.order
+        assert isinstance(order, fx.StartPrefill)
+        size = job.request.text.block_tokens
+        computed = job.request.text.num_tokens - len(order.load) * size
+        seconds = max(1, computed) * PREFILL_S_PER_TOKEN * (0.5 + world.dice.random())
+        seconds += (len(order.load) + len(order.store)) * TRANSFER_S_PER_BLOCK
+        if world.dice.random() < world.faults.prefill_fails:
+            may_still_write = world.dice.random() < world.faults.may_still_write
+            seconds *= world.dice.random()
+            world.clock.after(seconds, lambda: self._fail(job, MOVE_FAILED, may_still_write))
+        else:
+            world.clock.after(seconds, lambda: self._end(job, seconds))
+
+    def _end(self, job: _Job, seconds: float) -> None:
+        """Store all KV, add the first token of the answer, and report."""
+        if job.over:
+            return
+        job.over = True
+        self._queue.remove(job)
+        order, request, memory = job.order, job.request, self._world.memory
+        assert isinstance(order, fx.StartPrefill)
+        labels = labels_of(request, order.attempt, len(order.load) + len(order.store))
+        checksums = []
+        for ref, label in zip(order.store, labels[len(order.load) :], strict=True):
+            content = Content(label, self._world.dice.getrandbits(32))
+            memory.write(ref, content)
+            checksums.append(memory.sums(content))
+        if order.tail is not None:
+            memory.write(order.tail, Content(tail_of(order.request_id, order.attempt), 0))
+        request.text.append()
+        request.answered += 1
+        load_s = len(order.load) * TRANSFER_S_PER_BLOCK
+        store_s = len(order.store) * TRANSFER_S_PER_BLOCK
+        self._world.answer(
+            ev.PrefillEnded(
+                self.number,
+                0,
+                order.request_id,
+                order.attempt,
+                checksums,
+                request.answered >= request.answer_tokens,
+                load_s,
+                max(0.0, seconds - load_s - store_s),
+                store_s,
+            )
+        )
+
+    def _fail(self, job: _Job, reason: str, may_still_write: bool) -> None:
+        if job.over:
+            return
+        job.over = True
+        self._queue.remove(job)
+        order = job.order
+        failed = ev.RequestFailed(self.number, 0, order.request_id, order.attempt, reason, may_still_write)
+        self._world.answer(failed)
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Full blocks of answers that are offered to the pool: keys, and the key and number before each."""
+
+    keys: list[int] = field(default_factory=list)
+    before: list[tuple[int | None, int]] = field(default_factory=list)
+
+
+class DecodeModel:
+    """A decode rank: loads a request's KV, then gives one token to each of its requests, over and over.
+
+    _puts   number of a PutsWanted -> its keys
+    """
+
+    def __init__(self, number: int, slots: int, world: Surroundings) -> None:
+        self.number = number
+        self._slots = slots
+        self._world = world
+        self._jobs: dict[str, _Job] = {}
+        self._puts: dict[int, list[int]] = {}
+        self._asked = 0
+        self._full = _Blocks()
+
+    def on(self, order: fx.Order) -> None:
+        """Carry out an order."""
+        match order:
+            case fx.StartDecode():
+                self._start(order)
+            case fx.CancelOn():
+                job = self._jobs.get(order.request_id)
+                if job is not None and job.order.attempt == order.attempt:
+                    self._world.clock.after(CHUNK_S, lambda: self._end(job))
+            case fx.GrantPuts():
+                keys = self._puts.pop(order.number)
+                assert len(order.places) == len(keys), "not a place, or None, for each key"
+                seconds = self._world.dice.random() * 0.1
+                self._world.clock.after(seconds, lambda: self._write(order, keys))
+            case _:
+                raise AssertionError(f"a decode rank gets {order}")
+
+    # ------------------------------------------------------------------------------ a request
+
+    def _start(self, order: fx.StartDecode) -> None:
+        assert order.request_id not in self._jobs, f"{order.request_id} is here already"
+        assert len(self._jobs) < self._slots, "a decode rank gets more requests than it has slots"
+        world = self._world
+        job = _Job(order, world.requests[order.request_id])
+        self._jobs[order.request_id] = job
+        seconds = (1 + len(order.blocks)) * TRANSFER_S_PER_BLOCK * (0.5 + world.dice.random())
+        if world.dice.random() < world.faults.decode_fails:
+            world.clock.after(seconds, lambda: self._fail(job))
+        else:
+            world.clock.after(seconds, lambda: self._loaded(job))
+
+    def _loaded(self, job: _Job) -> None:
+        if job.over:
+            return
+        order, world = job.order, self._world
+        world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt))
+        left = job.request.answer_tokens - job.request.answered
+        if world.dice.random() < world.faults.preempted:
+            left = world.dice.randrange(left)
+            self._generate(job, left, preempt=True)
+        else:
+            self._generate(job, left, preempt=False)
+
+    def _generate(self, job: _Job, left: int, preempt: bool) -> None:
+        """Go on to the next token after which something happens: a block is full, or this was the last."""
+        if job.over:
+            return
+        text = job.request.text
+        until_full = text.block_tokens - (text.num_tokens - 1) % text.block_tokens
+        steps = min(left, until_full)
+        self._world.clock.after(steps * STEP_S, lambda: self._generated(job, steps, left - steps, preempt))
+
+    def _generated(self, job: _Job, steps: int, left: int, preempt: bool) -> None:
+        if job.over:
+            return
+        request = job.request
+        for _ in range(steps):
+            request.text.append()
+            request.answered += 1
+        computed = request.text.num_tokens - 1
+        if steps and computed % request.text.block_tokens == 0 and request.reuse:
+            self._offer(request.text.keys[: computed // request.text.block_tokens])
+        if left:
+            self._generate(job, left, preempt)
+        elif preempt:
+            self._preempt(job)
+        else:
+            self._end(job)
+
+    def _preempt(self, job: _Job) -> None:
+        order, request = job.order, job.request
+        self._forget(job)
+        keys = list(request.keys)
+        digests = [digest_of(key) for key in keys]
+        self._world.answer(
+            ev.Preempted(
+                self.number,
+                0,
+                order.request_id,
+                order.attempt,
+                request.text.num_tokens,
+                keys,
+                digests,
+            )
+        )
+
+    def _end(self, job: _Job) -> None:
+        """End a request that is answered, or whose client has gone."""
+        if not job.over:
+            self._forget(job)
+            order = job.order
+            self._world.answer(ev.DecodeEnded(self.number, 0, order.request_id, order.attempt))
+
+    def _fail(self, job: _Job) -> None:
+        if not job.over:
+            self._forget(job)
+            order = job.order
+            failed = ev.RequestFailed(self.number, 0, order.request_id, order.attempt, MOVE_FAILED)
+            self._world.answer(failed)
+
+    def _forget(self, job: _Job) -> None:
+        job.over = True
+        del self._jobs[job.order.request_id]
+
+    # ------------------------------------------------------------------------------ blocks
+
+    def _offer(self, keys: list[int]) -> None:
+        """Ask for a place for a block that is full; sometimes together with the next one."""
+        full = self._full
+        full.keys.append(keys[-1])
+        full.before.append((keys[-2] if len(keys) > 1 else None, len(keys) - 1))
+        if self._world.dice.random() < 0.2 and len(full.keys) < 4:
+            return
+        self._full = _Blocks()
+        self._asked += 1
+        self._puts[self._asked] = full.keys
+        digests = [digest_of(key) for key in full.keys]
+        self._world.answer(ev.PutsWanted(self.number, 0, self._asked, full.keys, digests, full.before))
+
+    def _write(self, order: fx.GrantPuts, keys: list[int]) -> None:
+        """Write the blocks for which there is a place."""
+        world, memory = self._world, self._world.memory
+        written, failed = [], []
+        checksums = []
+        for key, ref in zip(keys, order.places, strict=True):
+            if ref is None:
+                continue
+            if world.dice.random() < world.faults.put_fails:
+                failed.append(ref.object_id)
+                continue
+            content = Content(key, world.dice.getrandbits(32))
+            memory.write(ref, content)
+            written.append(ref.object_id)
+            checksums.append(memory.sums(content))
+        may_still_write = bool(failed) and world.dice.random() < world.faults.may_still_write
+        world.answer(ev.PutsEnded(self.number, 0, written, checksums, failed, may_still_write))

@@ -1,0 +1,74 @@
+"""What goes wrong in a modelled cluster, and how often: probabilities, drawn with a seed.
+
+Used by `world.py` and its models. Explained in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+LATE_WRITE_S = 119.0
+"""How long after a failed transfer its last bytes may land. The control plane waits for 120 s."""
+
+SLOW_STORE_S = (121.0, 220.0)
+"""When a store rank that is too slow answers. The control plane gives an order up after 120 s, and waits for
+late bytes for 120 s more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Faults:
+    """Probabilities by event, and rates.
+
+    slow_link          a message takes up to slow_link_s
+    slow_store         a store rank answers an order after the control plane has given it up
+    unsent             an order cannot be sent
+    late               an answer is delivered again, after its attempt has ended
+    wrong_epoch        before the answer to an order comes one of another start of the rank
+    prefill_fails, decode_fails, put_fails, copy_fails, load_fails     a transfer fails
+    may_still_write    a failed transfer may leave bytes under way
+    tier_bad           a block on SSD has other bytes than were written
+    dram_bad           a block in DRAM rots before it is saved or checked
+    save_dropped       a save is given up at once, or when its file is sealed
+    check_fails        a block cannot be read to be compared
+    preempted          a request leaves its decode rank for want of pages
+    cancelled          a client goes away
+    command            a pool command comes with a request; abandoned: its sender goes away
+    rank_lost          in a run, a rank or the gateway is lost, or the cluster is told to stop
+    """
+
+    slow_link: float = 0.02
+    slow_link_s: float = 8.0
+    slow_store: float = 0.01
+    unsent: float = 0.02
+    late: float = 0.1
+    wrong_epoch: float = 0.02
+    prefill_fails: float = 0.03
+    decode_fails: float = 0.03
+    put_fails: float = 0.05
+    copy_fails: float = 0.1
+    load_fails: float = 0.05
+    may_still_write: float = 0.5
+    tier_bad: float = 0.05
+    dram_bad: float = 0.01
+    save_dropped: float = 0.05
+    check_fails: float = 0.05
+    preempted: float = 0.1
+    cancelled: float = 0.15
+    command: float = 0.08
+    abandoned: float = 0.2
+    rank_lost: float = 0.1
+
+    @classmethod
+    def none(cls) -> Faults:
+        """Return the faults of a world in which nothing goes wrong."""
+        return cls(**{field.name: 0.0 for field in fields(cls)})
+
+    def drawn(self, random: Random) -> Faults:
+        """Draw how frequent each kind of fault is: absent, rare, as it is here, or three times that."""
+        factors = {
+            field.name: min(0.5, getattr(self, field.name) * random.choice((0.0, 0.3, 1.0, 3.0)))
+            for field in fields(self)
+            if field.name not in ("slow_link_s", "may_still_write", "rank_lost")
+        }
+        return replace(self, **factors)

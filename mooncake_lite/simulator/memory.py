@@ -1,0 +1,148 @@
+"""What the segments of a modelled cluster hold, and which ranges are being read and written.
+
+Used by `world.py` and its models. It is what the world holds the control plane against: a range that is given
+out twice, or that is freed while it is read, is an assertion here. Explained in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from store.objects import BlockRef
+
+Label = int | tuple[str, str, int, int]
+"""What a range holds: a key, or of one request ("tail" or "own", request, attempt, index)."""
+
+
+class Content(NamedTuple):
+    """The bytes of a range, as a label and a number that stands for their values.
+
+    rotten   they are not what was put, and nothing has found that yet
+    """
+
+    label: Label
+    nonce: int
+    rotten: bool = False
+
+
+class Use(NamedTuple):
+    """A range that a rank reads or may write. kind "late": its order has failed, and bytes may still land."""
+
+    kind: Literal["read", "write", "late"]
+    ref: BlockRef
+    purpose: str
+
+
+class Memory:
+    """The segments: what lies where, and who uses it.
+
+    layers     of a block: as many checksums has it
+    _content   (rank, offset) -> Content; absent: never written, or torn bytes
+    _uses      (rank, bucket) -> uses that begin in this stretch of nbytes bytes
+    _stored    (rank, label) -> ranges that hold it
+    _written   object ids that were given out for writing
+    """
+
+    def __init__(self, layers: int, nbytes: int) -> None:
+        self.layers = layers
+        self._nbytes = nbytes
+        self._segment_bytes: dict[int, int] = {}
+        self._content: dict[tuple[int, int], Content] = {}
+        self._uses: dict[tuple[int, int], list[Use]] = {}
+        self._stored: dict[tuple[int, Label], int] = {}
+        self._written: set[int] = set()
+
+    def add_segment(self, rank: int, nbytes: int) -> None:
+        """Add the memory that a rank lends."""
+        self._segment_bytes[rank] = nbytes
+
+    def sums(self, content: Content) -> list[int]:
+        """Return the checksums of these bytes, by layer."""
+        return [content.nonce + layer for layer in range(self.layers)]
+
+    # ------------------------------------------------------------------------------ uses
+
+    def begin_read(self, refs: Iterable[BlockRef], purpose: str) -> list[Use]:
+        """Note that ranges are read. They must not be written meanwhile."""
+        return [self._begin(Use("read", ref, purpose)) for ref in refs]
+
+    def begin_write(self, refs: Iterable[BlockRef], purpose: str) -> list[Use]:
+        """Note that ranges are given out for writing. Nothing else may use them, and their bytes are gone."""
+        uses = []
+        for ref in refs:
+            assert ref.object_id not in self._written, (
+                f"object {ref.object_id} is given out twice for writing"
+            )
+            self._written.add(ref.object_id)
+            uses.append(self._begin(Use("write", ref, purpose)))
+            self.tear(ref)
+        return uses
+
+    def end(self, uses: Iterable[Use]) -> None:
+        """End these uses."""
+        for use in uses:
+            self._uses[use.ref.rank, use.ref.offset // self._nbytes].remove(use)
+
+    def end_late(self, use: Use) -> Use:
+        """Turn a write that has failed into one whose last bytes have not landed yet."""
+        self.end([use])
+        return self._begin(use._replace(kind="late"))
+
+    def _begin(self, use: Use) -> Use:
+        ref = use.ref
+        capacity = self._segment_bytes[ref.rank]
+        assert ref.nbytes == self._nbytes, f"{ref} is no block of {self._nbytes} B"
+        assert 0 <= ref.offset <= capacity - ref.nbytes, f"{ref} is outside of a segment of {capacity} B"
+        bucket = ref.offset // self._nbytes
+        for near in (bucket - 1, bucket, bucket + 1):
+            for other in self._uses.get((ref.rank, near), ()):
+                if abs(other.ref.offset - ref.offset) < ref.nbytes:
+                    assert other.kind == use.kind == "read", f"{use} overlaps with {other}"
+        self._uses.setdefault((ref.rank, bucket), []).append(use)
+        return use
+
+    # ------------------------------------------------------------------------------ bytes
+
+    def write(self, ref: BlockRef, content: Content) -> None:
+        """Write all bytes of a range."""
+        self.tear(ref)
+        self._content[ref.rank, ref.offset] = content
+        where = ref.rank, content.label
+        self._stored[where] = self._stored.get(where, 0) + 1
+
+    def tear(self, ref: BlockRef) -> None:
+        """Overwrite some bytes of a range, so that it holds nothing whole."""
+        old = self._content.pop((ref.rank, ref.offset), None)
+        if old is not None:
+            self._stored[ref.rank, old.label] -= 1
+
+    def rot(self, ref: BlockRef) -> None:
+        """Flip a bit of a range, which no rank notices."""
+        old = self.content(ref)
+        self.write(ref, Content(old.label, old.nonce ^ 1 << 40, rotten=True))
+
+    def find(self, ref: BlockRef) -> Content | None:
+        """Return the bytes of a range; None when it holds nothing whole."""
+        return self._content.get((ref.rank, ref.offset))
+
+    def content(self, ref: BlockRef) -> Content:
+        """Return the bytes of a range, which must have been put there."""
+        found = self.find(ref)
+        assert found is not None, f"{ref} holds nothing that was put"
+        return found
+
+    def expect(self, ref: BlockRef, label: Label) -> Content:
+        """Return the bytes of a range, which must be these."""
+        found = self.content(ref)
+        assert found.label == label, f"{ref} holds {found.label}, not {label}"
+        return found
+
+    def expect_sums(self, ref: BlockRef, label: Label, sums: list[int]) -> None:
+        """Assert that a range holds these bytes with these checksums, unless the bytes have rotted."""
+        found = self.expect(ref, label)
+        assert found.rotten or sums == self.sums(found), f"the checksums of {ref} are of other bytes"
+
+    def holds(self, rank: int, label: Label) -> bool:
+        """Return whether the segment of a rank holds this anywhere."""
+        return self._stored.get((rank, label), 0) > 0

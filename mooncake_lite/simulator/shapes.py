@@ -1,0 +1,85 @@
+"""Clusters to model: which ranks there are, on which nodes, and what they lend.
+
+Used by `world.py`. Explained in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from mooncake_lite.control import ControlConfig
+from mooncake_lite.control.events import RankJoined
+from store.allocator import padded_size
+from store.layout import BlockLayout
+
+EVICTIONS = ("lru", "lru", "lfu", "s3fifo", "arc", "lru+second-hit")
+
+LAYOUT = (2, 1, 16, 4, 4, "none")
+"""A block of 16 tokens in two layers: 1 KiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """One cluster.
+
+    config      of its control plane; roles and nodes by rank
+    segments    blocks that each rank lends, by rank
+    slots       requests that one decode rank serves at once
+    tier_blocks capacity of the SSD tier of each store rank; 0: there is none
+    """
+
+    config: ControlConfig
+    segments: list[int]
+    slots: int
+    tier_blocks: int
+
+    @classmethod
+    def drawn(cls, random: Random) -> Shape:
+        """Draw up to three ranks of each role on up to three nodes. Most pools are too small."""
+        counts = [random.randint(1, 3) for _ in ("prefill", "decode", "store")]
+        roles = ["conductor", *["prefill"] * counts[0], *["decode"] * counts[1], *["store"] * counts[2]]
+        num_nodes = random.randint(1, 3)
+        nodes = [0, *(random.randrange(num_nodes) for _ in roles[1:])]
+        pool = random.choice((10, 16, 30, 60))
+        lent = random.choice((0, 0, 4, 12))
+        segments = [pool if role == "store" else 0 if role == "conductor" else lent for role in roles]
+        tier_blocks = random.choice((0, 12, 60))
+        config = ControlConfig(
+            layout=LAYOUT,
+            roles=roles,
+            nodes=nodes,
+            eviction=random.choice(EVICTIONS),
+            copy_cold_s=random.choice((0.0, 5.0, 60.0)),
+            max_queue=random.choice((6, 32, 64)),
+            saves=tier_blocks > 0,
+        )
+        return cls(config=config, segments=segments, slots=random.choice((1, 2, 8)), tier_blocks=tier_blocks)
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Return the sizes of a block."""
+        return BlockLayout(*self.config.layout)
+
+    def ranks(self, role: str) -> list[int]:
+        """Return all ranks with this role."""
+        return [rank for rank, name in enumerate(self.config.roles) if name == role]
+
+    def segment_bytes(self, rank: int) -> int:
+        """Return the bytes that a rank lends."""
+        return self.segments[rank] * padded_size(self.layout.nbytes)
+
+    def joined(self, rank: int) -> RankJoined:
+        """Return what a rank says when it is ready."""
+        role = self.config.roles[rank]
+        has_tier = role == "store" and self.tier_blocks > 0
+        return RankJoined(
+            rank,
+            0,
+            rank,
+            (role,),
+            self.config.nodes[rank],
+            slots={"prefill": 1, "decode": self.slots, "store": 0}[role],
+            segment_bytes=self.segment_bytes(rank),
+            tier=has_tier,
+        )

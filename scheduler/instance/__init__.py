@@ -1,0 +1,34 @@
+"""What one rank computes next: requests, chunks, preemption, loads and stores, as a machine without I/O.
+
+A loop drives it: `step = next_step(state, now)`, `begin(state, step)`, a runner carries the step out, and
+`on(state, result, now)` returns what others have to hear. Start reading at planner.py. It knows neither torch
+nor messages, and reads no clock.
+"""
+
+from scheduler.instance.events import Arrived, Cancelled, Granted
+from scheduler.instance.job import DECODE, PREFILL, Job, JobId
+from scheduler.instance.pages import Pages, pages_for
+from scheduler.instance.planner import begin, next_step, on
+from scheduler.instance.staging import Staging
+from scheduler.instance.state import State
+from scheduler.instance.step import Result, Step, TransferEnded
+
+__all__ = [
+    "DECODE",
+    "PREFILL",
+    "Arrived",
+    "Cancelled",
+    "Granted",
+    "Job",
+    "JobId",
+    "Pages",
+    "Result",
+    "Staging",
+    "State",
+    "Step",
+    "TransferEnded",
+    "begin",
+    "next_step",
+    "on",
+    "pages_for",
+]

@@ -1,0 +1,32 @@
+"""Events that change what a rank does next, other than the results of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.instance.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A job has arrived."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client or the conductor has given this attempt of a request up."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The pool answers an offer: a place for each of its blocks, None where the block is not wanted."""
+
+    put: int
+    places: Seq[Any]

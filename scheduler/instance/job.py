@@ -1,0 +1,59 @@
+"""A job: what one rank is asked to do for one request.
+
+Made by the role (or by a simulator) from a message, and handed to the planner as `Arrived`. Token ids, places
+and sampling are opaque here. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+PREFILL = "prefill"
+"""The duty to compute a prompt and its first token."""
+
+DECODE = "decode"
+"""The duty to compute one token after the other in the running batch."""
+
+JobId = tuple[str, int]
+"""(request id, attempt): a request can come to the same rank again as another attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a rank does for one request, from its arrival to its one end.
+
+        duties      {PREFILL}: ends when the first token is sampled and the KV is stored
+                    {DECODE}: loads the KV of all tokens but the last, then decodes
+                    both: computes the prompt and decodes on
+        token_ids   the prompt, then the answer so far
+        answered    number of token_ids that belong to the answer
+        max_tokens  longest answer
+        max_len     longest prompt and answer together
+        stop_ids    tokens that end the answer
+        sampling    how the next token is chosen
+        load        places in the pool of the blocks that hold the first tokens' KV, in order
+        store       places in the pool for the blocks that follow those of load, in order
+        offers      whether blocks that become full while decoding are offered to the pool
+
+    The last block of load or store may be partly filled.
+    """
+
+    request_id: str
+    attempt: int
+    duties: frozenset[str]
+    token_ids: Seq[int]
+    answered: int
+    max_tokens: int
+    max_len: int
+    stop_ids: frozenset[int] = frozenset()
+    sampling: Any = None
+    load: Seq[Any] = ()
+    store: Seq[Any] = ()
+    offers: bool = False
+
+    @property
+    def id(self) -> JobId:
+        """Return the name of this job on its rank."""
+        return self.request_id, self.attempt

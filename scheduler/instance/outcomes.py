@@ -1,0 +1,151 @@
+"""Outcomes: what `planner.on` returns, for the role to report.
+
+Every job has exactly one end: Prefilled, Ended, Failed or Preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.instance.job import JobId
+from scheduler.instance.step import SaveBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed."""
+
+    job: JobId
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The prompt of a job is computed: `tokens` of them, the others had been loaded."""
+
+    job: JobId
+    compute_s: float
+    tokens: int
+    loaded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A job's next token of the answer.
+
+    index    its number within the answer
+    finish   why the answer ends with it ("stop": the token is not part of the answer), or None
+    """
+
+    job: JobId
+    index: int
+    token: int
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Iterated:
+    """An iteration of the running batch gave `tokens` tokens."""
+
+    tokens: int
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A job has left the running batch because its answer is complete."""
+
+    job: JobId
+    decode_s: float
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The end of a job whose KV is in the pool.
+
+    checksums   of each block of Job.store, opaque
+    """
+
+    job: JobId
+    first_token: int
+    finish: str | None
+    checksums: Seq[Any]
+    load_s: float
+    compute_s: float
+    store_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a job that decoded, or that was cancelled.
+
+    finish   "finished" or "cancelled"
+    """
+
+    job: JobId
+    finish: str
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a job that cannot be finished.
+
+    may_still_write   bytes of a failed transfer may still reach the places of Job.store
+    """
+
+    job: JobId
+    reason: str
+    may_still_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The end of a job whose pages others need."""
+
+    job: JobId
+    token_ids: Seq[int]
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Blocks became full while decoding: those with a slot wait there for a place in the pool.
+
+    put   number of the offer; None when no block has a slot
+    """
+
+    put: int | None
+    blocks: Seq[SaveBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class PutFinished:
+    """The blocks that the pool gave places to are written, or could not be.
+
+    checksums   of each of the written places
+    """
+
+    put: int
+    places: Seq[Any]
+    checksums: Seq[Any]
+    problem: str = ""
+    may_still_write: bool = False
+
+
+Outcome = (
+    Loaded
+    | Computed
+    | Token
+    | Iterated
+    | Decoded
+    | Prefilled
+    | Ended
+    | Failed
+    | Preempted
+    | Saved
+    | PutFinished
+)

@@ -1,0 +1,158 @@
+"""The planner of one rank: `next_step` decides, `begin` reserves, `on` applies.
+
+Called by the compute role and by `mooncake-lite generate`, later by the simulator: a loop around a runner. It
+reads no clock and moves no byte; it knows page numbers, staging numbers and opaque tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
+from scheduler.instance.decode_batch import decode_chunks
+from scheduler.instance.events import Arrived, Cancelled, Granted
+from scheduler.instance.job import Job
+from scheduler.instance.outcomes import Ended, Failed, Outcome
+from scheduler.instance.pages import PageDraft
+from scheduler.instance.preemption import to_preempt
+from scheduler.instance.prefill_order import next_admission, next_chunk
+from scheduler.instance.progress import apply
+from scheduler.instance.staging import HalfUse
+from scheduler.instance.state import State
+from scheduler.instance.step import Result, Step
+from scheduler.instance.task import Task
+
+
+def next_step(state: State, now: float) -> Step:
+    """Decide what the rank does next. The state stays as it is.
+
+    Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
+    come before the next forward pass. A prompt comes before the running batch.
+    """
+    draft = PageDraft(state.pages)
+    halves = state.staging.free_halves(now)
+    admit = next_admission(state, draft)
+    loading = state.tasks[admit.job] if admit else state.loading
+    writes, lands, saves = next_writes(state, halves), next_lands(state), next_saves(state)
+    reads, puts = next_reads(state, loading, halves), next_puts(state)
+    step = Step(
+        now,
+        admit,
+        reads=tuple(reads),
+        lands=tuple(lands),
+        writes=tuple(writes),
+        saves=tuple(saves),
+        puts=tuple(puts),
+    )
+    if lands or writes or saves:
+        return step
+    if chunk := next_chunk(state):
+        return replace(step, chunks=(chunk,))
+    if preempted := to_preempt(state, draft.num_free):
+        return replace(step, preempt=tuple(task.job.id for task in preempted))
+    grow, chunks = decode_chunks(state, draft)
+    return replace(step, grow=tuple(grow), chunks=tuple(chunks))
+
+
+def begin(state: State, step: Step) -> None:
+    """Reserve what a step needs: pages, halves and slots. The next event has to be its result."""
+    assert state.under_way is None, "the step before has not ended"
+    state.under_way = step
+    if step.admit is not None:
+        task = state.waiting.popleft()
+        assert task.job.id == step.admit.job
+        task.load_began = step.now
+        _grow(state, task, step.admit.pages)
+        state.loading = task
+    for job, pages in step.grow:
+        _grow(state, state.tasks[job], pages)
+    for group in step.reads:
+        task, count = state.tasks[group.job], len(group.places)
+        state.staging.occupy(group.half, HalfUse("reading", task, group.first, count))
+        task.read += count
+    for out in step.writes:
+        task, count = state.tasks[out.job], len(out.places)
+        state.staging.occupy(out.half, HalfUse("writing", task, out.first, count))
+        task.copied += count
+    state.staging.take_slots([save.slot for save in step.saves if save.slot is not None])
+    for put in step.puts:
+        state.puts[put.put].flying = True
+
+
+def on(state: State, event: Arrived | Cancelled | Granted | Result, now: float) -> list[Outcome]:
+    """Apply an event. Return the outcomes, in order."""
+    if isinstance(event, Result):
+        assert state.under_way is event.step, "a result of another step"
+        state.under_way = None
+        return apply(state, event, now)
+    assert state.under_way is None, "a step is under way"
+    if isinstance(event, Arrived):
+        return _arrive(state, event.job)
+    if isinstance(event, Cancelled):
+        return _cancel(state, event)
+    return _grant(state, event)
+
+
+def _grow(state: State, task: Task, pages: tuple[int, ...]) -> None:
+    state.pages.take(pages)
+    task.sequence.pages += pages
+
+
+def _arrive(state: State, job: Job) -> list[Outcome]:
+    """Queue a job. A job that can never have enough pages fails at once."""
+    assert job.id not in state.tasks, f"{job.id} is here already"
+    assert set() < job.duties <= state.duties, f"{job.id}: {set(job.duties)} of {set(state.duties)}"
+    needed = state.pages.needed(len(job.token_ids))
+    if needed > state.pages.num_pages:
+        return [Failed(job.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
+    state.tasks[job.id] = task = Task.of(job)
+    state.waiting.append(task)
+    return []
+
+
+def _cancel(state: State, event: Cancelled) -> list[Outcome]:
+    """End a task at once, unless its blocks are on their way to the pool.
+
+    A load drops its remaining groups. The end is told now, although a group may still be flying: its bytes
+    come into a half that this rank alone uses, and that is free when the transfer has ended. Pages, leases
+    and the place in the batch need not wait for that.
+
+    A task that stores goes on: its blocks are of use to other requests, and its places in the pool may not
+    be given away while they are written.
+    """
+    task = state.tasks.get((event.request_id, event.attempt))
+    if task is None or task in state.storing or task in state.leaving:
+        return []
+    if task is state.loading:
+        state.loading = None
+        for half in state.staging.of(task):
+            use = state.staging.halves[half]
+            assert use is not None
+            use.task = None
+            if use.kind == "landed":
+                state.staging.free(half)
+    elif task is state.prefilling:
+        state.prefilling = None
+    elif task in state.running:
+        state.running.remove(task)
+        if task in state.filled:
+            state.filled.remove(task)
+    else:
+        state.waiting.remove(task)
+    state.remove(task)
+    return [Ended(task.job.id, "cancelled", task.sequence.answered)]
+
+
+def _grant(state: State, granted: Granted) -> list[Outcome]:
+    """Keep the blocks that have a place, and free the slots of the others."""
+    put = state.puts.get(granted.put)
+    if put is None or put.places is not None:
+        return []
+    wanted = [place is not None for place in granted.places]
+    state.staging.free_slots += [slot for slot, keep in zip(put.slots, wanted) if not keep]
+    put.slots = [slot for slot, keep in zip(put.slots, wanted) if keep]
+    put.sums = [sums for sums, keep in zip(put.sums, wanted) if keep]
+    put.places = [place for place in granted.places if place is not None]
+    if not put.places:
+        del state.puts[granted.put]
+    return []

@@ -1,0 +1,25 @@
+"""Preemption: which jobs leave the running batch when pages run out."""
+
+from __future__ import annotations
+
+from scheduler.instance.state import State
+from scheduler.instance.task import Task
+
+
+def to_preempt(state: State, num_free: int) -> list[Task]:
+    """Choose the jobs that give up their pages, so that the others have one for their next token.
+
+    The youngest job of the batch is preempted first, because it loses the least. A job that runs alone gives
+    up its pages too if a job that is loading holds the rest. Returns the jobs in the order of preemption.
+    """
+    running = state.running
+    stay = len(running)
+    for index, task in enumerate(running):
+        missing = state.pages.needed(len(task.sequence.token_ids)) - len(task.sequence.pages)
+        while missing > num_free and index < stay:
+            stay -= 1
+            num_free += len(running[stay].sequence.pages)
+        if index == stay:
+            break
+        num_free -= max(0, missing)
+    return running[stay:][::-1]

@@ -1,0 +1,231 @@
+"""Progress: apply the result of a step to the books of a rank.
+
+Called by `planner.on` alone.
+"""
+
+from __future__ import annotations
+
+from scheduler.instance.job import DECODE, PREFILL
+from scheduler.instance.outcomes import (
+    Computed,
+    Decoded,
+    Ended,
+    Failed,
+    Iterated,
+    Loaded,
+    Outcome,
+    Preempted,
+    Prefilled,
+    PutFinished,
+    Saved,
+    Token,
+)
+from scheduler.instance.state import Put, State
+from scheduler.instance.step import Chunk, Result, TransferEnded
+from scheduler.instance.task import Task
+
+LATE_S = 120.0
+"""How long bytes of a failed read may still come. The transport reports a transfer in which nothing moves
+after 5 s; what has not come two minutes later was dropped with its connection."""
+
+
+def apply(state: State, result: Result, now: float) -> list[Outcome]:
+    """Apply a result. Return the outcomes, in order."""
+    step = result.step
+    said: list[Outcome] = []
+    if step.admit is not None and not state.tasks[step.admit.job].job.load:
+        said += _loaded(state, state.tasks[step.admit.job], now)
+    for job in step.preempt:
+        said.append(_preempt(state, state.tasks[job]))
+    for land in step.lands:
+        state.staging.free(land.half)
+        task = state.tasks[land.job]
+        task.landed += land.count
+        if task.landed == len(task.job.load):
+            said += _loaded(state, task, now)
+    for group, sums in zip(step.writes, result.written):
+        state.tasks[group.job].sums += sums
+    if step.saves:
+        said += _save(state, result)
+    said += _tokens(state, result, now)
+    for half in result.halves:
+        said += _half_ended(state, half, now)
+    for put in result.puts:
+        said.append(_put_ended(state, put))
+    return said
+
+
+def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
+    """Advance a task whose blocks are all in its pages.
+
+    On a full hit the last token is computed all the same: its logits choose the next one.
+    """
+    sequence = task.sequence
+    sequence.num_computed = min(task.landed * state.block_tokens, len(sequence.token_ids) - 1)
+    task.load_s = now - task.load_began
+    state.loading = None
+    if PREFILL in task.job.duties:
+        state.prefilling = task
+    else:
+        _join(state, task, now)
+    return [Loaded(task.job.id, task.load_s)]
+
+
+def _join(state: State, task: Task, now: float) -> None:
+    task.joined = now
+    state.running.append(task)
+
+
+def _preempt(state: State, task: Task) -> Preempted:
+    state.running.remove(task)
+    state.remove(task)
+    return Preempted(task.job.id, tuple(task.sequence.token_ids), task.sequence.answered)
+
+
+# ----------------------------------------------------------------------------------- computing
+
+
+def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
+    """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token."""
+    said: list[Outcome] = []
+    tokens = iter(result.tokens)
+    iterated = 0
+    for chunk in result.step.chunks:
+        task = state.tasks[chunk.job]
+        task.sequence.num_computed = chunk.end
+        if not chunk.prompt:
+            iterated += 1
+            said += _decoded(state, task, next(tokens), now)
+            continue
+        task.compute_s += result.compute_s
+        task.computed += len(chunk.token_ids)
+        if chunk.samples:
+            said += _computed(state, task, chunk, next(tokens), now)
+    if iterated:
+        said.insert(0, Iterated(iterated, result.compute_s))
+    return said
+
+
+def _computed(state: State, task: Task, chunk: Chunk, token: int, now: float) -> list[Outcome]:
+    """Advance a task whose prompt is computed."""
+    index = task.sequence.answered
+    task.first_token, task.finish = token, task.sequence.append(token)
+    said: list[Outcome] = [
+        Computed(task.job.id, task.compute_s, task.computed, chunk.end - task.computed),
+        Token(task.job.id, index, token, task.finish),
+    ]
+    state.prefilling = None
+    task.store_began = now
+    if task.job.store:
+        state.storing.append(task)
+        return said
+    return said + _stored(state, task, now)
+
+
+def _stored(state: State, task: Task, now: float) -> list[Outcome]:
+    """Advance a task whose prompt is computed and stored."""
+    if DECODE in task.job.duties:
+        if task.finish is None:
+            _join(state, task, now)
+            return []
+        return [_end(state, task)]
+    state.remove(task)
+    store_s = now - task.store_began
+    return [
+        Prefilled(
+            task.job.id, task.first_token, task.finish, tuple(task.sums), task.load_s, task.compute_s, store_s
+        )
+    ]
+
+
+def _decoded(state: State, task: Task, token: int, now: float) -> list[Outcome]:
+    """Append a token to a task of the running batch; a complete answer leaves the batch."""
+    sequence = task.sequence
+    index = sequence.answered
+    full = task.job.offers and sequence.num_computed % state.block_tokens == 0
+    if full:
+        state.filled.append(task)
+    finish = sequence.append(token)
+    said: list[Outcome] = [Token(task.job.id, index, token, finish)]
+    if finish is None:
+        return said
+    state.running.remove(task)
+    said.insert(0, Decoded(task.job.id, now - task.joined, sequence.answered))
+    if full:
+        state.leaving.append(task)  # its pages stay until the block has been copied
+    else:
+        said.append(_end(state, task))
+    return said
+
+
+def _end(state: State, task: Task) -> Ended:
+    state.remove(task)
+    return Ended(task.job.id, "finished", task.sequence.answered)
+
+
+# ----------------------------------------------------------------------------------- blocks
+
+
+def _save(state: State, result: Result) -> list[Outcome]:
+    """Offer the blocks that are in slots now, and end the tasks that waited for that."""
+    saves = result.step.saves
+    kept = [save for save in saves if save.slot is not None]
+    state.dropped_puts += len(saves) - len(kept)
+    number = None
+    if kept:
+        number, state.next_put = state.next_put, state.next_put + 1
+        slots = [save.slot for save in kept if save.slot is not None]
+        state.puts[number] = Put(slots, list(result.saved))
+    state.filled = []
+    leaving, state.leaving = state.leaving, []
+    return [Saved(number, saves), *(_end(state, task) for task in leaving)]
+
+
+def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]:
+    """Apply the end of a group's transfer."""
+    use = state.staging.halves[ended.number]
+    assert use is not None, f"half {ended.number} has no transfer"
+    assert use.kind != "landed", f"the transfer of half {ended.number} has ended before"
+    task = use.task
+    if use.kind == "reading" and task is not None and not ended.problem:
+        use.kind = "landed"
+        return []
+    late = ended.may_still_land and use.kind == "reading"
+    state.staging.free(ended.number, now + LATE_S if late else 0.0)
+    if task is None:
+        return []
+    if use.kind == "reading":
+        state.loading = None
+        return [_fail(state, task, ended.problem)]
+    task.written += use.count
+    task.problem = task.problem or ended.problem
+    task.may_still_write = task.may_still_write or ended.may_still_land
+    if task.problem:
+        return _store_failed(state, task)
+    if task.written < len(task.job.store):
+        return []
+    state.storing.remove(task)
+    return _stored(state, task, now)
+
+
+def _store_failed(state: State, task: Task) -> list[Outcome]:
+    """Fail a task once none of its groups is flying; until then its places are being written."""
+    if state.staging.of(task):
+        return []
+    state.storing.remove(task)
+    return [_fail(state, task, task.problem)]
+
+
+def _fail(state: State, task: Task, problem: str) -> Failed:
+    state.remove(task)
+    return Failed(task.job.id, f"KV could not be moved: {problem}", task.may_still_write)
+
+
+def _put_ended(state: State, ended: TransferEnded) -> PutFinished:
+    """Free the slots of an offer whose blocks are written, or could not be."""
+    put = state.puts.pop(ended.number)
+    assert put.places is not None
+    state.staging.free_slots += put.slots
+    if ended.problem:
+        state.dropped_puts += len(put.places)
+    return PutFinished(ended.number, put.places, put.sums, ended.problem, ended.may_still_land)

@@ -1,0 +1,42 @@
+"""A sequence: the tokens of one request, their pages, and how far their KV is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt, the answer so far, and where their KV lies.
+
+        token_ids      prompt, then answer; opaque integers
+        answered       number of token_ids that belong to the answer
+        max_tokens     longest answer
+        max_len        longest prompt and answer together
+        stop_ids       tokens that end the answer
+        num_computed   tokens whose KV is written, from the first one on
+        pages          physical page of each logical page
+
+    Invariant: num_computed <= len(token_ids), and the pages hold the first num_computed tokens.
+    """
+
+    token_ids: list[int]
+    answered: int
+    max_tokens: int
+    max_len: int
+    stop_ids: frozenset[int]
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    def append(self, token: int) -> str | None:
+        """Append the next token of the answer. Return why the answer ends with it, or None.
+
+        "stop": an end token, which is not part of the answer. "length": max_tokens or max_len is reached.
+        """
+        if token in self.stop_ids:
+            return "stop"
+        self.token_ids.append(token)
+        self.answered += 1
+        if self.answered >= self.max_tokens or len(self.token_ids) >= self.max_len:
+            return "length"
+        return None

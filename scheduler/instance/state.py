@@ -1,0 +1,145 @@
+"""The books of one rank: which tasks it has, in which stage, and what they hold. It makes no choice.
+
+Read by the choices (`prefill_order`, `decode_batch`, `preemption`, `block_moves`), changed by `planner.begin`
+and `planner.on` alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.instance.job import JobId
+from scheduler.instance.pages import Pages
+from scheduler.instance.staging import Staging
+from scheduler.instance.step import Step
+from scheduler.instance.task import Task
+
+
+@dataclass(slots=True)
+class Put:
+    """Blocks in staging slots that were offered to the pool.
+
+    slots    of the blocks; after the pool's answer, of those that have a place
+    sums     checksums of the same blocks, opaque
+    places   in the pool, None before the answer
+    flying   their transfer has begun
+    """
+
+    slots: list[int]
+    sums: list[Any]
+    places: list[Any] | None = None
+    flying: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    """What one rank holds and does.
+
+        duties         what this rank serves; a job's duties are some of them
+        block_tokens   tokens per block of the pool
+        chunk_tokens   most prompt tokens of one forward pass
+        tasks          every task of this rank by the id of its job
+        waiting        tasks without pages, in the order of their arrival
+        loading        the task whose blocks are being read
+        prefilling     the task whose prompt is being computed
+        storing        tasks whose blocks are being written, oldest first
+        running        the running batch, oldest first
+        leaving        tasks whose answer is complete, and whose last block has to be saved before their end
+        filled         tasks of running or leaving whose last block has just become full
+        puts           offers to the pool by their number; next_put: the number of the next one
+        dropped_puts   full blocks that did not reach the pool
+        under_way      the step that has begun and has not ended
+
+    Invariant: each task is in exactly one stage, and each page, half and slot is free or has one user.
+    """
+
+    duties: frozenset[str]
+    pages: Pages
+    staging: Staging
+    block_tokens: int
+    chunk_tokens: int
+    tasks: dict[JobId, Task] = field(default_factory=dict)
+    waiting: deque[Task] = field(default_factory=deque)
+    loading: Task | None = None
+    prefilling: Task | None = None
+    storing: list[Task] = field(default_factory=list)
+    running: list[Task] = field(default_factory=list)
+    leaving: list[Task] = field(default_factory=list)
+    filled: list[Task] = field(default_factory=list)
+    puts: dict[int, Put] = field(default_factory=dict)
+    next_put: int = 1
+    dropped_puts: int = 0
+    under_way: Step | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether the rank has work to do without another message."""
+        flying = any(self.staging.halves) or any(put.places is not None for put in self.puts.values())
+        return bool(self.tasks) or flying
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of tasks that wait for pages or for their blocks."""
+        return len(self.waiting) + (self.loading is not None)
+
+    def block_pages(self, task: Task, first: int, count: int) -> Seq[int]:
+        """Return the pages of blocks first .. first+count-1 of a task; the last block may have fewer."""
+        per_block = self.block_tokens // self.pages.page_tokens
+        pages = task.sequence.pages[first * per_block : (first + count) * per_block]
+        assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.job.id} has no page"
+        return pages
+
+    def remove(self, task: Task) -> None:
+        """Forget a task whose stage has been left, and free its pages."""
+        del self.tasks[task.job.id]
+        self.pages.give_back(task.sequence.pages)
+        task.sequence.pages = []
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        staged = list(self._stages())
+        assert len(staged) == len(self.tasks), "a task is in no stage, or in two"
+        for task in staged:
+            assert self.tasks[task.job.id] is task
+            assert task.job.duties <= self.duties
+            task.check()
+            self._check_pages(task)
+        held = [page for task in staged for page in task.sequence.pages]
+        assert len(held) == len(set(held)), "a page has two users"
+        assert set(held) == self.pages.held
+        self.pages.check()
+        self._check_staging()
+        assert all(task in self.running or task in self.leaving for task in self.filled)
+
+    def _stages(self) -> Iterator[Task]:
+        yield from self.waiting
+        yield from (task for task in (self.loading, self.prefilling) if task is not None)
+        yield from self.storing
+        yield from self.running
+        yield from self.leaving
+
+    def _check_pages(self, task: Task) -> None:
+        """Assert that a task's pages hold what is computed, and that a waiting task has none."""
+        sequence = task.sequence
+        if task in self.waiting:
+            assert sequence.pages == []
+        assert self.pages.needed(sequence.num_computed) <= len(sequence.pages) or not sequence.pages
+
+    def _check_staging(self) -> None:
+        """Assert that every slot has one user, and that halves are used by tasks that move blocks."""
+        used = [slot for put in self.puts.values() for slot in put.slots]
+        slots = [*self.staging.free_slots, *used]
+        if self.under_way is not None:
+            slots += [save.slot for save in self.under_way.saves if save.slot is not None]
+        assert sorted(slots) == list(range(self.staging.num_slots)), "a slot has no user, or two"
+        for use in self.staging.halves:
+            if use is None or use.task is None:
+                assert use is None or use.kind == "reading"
+            elif use.kind == "writing":
+                assert use.task in self.storing
+            else:
+                assert use.task is self.loading

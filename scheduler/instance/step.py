@@ -1,0 +1,170 @@
+"""A step: what a rank does next, as plain data, and its result.
+
+Made by `planner.next_step`, carried out by a runner: torch on a CPU or GPU, a timed wait, or a simulator.
+A runner does the parts of a step in the order of its fields. It needs nothing but the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.instance.job import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting job gets pages for all of its tokens."""
+
+    job: JobId
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGroup:
+    """Begin to read blocks from the pool into a staging half."""
+
+    half: int
+    places: Seq[Any]
+    job: JobId
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class LandGroup:
+    """Copy the blocks of a staging half into pages.
+
+    pages   of the blocks, one block after the other; the last block may have fewer
+    """
+
+    half: int
+    count: int
+    pages: Seq[int]
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteGroup:
+    """Copy blocks from pages into a staging half, and begin to write them to the pool."""
+
+    half: int
+    pages: Seq[int]
+    places: Seq[Any]
+    job: JobId
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBlock:
+    """Copy a block that became full while decoding from pages into a staging slot.
+
+    index       number of the block in its sequence
+    token_ids   of the block
+    slot        None: no slot is free, and the block does not go to the pool
+    """
+
+    job: JobId
+    index: int
+    token_ids: Seq[int]
+    pages: Seq[int]
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WritePut:
+    """Begin to write blocks from staging slots to the pool."""
+
+    put: int
+    slots: Seq[int]
+    places: Seq[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one job that a forward pass computes.
+
+    token_ids   tokens start .. start+len-1 of the sequence
+    pages       of the whole sequence
+    samples     whether the last of them gives the sequence's next token
+    sampling    how that token is chosen, opaque
+    prompt      whether they belong to a prefill; otherwise the job is in the running batch
+    """
+
+    job: JobId
+    token_ids: Seq[int]
+    start: int
+    pages: Seq[int]
+    samples: bool
+    sampling: Any
+    prompt: bool
+
+    @property
+    def end(self) -> int:
+        """Return the position after the last token."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a rank does next.
+
+    now       the time at which it was decided
+    admit     a waiting job that begins
+    preempt   jobs that lose their pages and leave the rank
+    grow      (job, pages) that the sequences of `chunks` need in addition
+    reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
+    lands, saves          copies within the rank's memory
+    chunks    one forward pass
+    """
+
+    now: float
+    admit: Admission | None = None
+    preempt: tuple[JobId, ...] = ()
+    grow: tuple[tuple[JobId, tuple[int, ...]], ...] = ()
+    reads: tuple[ReadGroup, ...] = ()
+    lands: tuple[LandGroup, ...] = ()
+    writes: tuple[WriteGroup, ...] = ()
+    saves: tuple[SaveBlock, ...] = ()
+    puts: tuple[WritePut, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def only_waits(self) -> bool:
+        """Tell whether the rank has nothing to do but wait for transfers."""
+        return not (self.admit or self.preempt or self.lands or self.writes or self.saves or self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """A transfer has ended.
+
+    number           of the half, or of the put
+    problem          why it failed, "" when it did not
+    may_still_land   bytes of a failed transfer may still reach its destination: the pool, or the half
+    """
+
+    number: int
+    problem: str = ""
+    may_still_land: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a step.
+
+    tokens      one per chunk that samples, in their order
+    written     checksums per block of `writes`, one list per group; opaque
+    saved       checksums of each of `saves` that has a slot, in their order; opaque
+    halves      transfers of halves that have ended, of this step or of an earlier one
+    puts        likewise of puts
+    compute_s   seconds of the forward pass
+    """
+
+    step: Step
+    tokens: Seq[int] = ()
+    written: Seq[Seq[Any]] = ()
+    saved: Seq[Any] = ()
+    halves: Seq[TransferEnded] = ()
+    puts: Seq[TransferEnded] = ()
+    compute_s: float = 0.0

@@ -1,0 +1,167 @@
+"""Where an object goes, and what is evicted for it: the part of the directory that makes room.
+
+Used through `store.directory` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from store.allocator import ALIGNMENT, Extent, padded_size
+from store.errors import LayoutError, PoolFull
+from store.ledger import Ledger
+from store.objects import PoolObject, Terms, Wanted
+from store.segment import Segment
+from store.segment_order import Target
+
+
+class Allocation(Ledger):
+    """The books, and space in them for new objects."""
+
+    def _allocate(
+        self, owner: str, wanted: Sequence[Wanted], target: Target, contiguous: bool, now: float
+    ) -> list[PoolObject]:
+        """`Directory.allocate_many`, in the segments of the target."""
+        for item in wanted:
+            self._check_wanted(item)
+        self._relieve(target, now)
+        self._check_room(wanted, target, now)
+        made: list[PoolObject] = []
+        try:
+            for item in wanted:
+                made.append(self._put_start(owner, item, target, contiguous, now))
+        except PoolFull:
+            self.counters["pool_full"] += 1
+            for obj in made:
+                self._remove(obj)
+            raise
+        self.counters["puts"] += len(made)
+        return made
+
+    def _check_wanted(self, item: Wanted) -> None:
+        if item.nbytes < 1:
+            raise LayoutError(f"an object of {item.nbytes} B")
+        if self.layout is not None and item.key is not None and item.nbytes != self._block_nbytes:
+            raise LayoutError(f"a keyed object of {item.nbytes} B; a block has {self._block_nbytes} B")
+
+    def _check_room(self, wanted: Sequence[Wanted], target: Target, now: float) -> None:
+        """Raise PoolFull, before anything is evicted, when the sizes alone rule it out."""
+        needed = sum([padded_size(item.nbytes) for item in wanted])
+        if self._order.accounts(target).reachable >= needed:
+            return
+        self.expire(now)
+        if self._order.accounts(target).reachable < needed:
+            self.counters["pool_full"] += 1
+            raise self._order.accounts(target).pool_full(needed)
+
+    def will_fit(self, sizes: Sequence[int]) -> bool:
+        """Whether objects of these sizes, each in one range, can be allocated some day.
+
+        It is assumed that everything is freed that is freed without being asked: evictable objects, and those
+        that are leased, not published, not saved yet or in quarantine. What is pinned hard stays. False is
+        certain. True is certain when all sizes are equal, as those of KV blocks are.
+        """
+        counts = Counter(map(padded_size, sizes))
+        for size in (ALIGNMENT, *counts):
+            needed = sum(count * (other // size) for other, count in counts.items())
+            if needed > self._order.places(size):
+                return False
+        return True
+
+    def _put_start(
+        self, owner: str, item: Wanted, target: Target, contiguous: bool, now: float
+    ) -> PoolObject:
+        """One object, WRITING, in the segment with most room or else the coldest block."""
+        nbytes = item.nbytes
+        padded = padded_size(nbytes)
+        segment, extents = self._place(nbytes, padded, target, contiguous, now)
+        object_id, self._next_id = self._next_id, self._next_id + 1
+        obj = PoolObject(
+            object_id,
+            owner,
+            segment.rank,
+            extents[0][0],
+            nbytes,
+            item.key,
+            item.digest,
+            item.cost_s,
+            item.class_id,
+            item.parent,
+            item.position,
+            extents if len(extents) > 1 else None,
+        )
+        if item.group_id or item.soft_until or item.hard_pin:
+            obj.terms = Terms(item.group_id, item.soft_until, item.hard_pin)
+        self._objects[object_id] = obj
+        self._leases.own(owner, obj)
+        return obj
+
+    def _place(
+        self, nbytes: int, padded: int, target: Target, contiguous: bool, now: float
+    ) -> tuple[Segment, tuple[Extent, ...]]:
+        """Space for an object, by eviction if need be. Raises PoolFull."""
+        found = self._place_free(nbytes, padded, target, contiguous)
+        if found is None and self.expire(now):
+            found = self._place_free(nbytes, padded, target, contiguous)
+        if found is not None:
+            return found
+        for segment in self._order.by_coldness(target, now):
+            extents = self._evict_for(segment, nbytes, padded, contiguous, now)
+            if extents is not None:
+                return segment, extents
+        raise self._order.accounts(target).pool_full(padded)
+
+    def _place_free(
+        self, nbytes: int, padded: int, target: Target, contiguous: bool
+    ) -> tuple[Segment, tuple[Extent, ...]] | None:
+        """Space for an object where it is free."""
+        for segment in self._order.by_room(padded, target):
+            extents = segment.place(nbytes, contiguous)
+            if extents is not None:
+                return segment, extents
+        return None
+
+    # ------------------------------------------------------------------------------ eviction
+
+    def _evict_for(
+        self, segment: Segment, nbytes: int, padded: int, contiguous: bool, now: float
+    ) -> tuple[Extent, ...] | None:
+        """Evict in order until there is room for nbytes, and take it; None when there never is."""
+        accounts = segment.accounts
+        while accounts.evictable and accounts.reachable >= padded:
+            if not self._evict(segment, padded - accounts.free, now):
+                break
+            extents = segment.place(nbytes, contiguous)
+            if extents is not None:
+                return extents
+        return None
+
+    def _evict(self, segment: Segment, nbytes: int, now: float) -> int:
+        """Evict nbytes, at least one object and evict_share of the segment; less when there is no more.
+
+        Returns how many objects went.
+        """
+        short = max(nbytes, int(self._evict_share * segment.accounts.capacity), 1)
+        chosen = []
+        for obj in self._victims(segment, now):
+            chosen.append(obj)
+            short -= obj.padded
+            if short <= 0:
+                break
+        for obj in chosen:
+            self.counters["evictions"] += 1
+            self.counters["evicted_bytes"] += obj.nbytes
+            self.counters["copies_evicted"] += obj.object_id in segment.copies
+            self._remove(obj, evicted=True)
+        return len(chosen)
+
+    def _relieve(self, target: Target, now: float) -> None:
+        """Evict where more than the high-water mark is used."""
+        if self._high_water >= 1:
+            return
+        self.expire(now)
+        for segment in self._order.take_crowded(target):
+            over = self._order.excess(segment)
+            if over > 0 and segment.accounts.evictable:
+                self._evict(segment, int(over), now)

@@ -1,0 +1,182 @@
+"""Who reads and who writes which objects: leases, and the objects that owners have not published.
+
+Used by `store.ledger` alone. Pure: time is an argument. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from store.objects import PUBLISHED, PoolObject, Terms
+from store.ranking import Ranking
+from store.segment import Segment
+
+
+@dataclass(slots=True)
+class Owner:
+    """What one owner has, by object id: leases, which all end at `until`, and unpublished objects."""
+
+    leased: dict[int, PoolObject] = field(default_factory=dict)
+    until: float = 0.0
+    objects: dict[int, PoolObject] = field(default_factory=dict)
+
+
+class Leases:
+    """The leases of one pool.
+
+        owners     owner -> what it has; absent when that is nothing
+        _ends      owners with leases, by the time at which these end
+        _held      heap of (until, object_id, object), one for each object with a lease of its own; an
+                   outdated time is too early
+
+    Invariant: an object's lessees are the owners that have it leased.
+    """
+
+    def __init__(self, segments: Mapping[int, Segment]):
+        self.owners: dict[str, Owner] = {}
+        self._segments = segments
+        self._ends = Ranking[str]()
+        self._held: list[tuple[float, int, PoolObject]] = []
+
+    # -------------------------------------------------------------------------------- owners
+
+    def own(self, owner: str, obj: PoolObject) -> None:
+        """The owner has put an object and not published it."""
+        record = self.owners.get(owner)
+        if record is None:
+            record = self.owners[owner] = Owner()
+        record.objects[obj.object_id] = obj
+
+    def disown(self, obj: PoolObject) -> None:
+        """The object is published, or gone."""
+        record = self.owners[obj.owner]
+        del record.objects[obj.object_id]
+        if not record.objects and not record.leased:
+            del self.owners[obj.owner]
+
+    def objects_of(self, owner: str) -> list[PoolObject]:
+        """What the owner has not published."""
+        record = self.owners.get(owner)
+        return list(record.objects.values()) if record else []
+
+    def unpublished(self) -> Iterator[PoolObject]:
+        """What all owners have not published."""
+        return (obj for record in self.owners.values() for obj in record.objects.values())
+
+    # -------------------------------------------------------------------------------- leases
+
+    def lease(self, owner: str, objects: Sequence[PoolObject], until: float) -> None:
+        """Lease at least one object to an owner, and prolong the leases that it has."""
+        record = self.owners.get(owner)
+        if record is None:
+            record = self.owners[owner] = Owner()
+        if until > record.until or not record.leased:
+            record.until = until
+            self._ends.rank(owner, until)
+        leased, only = record.leased, (owner,)
+        for obj in objects:
+            leased[obj.object_id] = obj
+            if not obj.lessees:
+                obj.lessees = only
+                if obj.evictable:
+                    self._segments[obj.rank].note_evictable(obj)
+            elif owner not in obj.lessees:
+                obj.lessees += only
+
+    def end(self, owner: str) -> list[PoolObject]:
+        """The owner's leases are over; returns the objects that have no lessee any more."""
+        record = self.owners.get(owner)
+        if record is None or not record.leased:
+            return []
+        leased, record.leased, record.until = record.leased, {}, 0.0
+        self._ends.remove(owner)
+        if not record.objects:
+            del self.owners[owner]
+        free = []
+        for obj in leased.values():
+            if len(obj.lessees) > 1:
+                obj.lessees = tuple(other for other in obj.lessees if other != owner)
+            else:
+                obj.lessees = ()
+                self._segments[obj.rank].note_evictable(obj)
+                free.append(obj)
+        return free
+
+    def forget(self, obj: PoolObject) -> None:
+        """The object is gone, and all leases on it."""
+        for owner in obj.lessees:
+            record = self.owners[owner]
+            del record.leased[obj.object_id]
+            if not record.leased:
+                record.until = 0.0
+                self._ends.remove(owner)
+                if not record.objects:
+                    del self.owners[owner]
+        obj.lessees = ()
+        if obj.terms is not None:
+            obj.terms.lease_until = 0.0
+
+    def ended(self, now: float) -> list[str]:
+        """Owners whose leases are over; they keep them until `end`."""
+        found: list[str] = []
+        if not self._ends or self._ends.key(self._ends.first()) > now:
+            return found
+        for owner in self._ends.ascending():
+            if self._ends.key(owner) > now:
+                break
+            found.append(owner)
+        return found
+
+    # ----------------------------------------------------------------- leases without an owner
+
+    def hold(self, obj: PoolObject, until: float) -> None:
+        """Prolong an object's own lease to this time; an earlier one changes nothing."""
+        if obj.terms is None:
+            obj.terms = Terms()
+        if until > obj.terms.lease_until:
+            if not obj.terms.lease_until:
+                heappush(self._held, (until, obj.object_id, obj))
+            obj.terms.lease_until = until
+        self._segments[obj.rank].note_evictable(obj)
+
+    def end_holds(self, now: float) -> int:
+        """End the objects' own leases whose time is over; returns how many."""
+        ended = 0
+        while self._held and self._held[0][0] <= now:
+            _, _, obj = heappop(self._held)
+            if obj.terms is None or not obj.terms.lease_until:
+                continue  # gone
+            if obj.terms.lease_until > now:
+                heappush(self._held, (obj.terms.lease_until, obj.object_id, obj))
+                continue
+            obj.terms.lease_until = 0.0
+            self._segments[obj.rank].note_evictable(obj)
+            ended += 1
+        return ended
+
+    def next_deadline(self) -> float | None:
+        """When the first lease ends; may be too early for an object's own, which was prolonged."""
+        times = [self._ends.key(self._ends.first())] if self._ends else []
+        times += [self._held[0][0]] if self._held else []
+        return min(times, default=None)
+
+    # ---------------------------------------------------------------------------- inspection
+
+    def check(self, objects: Mapping[int, PoolObject]) -> None:
+        """Assert the invariant, for all objects that there are (tests)."""
+        self._ends.check()
+        unpublished = {i for i, obj in objects.items() if obj.state not in PUBLISHED}
+        assert unpublished == {obj.object_id for obj in self.unpublished()}
+        for name, record in self.owners.items():
+            assert record.leased or record.objects, f"owner {name} has nothing"
+            assert all(obj.owner == name for obj in record.objects.values())
+            assert all(objects[i] is obj for i, obj in (record.leased | record.objects).items())
+        until = {name: record.until for name, record in self.owners.items() if record.leased}
+        assert until == {name: self._ends.key(name) for name in self._ends}
+        leases = sorted((name, i) for name, record in self.owners.items() for i in record.leased)
+        assert leases == sorted((name, i) for i, obj in objects.items() for name in obj.lessees)
+        held = [i for i, obj in objects.items() if obj.terms is not None and obj.terms.lease_until]
+        queued = [i for _, i, obj in self._held if obj.terms is not None and obj.terms.lease_until]
+        assert sorted(held) == sorted(queued), "a lease that does not end, or ends twice"

@@ -1,0 +1,75 @@
+"""Which objects are in quarantine, until when, and because of which writer. Pure bookkeeping.
+
+Used by `store.ledger` alone, which frees what comes out of here. Explained in docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+QUARANTINE_S = 120.0
+"""How long late bytes may land after a transfer has failed: more than any wait of `transport` takes, all its
+second tries included."""
+
+
+class Quarantine:
+    """Objects into whose ranges late bytes may still land, by id.
+
+    _entries  object_id -> (until, writer), in the order of the times
+    _writers  writer -> ids of the objects that it may still write; without those of which no writer is known
+
+    Invariant: the times of _entries do not decrease; _writers holds the same objects.
+    """
+
+    def __init__(self, limit_s: float):
+        self.limit_s = limit_s
+        self._entries: OrderedDict[int, tuple[float, int | None]] = OrderedDict()
+        self._writers: dict[int, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        """Objects in quarantine."""
+        return len(self._entries)
+
+    def __contains__(self, object_id: int) -> bool:
+        return object_id in self._entries
+
+    def add(self, object_id: int, now: float, writer: int | None) -> None:
+        """Late bytes may land in this object until `now` + limit_s, or until this writer is lost."""
+        self._entries[object_id] = now + self.limit_s, writer
+        if writer is not None:
+            self._writers.setdefault(writer, {})[object_id] = None
+
+    def remove(self, object_id: int) -> None:
+        """This object's quarantine is over. Raises KeyError for one that is not here."""
+        _, writer = self._entries.pop(object_id)
+        if writer is not None:
+            del self._writers[writer][object_id]
+            if not self._writers[writer]:
+                del self._writers[writer]
+
+    def of_writer(self, rank: int) -> list[int]:
+        """What this rank may still write."""
+        return list(self._writers.get(rank, ()))
+
+    def ended(self, now: float) -> list[int]:
+        """Objects whose time is over. They stay until `remove`."""
+        found = []
+        for object_id, (until, _) in self._entries.items():
+            if until > now:
+                break
+            found.append(object_id)
+        return found
+
+    def next_deadline(self) -> float | None:
+        """When the first of them ends by itself."""
+        for until, _ in self._entries.values():
+            return until if until < float("inf") else None
+        return None
+
+    def check(self) -> None:
+        """Assert the invariant (tests)."""
+        times = [until for until, _ in self._entries.values()]
+        assert times == sorted(times)
+        by_writer = {(writer, i) for writer, ids in self._writers.items() for i in ids}
+        assert by_writer == {(writer, i) for i, (_, writer) in self._entries.items() if writer is not None}
+        assert all(self._writers.values()), "a writer of nothing"

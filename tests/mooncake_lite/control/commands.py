@@ -1,0 +1,204 @@
+"""The commands of scenarios: a line of words becomes an event.
+
+    arrived a 40 tokens keys x1..x2 max 10 limit 5     a request; without keys nothing may be reused
+    cancelled a
+    prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
+    prefilled a finished                               the first token was the last one
+    failed a why | failed a late why                   late: bytes may still land
+    preempted a 50 tokens keys x1..x3
+    wants 2 #1 x3 after x1 x2                          rank 2 asks where x3 may go, which follows x2
+    put #1 | put #1 failed | put #1 late               the places of that GrantPuts are written, or are not
+    read #1 | read #1 bad x2 | read #1 problem why | read #1 late why
+    copied #1 | copied #1 failed | copied #1 late
+    checked #1 | checked #1 bad 2 | checked #1 problem why     bad: how many of the first ones
+    saved 3 written x1                                 rank 3 says what became of saves
+    evicted 3 x1 | removed 3 x1 | removed 3 x1 unsure
+    command 1 rm x1 x2 [force] [hard] [soft 5]         a pool command; abandoned 1
+    undelivered StartPrefill                           the latest order of this name could not be sent
+    lost 3 died | gateway-lost died | stop why
+
+`attempt 1` and `epoch 1` after an answer about a request name another one than the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.workload import digest_of, mixed
+
+SUMS = [21, 22]
+BLOCK_TOKENS = 16
+
+
+def after(words: Sequence[str], word: str) -> str | None:
+    """The word that follows this one; None when it is not there."""
+    return words[words.index(word) + 1] if word in words else None
+
+
+def words_after(words: list[str], word: str) -> list[str]:
+    """All words after this one; none when it is not there."""
+    return words[words.index(word) + 1 :] if word in words else []
+
+
+class Context:
+    """What commands refer to.
+
+    names      key -> its name
+    orders     that the control plane has given
+    requests   that have arrived
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.orders: list[Any] = []
+        self.requests: list[str] = []
+
+    def keys(self, words: Sequence[str]) -> list[int]:
+        """Keys by their names, up to the first word that is none; x1..x3 stands for x1 x2 x3."""
+        found = []
+        for word in words:
+            first, _, last = word.partition("..")
+            stem = first.rstrip("0123456789")
+            if stem == first or not stem:
+                break
+            begin = int(first[len(stem) :])
+            end = int(last[len(stem) :]) if last else begin
+            for name in (f"{stem}{number}" for number in range(begin, end + 1)):
+                key = mixed(int.from_bytes(name.encode(), "little"))
+                self.names[key] = name
+                found.append(key)
+        return found
+
+    def order(self, *kinds: type, **fields: Any) -> Any:
+        """The latest order of one of these kinds with these fields."""
+        for order in reversed(self.orders):
+            if isinstance(order, kinds) and all(getattr(order, name) == fields[name] for name in fields):
+                return order
+        raise AssertionError(f"there was no {' or '.join(kind.__name__ for kind in kinds)} with {fields}")
+
+    def numbered(self, kind: type, words: list[str]) -> Any:
+        """The order of this kind whose number stands second."""
+        return self.order(kind, number=int(words[1].removeprefix("#")))
+
+    def job(self, words: list[str], *kinds: type) -> tuple[int, int, str, int]:
+        """(rank, epoch, request, attempt) of an answer to the latest of these orders about a request."""
+        order = self.order(*kinds, request_id=words[1])
+        return (
+            order.rank,
+            int(after(words, "epoch") or 0),
+            words[1],
+            int(after(words, "attempt") or order.attempt),
+        )
+
+
+def arrived(context: Context, words: list[str]) -> ev.Event:
+    keys = context.keys(words_after(words, "keys"))
+    context.requests.append(words[1])
+    limit_s = float(after(words, "limit") or "inf")
+    max_tokens = int(after(words, "max") or 10)
+    digests = list(map(digest_of, keys))
+    return ev.RequestArrived(words[1], int(words[2]), max_tokens, keys, digests, 0, limit_s)
+
+
+def prefilled(context: Context, words: list[str]) -> ev.Event:
+    job = context.job(words, fx.StartPrefill)
+    checksums = [SUMS] * len(context.order(fx.StartPrefill, request_id=words[1]).store)
+    return ev.PrefillEnded(*job, checksums, "finished" in words, 0.01, 0.1, 0.01)
+
+
+def failed(context: Context, words: list[str]) -> ev.Event:
+    job = context.job(words, fx.StartPrefill, fx.StartDecode)
+    return ev.RequestFailed(*job, words[-1], "late" in words)
+
+
+def preempted(context: Context, words: list[str]) -> ev.Event:
+    keys = context.keys(words_after(words, "keys"))
+    return ev.Preempted(*context.job(words, fx.StartDecode), int(words[2]), keys, list(map(digest_of, keys)))
+
+
+def wants(context: Context, words: list[str]) -> ev.Event:
+    keys, before = context.keys(words[3:]), context.keys(words_after(words, "after"))
+    chain: list[tuple[int | None, int]] = []
+    for key in keys:
+        chain.append((before[-1] if before else None, len(before)))
+        before.append(key)
+    return ev.PutsWanted(
+        int(words[1]), 0, int(words[2].removeprefix("#")), keys, list(map(digest_of, keys)), chain
+    )
+
+
+def put(context: Context, words: list[str]) -> ev.Event:
+    order = context.numbered(fx.GrantPuts, words)
+    ids = [place.object_id for place in order.places if place is not None]
+    if "failed" in words or "late" in words:
+        return ev.PutsEnded(order.rank, 0, [], [], ids, "late" in words)
+    return ev.PutsEnded(order.rank, 0, ids, [SUMS] * len(ids))
+
+
+def read(context: Context, words: list[str]) -> ev.Event:
+    order = context.numbered(fx.LoadBlocks, words)
+    problem = " ".join(words_after(words, "problem") or words_after(words, "late"))
+    bad = order.keys if problem else context.keys(words_after(words, "bad"))
+    ok = [key not in bad for key in order.keys]
+    sums = [SUMS if good else [] for good in ok]
+    return ev.BlocksLoaded(order.rank, 0, order.number, ok, sums, 0.02, problem, "late" in words)
+
+
+def copied(context: Context, words: list[str]) -> ev.Event:
+    order = context.numbered(fx.CopyBlocks, words)
+    sums = [[] if words[2:] else SUMS for _ in order.targets]
+    return ev.BlocksCopied(order.rank, 0, order.number, sums, "late" in words)
+
+
+def checked(context: Context, words: list[str]) -> ev.Event:
+    order = context.numbered(fx.CheckBlocks, words)
+    num_bad = int(after(words, "bad") or 0)
+    good = [index >= num_bad for index in range(len(order.refs))]
+    return ev.BlocksChecked(order.rank, 0, order.number, good, " ".join(words_after(words, "problem")))
+
+
+def pool_command(context: Context, words: list[str]) -> ev.Event:
+    what: Any = words[2]
+    soft_s = float(after(words, "soft") or 0.0)
+    keys = context.keys(words[3:])
+    return ev.PoolCommand(int(words[1]), what, keys, "force" in words, "hard" in words, soft_s)
+
+
+def saved(context: Context, words: list[str]) -> ev.Event:
+    state: Any = words[2]
+    return ev.BlocksSaved(int(words[1]), 0, context.keys(words[3:]), state)
+
+
+def undelivered(context: Context, words: list[str]) -> ev.Event:
+    return ev.Undelivered(context.order(getattr(fx, words[1])), "its queue is full")
+
+
+COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
+    "arrived": arrived,
+    "cancelled": lambda context, words: ev.RequestCancelled(words[1]),
+    "prefilled": prefilled,
+    "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
+    "ended": lambda context, words: ev.DecodeEnded(*context.job(words, fx.StartDecode)),
+    "failed": failed,
+    "preempted": preempted,
+    "wants": wants,
+    "put": put,
+    "read": read,
+    "copied": copied,
+    "checked": checked,
+    "saved": saved,
+    "evicted": lambda context, words: ev.TierEvicted(int(words[1]), 0, context.keys(words[2:])),
+    "removed": lambda context, words: ev.BlocksRemoved(
+        int(words[1]), 0, context.keys(words[2:]), "unsure" not in words
+    ),
+    "command": pool_command,
+    "abandoned": lambda context, words: ev.CommandAbandoned(int(words[1])),
+    "undelivered": undelivered,
+    "lost": lambda context, words: ev.RankLost(int(words[1]), 0, " ".join(words[2:])),
+    "gateway-lost": lambda context, words: ev.GatewayLost("gateway", " ".join(words[1:])),
+    "stop": lambda context, words: ev.StopRequested(" ".join(words[1:]), 2.0),
+}
+"""By the first word of a line."""

@@ -1,0 +1,198 @@
+"""Scenarios: conversations with the control plane as text, one line for each event and each effect.
+
+    # A title, in one sentence.                              begins a scenario
+    cluster prefill 1 decode 1 store 1 blocks 8 slots 4      its ranks; blocks of each store rank
+    > arrived a 40 tokens keys x1 x2                         an event (COMMANDS)
+      StartPrefill rank 1 a/1 load - store 3:0 3:1 tail 3:2  an effect; 3:0 is the first block of rank 3
+      pool: 2 visible, ...                                   the books, at the end and after `> books`
+
+A block has 16 tokens. Keys are names. a/1 is the first attempt of request a. One millisecond passes before
+each event. `> wait 120` lets so many seconds pass, with the Ticks that were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.workload import digest_of
+from store.objects import BlockRef, BlockRemoved, BlockStored
+from tests.mooncake_lite.control.commands import COMMANDS, Context, after, words_after
+
+LAYOUT = (2, 1, 16, 4, 4, "none")
+BLOCK_BYTES = 1024
+
+
+class Scenario:
+    """A control plane, and what a scenario may refer to: the orders that it gave."""
+
+    def __init__(self, words: list[str]) -> None:
+        """words: of the line `cluster`, a word for each size and a number after it."""
+        sizes = {"prefill": 1, "decode": 1, "store": 1, "blocks": 16, "lend": 0, "slots": 4, "queue": 64}
+        sizes |= {name: int(after(words, name) or 0) for name in sizes if name in words}
+        roles = ["conductor"]
+        for role in ("prefill", "decode", "store"):
+            roles += [role] * sizes[role]
+        nodes = [int(node) for node in (after(words, "nodes") or "0" * len(roles))]
+        self._tier = words_after(words, "tier") if "tier" in words else None
+        config = ControlConfig(
+            layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None
+        )
+        self.control = Control(config)
+        self._context = Context()
+        self._alarm = float("inf")
+        self.now = 0.0
+        for rank, role in enumerate(roles):
+            if rank:
+                self._join(rank, role, nodes[rank], sizes)
+        self.control.on(ev.GatewayReady("gateway"), self.now)
+
+    def _join(self, rank: int, role: str, node: int, sizes: dict[str, int]) -> None:
+        tier = role == "store" and self._tier is not None
+        slots = {"prefill": 1, "decode": sizes["slots"], "store": 0}[role]
+        blocks = sizes["blocks" if role == "store" else "lend"]
+        joined = ev.RankJoined(
+            rank, 0, rank, (role,), node, slots=slots, segment_bytes=blocks * BLOCK_BYTES, tier=tier
+        )
+        self.control.on(joined, self.now)
+        if tier and self._tier is not None:
+            keys = self._context.keys(self._tier)
+            self.control.on(ev.TierIndexed(rank, 0, keys, list(map(digest_of, keys)), True), self.now)
+            self._tier = []  # of the first one alone
+
+    # ------------------------------------------------------------------------------ a line
+
+    def tell(self, words: list[str]) -> Iterator[str]:
+        """Carry out one command; yields the lines of what it leads to."""
+        if words[0] == "books":
+            yield self.books()
+            return
+        if words[0] == "wait":
+            yield from self._wait(self.now + float(words[1]))
+            return
+        event = COMMANDS[words[0]](self._context, words)
+        self.now += 0.001
+        yield from self._apply(event)
+
+    def _wait(self, until: float) -> Iterator[str]:
+        while self._alarm <= until:
+            self.now, self._alarm = max(self.now, self._alarm), float("inf")
+            yield from self._apply(ev.Tick())
+        self.now = until
+
+    def _apply(self, event: ev.Event) -> Iterator[str]:
+        effects = self.control.on(event, self.now)
+        if not self.control.stopped:
+            self.control.check()
+        stored: list[BlockStored | BlockRemoved] = []
+        for effect in effects:
+            if stored and (not isinstance(effect, type(stored[0])) or place(effect) != place(stored[0])):
+                yield self._show_stored(stored)
+                stored = []
+            if isinstance(effect, BlockStored | BlockRemoved):
+                stored.append(effect)
+            else:
+                yield self._show(effect)
+        if stored:
+            yield self._show_stored(stored)
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _show_stored(self, events: Sequence[BlockStored | BlockRemoved]) -> str:
+        names = " ".join(self._context.names[event.key] for event in events)
+        return f"{type(events[0]).__name__} {events[0].tier} {events[0].rank}: {names}"
+
+    def _show(self, effect: fx.Effect) -> str:
+        """One line for an effect."""
+        words = [type(effect).__name__]
+        if isinstance(effect, fx.Order):
+            self._context.orders.append(effect)
+            words.append(f"rank {effect.rank}")
+        match effect:
+            case fx.Reject(request_id, reason, retry_after_s):
+                words += [request_id, f"after {retry_after_s:g} s:", reason]
+            case fx.Fail(request_id, reason):
+                words += [f"{request_id}:", reason]
+            case fx.Forget(request_id, outcome):
+                words += [request_id, outcome]
+            case fx.Decided():
+                words += [
+                    f"{effect.request_id}/{effect.attempt} prefill {effect.prefill} decode {effect.decode}"
+                ]
+                words += [f"cached {effect.cached_tokens}"]
+            case fx.StartPrefill():
+                words += [f"{effect.request_id}/{effect.attempt} load {places(effect.load)}"]
+                words += [f"store {places(effect.store)} tail {places([effect.tail])}"]
+                words += [f"cached {effect.cached['dram']}+{effect.cached['ssd']}"]
+            case fx.StartDecode():
+                words += [f"{effect.request_id}/{effect.attempt} blocks {places(effect.blocks)}"]
+                words += [f"tail {places([effect.tail])}"]
+            case fx.CancelOn():
+                words += [f"{effect.request_id}/{effect.attempt}"]
+            case fx.GrantPuts():
+                words += [f"#{effect.number} {places(effect.places)}"]
+            case fx.LoadBlocks():
+                words += [f"#{effect.number} {self._at(effect.keys, effect.refs)}"]
+            case fx.SaveBlocks():
+                words += [self._at(effect.keys, effect.refs)]
+            case fx.CopyBlocks():
+                words += [f"#{effect.number} {places(effect.sources)} to {places(effect.targets)}"]
+            case fx.CheckBlocks():
+                words += [f"#{effect.number} {places(effect.refs)}{' export' if effect.export else ''}"]
+            case fx.RemoveBlocks():
+                words += [self._named(effect.keys)]
+            case fx.AnswerCommand():
+                words += [f"{effect.command} {'ended' if effect.ended else f'done {effect.done}'}"]
+                words += [f"blocks {effect.blocks} kept {effect.kept}"] if effect.blocks else []
+                words += [f"bad {self._named([bad.key for bad in effect.bad])}"] if effect.bad else []
+                words += [f"({effect.problem})"] if effect.problem else []
+            case fx.Readiness():
+                words += ["ready" if effect.ready else f"missing {effect.missing}"]
+            case fx.WakeAt(time):
+                self._alarm = time
+                words += [f"in {time - self.now:.3f} s"]
+            case fx.Stop():
+                words += [f"{'lost' if effect.lost else f'within {effect.grace_s:g} s'}:", effect.reason]
+        return " ".join(words)
+
+    def _named(self, keys: Sequence[int]) -> str:
+        return " ".join(self._context.names[key] for key in keys)
+
+    def _at(self, keys: Sequence[int], refs: Sequence[BlockRef]) -> str:
+        return " ".join(
+            f"{self._context.names[key]}@{places([ref])}" for key, ref in zip(keys, refs, strict=True)
+        )
+
+    def books(self) -> str:
+        """The pool in blocks by state, and the open requests by stage."""
+        control = self.control
+        stats = control.directory.stats()
+        counts = {
+            name: stats[f"{name}_bytes"] // BLOCK_BYTES
+            for name in ("visible", "writing", "private", "quarantined", "unlisted", "free")
+        }
+        visible = control.directory.visible_objects()
+        counts["leased"] = sum(bool(obj.lessees) for obj in visible)
+        counts["unsaved"] = sum(obj.unsaved for obj in visible)
+        shown = [f"{count} {name}" for name, count in counts.items() if count or name == "visible"]
+        stages = [f"{name} {control.requests.stage_of(name).value}" for name in self._requests()]
+        return f"pool: {', '.join(shown)}; {stats['keys_ssd']} on ssd; open: {', '.join(stages) or 'none'}"
+
+    def _requests(self) -> list[str]:
+        return [
+            name for name in self._context.requests if self.control.requests.stage_of(name).value != "over"
+        ]
+
+
+def place(effect: Any) -> tuple[int, str]:
+    """Rank and tier of a BlockStored or a BlockRemoved."""
+    return effect.rank, effect.tier
+
+
+def places(refs: Sequence[BlockRef | None]) -> str:
+    """Where blocks lie, as rank:number; - for no block."""
+    shown = [f"{ref.rank}:{ref.offset // BLOCK_BYTES}" if ref else "-" for ref in refs]
+    return " ".join(shown) or "-"

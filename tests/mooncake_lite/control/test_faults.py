@@ -1,0 +1,155 @@
+"""Whatever goes wrong around it, the control plane ends every request once and gives the pool back.
+
+`--fault-seed SEED` repeats one run, with every invariant checked after every event. `make soak` tries a
+hundred times as many runs, with new seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import pytest
+
+from mooncake_lite.control import Control
+from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.requests import Requests
+from mooncake_lite.recording import Digester, Recorder
+from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.world import World, WorldFailure
+from store.directory import Directory
+from store.quarantine import Quarantine
+
+REQUESTS = 100
+"""In one run."""
+
+GROUPS, RUNS = 10, 10
+"""Tests, and runs of each: 10,000 requests."""
+
+SOAK_FACTOR = 2
+"""`make soak` has 50 times the runs, times this: 1,000,000 requests."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The seeds of each test: the same ones each time, others in a soak, one when one is repeated."""
+    if "seeds" not in metafunc.fixturenames:
+        return
+    single = metafunc.config.getoption("--fault-seed", default=None)
+    soak = metafunc.config.getoption("--soak", default=0)
+    groups = [range(start, start + RUNS) for start in range(0, GROUPS * RUNS, RUNS)]
+    if soak:
+        runs = RUNS * soak * SOAK_FACTOR
+        groups = [
+            range(start, start + runs) for start in (SystemRandom().getrandbits(40) for _ in range(GROUPS))
+        ]
+    if single is not None:
+        groups = [range(single, single + 1)]
+    metafunc.parametrize("seeds", groups, ids=[f"seeds {some[0]}-{some[-1]}" for some in groups])
+
+
+@pytest.mark.usefixtures("soak")
+def test_every_request_ends_once_and_the_pool_is_given_back_whatever_goes_wrong(
+    seeds: range, request: pytest.FixtureRequest
+) -> None:
+    single = request.config.getoption("--fault-seed", default=None) is not None
+    for seed in seeds:
+        try:
+            World(seed, num_requests=REQUESTS, check_every=1 if single else 50).run()
+        except WorldFailure as failure:
+            again = f"pytest tests/mooncake_lite/control/test_faults.py --fault-seed {seed} -k whatever"
+            pytest.fail(
+                f"{failure}\n\nrepeat it, with a check after every event:\n    {again}", pytrace=False
+            )
+
+
+def digest_of_run(seed: int) -> list[int]:
+    """A digest for each event of a run."""
+    digester, found = Digester(), []
+
+    def observe(event: Any, now: float, effects: Any) -> None:
+        found.append(digester.digest([event, now, *effects]))
+
+    World(seed, num_requests=30, observe=observe).run()
+    return found
+
+
+def test_a_seed_gives_the_same_run_each_time() -> None:
+    first, second = digest_of_run(3), digest_of_run(3)
+
+    assert len(first) > 100
+    assert first == second
+    assert first != digest_of_run(4)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_recorded_run_with_faults_replays_to_the_same_effects_in_another_process(
+    seed: int, tmp_path: Path
+) -> None:
+    world = World(seed)
+    recorder = Recorder(tmp_path / "run", world.shape.config)
+    world = World(seed, observe=recorder.record)
+    world.run()
+    recorder.close()
+
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "mooncake_lite", "replay-events", str(tmp_path / "run")],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{world.num_events:,} events" in done.stdout
+
+
+def test_without_faults_every_request_that_fits_is_answered() -> None:
+    outcomes: set[str] = set()
+    for seed in range(5):
+        world = World(seed, faults=Faults.none())
+        world.run()
+        outcomes.update(end for request in world.requests.values() for end in request.ends)
+
+    assert outcomes == {"finished", "rejected"}
+
+
+def run_all(seeds: range) -> None:
+    for seed in seeds:
+        World(seed).run()
+
+
+def skip(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def attempts_do_not_matter(self: Requests, event: Any, *steps: Any) -> RequestRecord | None:
+    record = self._records.get(event.request_id)
+    return record if record is not None and any(map(record.may, steps)) else None
+
+
+MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "nothing is leased": (Directory, "lease", skip),
+    "every quarantine ends at once": (Quarantine, "ended", lambda self, now: list(self._entries)),
+    "orders are never given up": (Orders, "expire", lambda self, now: False),
+    "epochs do not matter": (Control, "_is_of_this_epoch", lambda self, event: True),
+    "attempts do not matter": (Requests, "_current", attempts_do_not_matter),
+    "undelivered orders are forgotten": (Control, "_on_undelivered", skip),
+    "ends are not told": (Requests, "fail_all", skip),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_world_notices_a_mistake_of_the_control_plane(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, wrong = MISTAKES[mistake]
+    monkeypatch.setattr(owner, name, wrong)
+
+    with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
+        run_all(range(60))

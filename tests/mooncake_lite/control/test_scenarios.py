@@ -1,0 +1,62 @@
+"""The main conversations with the control plane, as text: each file of scenarios/ is what really happens.
+
+`pytest tests/mooncake_lite/control --rewrite-scenarios` writes it there; read the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mooncake_lite.control.scenario import Scenario
+
+pytestmark = pytest.mark.quick
+
+FOLDER = Path(__file__).parent / "scenarios"
+FILES = sorted(FOLDER.glob("*.txt"))
+
+
+def played(text: str) -> str:
+    """The same scenarios with their effects and books as they are."""
+    return "\n".join(lines(text)) + "\n"
+
+
+def lines(text: str) -> Iterator[str]:
+    scenario: Scenario | None = None
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("#"):
+            if scenario is not None:
+                yield f"  {scenario.books()}"
+                yield ""
+            scenario = None
+            yield line
+        elif line.startswith("cluster"):
+            scenario = Scenario(words)
+            yield line
+        elif line.startswith(">"):
+            assert scenario is not None, f"{line!r} comes before the line `cluster`"
+            yield line
+            for effect in scenario.tell(words[1:]):
+                yield f"  {effect}"
+        else:
+            assert not words or line.startswith("  "), f"{line!r} is no title, no event and no effect"
+    if scenario is not None:
+        yield f"  {scenario.books()}"
+
+
+def test_there_are_scenarios() -> None:
+    assert len(FILES) >= 4
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_conversation_goes_as_it_is_written(file: Path, request: pytest.FixtureRequest) -> None:
+    text = file.read_text(encoding="utf-8")
+    found = played(text)
+    if request.config.getoption("--rewrite-scenarios", default=False):
+        file.write_text(found, encoding="utf-8")
+        return
+
+    assert found == text, "if it should go so: pytest tests/mooncake_lite/control --rewrite-scenarios"

@@ -1,0 +1,52 @@
+"""A hub without sockets, and a conductor role behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.control import Control
+from mooncake_lite.roles.conductor import ConductorRole, control_config
+from mooncake_lite.roles.gateways import Gateways
+from store.layout import BlockLayout
+from transport.errors import WireError
+
+
+class Counters:
+    def as_dict(self) -> dict[str, int]:
+        return {"messages_sent": 1}
+
+
+class FakeHub:
+    """Keeps what was sent; every message must survive its own encoding."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, m.Message]] = []
+        self.counters = Counters()
+        self.unreachable: set[str] = set()
+        self.too_large: type[m.Message] | None = None
+
+    def send(self, peer: str, message: m.Message) -> bool:
+        if self.too_large is type(message):
+            raise WireError(f"{type(message).__name__} is too large")
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+        self.sent.append((peer, message))
+        return peer not in self.unreachable
+
+
+def new_role(
+    config: ServeConfig,
+    layout: BlockLayout,
+    hub: FakeHub,
+    *,
+    nodes: Sequence[int] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> ConductorRole:
+    """A conductor of the configured ranks, all of them on one node unless said otherwise."""
+    at = list(nodes) or [0] * config.ranks
+    control = Control(control_config(config, layout, at))
+    return ConductorRole(config, hub, control, Gateways(at, ""), lambda: None, clock=clock)  # type: ignore[arg-type]

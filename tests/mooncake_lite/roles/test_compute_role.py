@@ -1,0 +1,262 @@
+"""The compute role as a conversation: messages in, messages out, with a runner that has no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.roles.compute import ComputeRole
+from mooncake_lite.roles.compute_rank import ComputeRank
+from scheduler.instance import DECODE, PREFILL, Pages, Staging, State
+from store.keys import block_digests, prefix_keys
+from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
+
+pytestmark = pytest.mark.quick
+
+GREEDY = m.Sampling(0.0)
+
+
+class Wire:
+    """A conductor and a gateway: what to receive next, what was told."""
+
+    def __init__(self) -> None:
+        self.inbox: list[m.Message] = []
+        self.told: list[Any] = []
+
+    def receive(self, wait_s: float) -> list[m.Message]:
+        received, self.inbox = self.inbox, []
+        return received
+
+    def send(self, message: m.Message) -> bool:
+        if not isinstance(message, m.RankStats):
+            self.told.append(message)
+        return True
+
+
+class Rank:
+    """One rank with its duties: `hear` delivers messages and returns what is told in one turn."""
+
+    def __init__(self, *duties: str, num_pages: int = 64, half_blocks: int = 1, **runner: Any) -> None:
+        self.wire = Wire()
+        self._seen = 0
+        self.pool: dict[Any, Any] = {}
+        self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
+        state = State(frozenset(duties), Pages(num_pages, PAGE), Staging(half_blocks, 3), BLOCK, 8)
+        transfers: Any = SimpleNamespace(
+            counters={}, serving_bytes=0, served_bytes={}, control_counters={}, socket_counters={}
+        )
+        open_gateway: Any = lambda endpoint: self.wire  # noqa: E731
+        conductor: Any = self.wire
+        rank = ComputeRank(2, "any", state, transfers, conductor, open_gateway, lambda: False)
+        rank.epoch = 5
+        self.role = ComputeRole(rank, self.runner, 1000)  # type: ignore[arg-type]
+        self.hear(m.GatewayAt("gateway-0", "ipc://tokens"))
+
+    def hear(self, *messages: m.Message) -> list[Any]:
+        self.wire.inbox += messages
+        before = len(self.wire.told)
+        self.role.turn(0.0)
+        self.role.state.check()
+        return self.wire.told[before:]
+
+    def until(self, kind: type) -> Any:
+        """Go on until a message of this kind is told; return the first one that was not returned before."""
+        for _ in range(200):
+            while self._seen < len(self.wire.told):
+                self._seen += 1
+                if isinstance(self.wire.told[self._seen - 1], kind):
+                    return self.wire.told[self._seen - 1]
+            self.hear()
+        raise AssertionError(f"no {kind.__name__}")
+
+    def in_pool(self, tokens: list[int]) -> list[m.BlockRef]:
+        """Put the blocks of these tokens into the pool."""
+        kv = kv_of(tokens)
+        refs = refs_of(-(-len(tokens) // BLOCK), first=100 + len(self.pool))
+        for index, ref in enumerate(refs):
+            block = kv[index * BLOCK : (index + 1) * BLOCK]
+            self.pool[ref] = block + [None] * (BLOCK - len(block))
+        return refs
+
+    def decode(self, tokens: list[int], **more: Any) -> m.Decode:
+        """A job whose tokens but the last have their KV in the pool."""
+        blocks = self.in_pool(tokens[:-1])
+        values = {"keys": [], "salt": b"", "max_tokens": 30, "attempt": 3, "answered": 0} | more
+        return m.Decode(
+            "a", "gateway-0", tokens, values["answered"], blocks, None, values["keys"], values["salt"],
+            GREEDY, values["max_tokens"], [], [m.Span("queue", 0, 0.5)], values["attempt"],
+        )  # fmt: skip
+
+
+def refs_of(count: int, first: int = 1) -> list[m.BlockRef]:
+    return [m.BlockRef(first + n, 3, 1000 * n, 512) for n in range(count)]
+
+
+def prefill(tokens: list[int], load: list[m.BlockRef], store: int, **more: Any) -> m.Prefill:
+    refs = refs_of(store)
+    tail = refs.pop() if len(tokens) % BLOCK else None
+    spans = [m.Span("queue", 0, 0.5)]
+    return m.Prefill(
+        "a", "gateway-0", tokens, load, refs, tail, GREEDY, 30, [], 0, {"dram": len(load) * BLOCK}, spans,
+        more.get("attempt", 3),
+    )  # fmt: skip
+
+
+def test_a_prefill_tells_its_token_at_once_and_its_end_when_every_byte_is_in_the_pool() -> None:
+    rank = Rank(PREFILL)
+    tokens = [*range(14)]
+    load = rank.in_pool(tokens[:8])
+    rank.hear(prefill(tokens, load, store=2))
+    token = rank.until(m.Tokens)
+    assert rank.pool.keys() == set(load)
+    assert (token.index, len(token.token_ids), token.cached_tokens) == (0, 1, {"dram": 8})
+    assert [(span.stage, span.count) for span in token.spans] == [("queue", 0), ("load", 2), ("compute", 6)]
+    done = rank.until(m.PrefillDone)
+    assert (done.first_token, done.finish, done.attempt, done.epoch) == (token.token_ids[0], None, 3, 5)
+    assert done.checksums == [tuple(kv_of(tokens)[8:12])]
+    assert [span.stage for span in done.spans] == ["queue", "load", "compute", "store"]
+    assert (done.spans[3].nbytes, done.spans[3].count) == (1024, 2)
+    assert (done.load_s, done.compute_s, done.store_s) == (
+        done.spans[1].seconds, done.spans[2].seconds, done.spans[3].seconds,
+    )  # fmt: skip
+
+
+def test_the_time_of_a_full_hit_does_not_include_its_load() -> None:
+    rank = Rank(PREFILL)
+    tokens = [*range(8)]
+    rank.hear(prefill(tokens, rank.in_pool(tokens), store=0))
+    done = rank.until(m.PrefillDone)
+    assert done.compute_s == 0.5, "the one forward pass of the model runner"
+    assert done.load_s > 0
+
+
+def test_a_decode_rank_tells_when_it_has_loaded_each_token_and_its_end() -> None:
+    rank = Rank(DECODE)
+    rank.hear(rank.decode([*range(6)], max_tokens=2))
+    loaded = rank.until(m.DecodeLoaded)
+    assert (loaded.request_id, loaded.attempt, loaded.epoch) == ("a", 3, 5)
+    assert rank.until(m.Tokens).spans == []
+    last = rank.until(m.Tokens)
+    assert (last.index, last.finish) == (1, "length")
+    assert [(span.stage, span.count) for span in last.spans] == [("queue", 0), ("load", 2), ("decode", 2)]
+    assert rank.wire.told[-1] == m.DecodeDone("a", 3, 5)
+
+
+def test_a_cancel_while_loading_is_answered_at_once_and_the_other_groups_are_not_fetched() -> None:
+    """The loop used to wait for the whole load, for up to 60 s, while the running batch stood still."""
+    rank = Rank(DECODE, ends=lambda: False)
+    rank.hear(rank.decode([*range(17)]))
+    assert rank.hear(m.Cancel("a", 3)) == [m.DecodeDone("a", 3, 5)]
+    assert [read.first for read in rank.runner.flying_halves.values()] == [0]
+    rank.runner.ends = lambda: True
+    rank.hear()
+    assert rank.role.state.staging.halves == [None, None]
+    assert not rank.role.state.busy
+
+
+def test_a_cancel_for_another_attempt_changes_nothing() -> None:
+    rank = Rank(DECODE)
+    rank.hear(rank.decode([*range(6)], max_tokens=2))
+    assert not any(isinstance(message, m.DecodeDone) for message in rank.hear(m.Cancel("a", 2)))
+    assert rank.until(m.DecodeDone).request_id == "a"
+
+
+def test_a_prefill_that_is_cancelled_has_failed() -> None:
+    rank = Rank(PREFILL)
+    told = rank.hear(prefill([*range(30)], [], store=8), m.Cancel("a", 3))
+    assert told == [m.RequestFailed("a", "cancelled", False, 3, 5)]
+
+
+def test_a_failed_load_ends_its_request_and_leaves_the_pool_alone() -> None:
+    rank = Rank(PREFILL, breaks=lambda: "the line is cut")
+    tokens = [*range(9)]
+    rank.hear(prefill(tokens, rank.in_pool(tokens[:8]), store=1))
+    failed = rank.until(m.RequestFailed)
+    assert failed == m.RequestFailed("a", "KV could not be moved: the line is cut", False, 3, 5)
+
+
+def test_a_failed_store_says_that_bytes_may_still_reach_the_pool() -> None:
+    rank = Rank(PREFILL, breaks=lambda: "the line is cut")
+    rank.hear(prefill([*range(9)], [], store=3))
+    failed = rank.until(m.RequestFailed)
+    assert failed == m.RequestFailed("a", "KV could not be moved: the line is cut", True, 3, 5)
+
+
+def test_the_only_running_request_steps_back_for_one_that_is_loading() -> None:
+    rank = Rank(DECODE, num_pages=7)
+    rank.hear(rank.decode([*range(5)], answered=2))
+    first = rank.until(m.Tokens)
+    rank.runner.ends = lambda: False
+    other = m.Decode(
+        "b", "gateway-0", [*range(8)], 0, rank.in_pool([*range(7)]), None, [], b"", GREEDY, 2, [], []
+    )
+    rank.hear(other)
+    preempted = rank.until(m.Preempted)
+    assert preempted.token_ids[:6] == [*range(5), *first.token_ids]
+    assert (preempted.answered, preempted.attempt, preempted.epoch) == (len(preempted.token_ids) - 3, 3, 5)
+    rank.runner.ends = lambda: True
+    assert rank.until(m.DecodeDone).request_id == "b"
+
+
+def test_a_block_that_goes_back_to_the_pool_is_offered_with_what_it_hangs_on() -> None:
+    prompt = [*range(15)]
+    for known in (0, 3):  # a first block, and one that three others come before
+        rank = Rank(DECODE)
+        tokens = prompt[: known * BLOCK + 3]
+        rank.hear(rank.decode(tokens, keys=prefix_keys(tokens, BLOCK, b"model"), salt=b"model"))
+        wanted = rank.until(m.PutWanted)
+        full = tokens + [
+            token for said in rank.wire.told if isinstance(said, m.Tokens) for token in said.token_ids
+        ]
+        keys = prefix_keys(full, BLOCK, b"model")
+        assert wanted.keys == [keys[known]]
+        assert wanted.digests == [block_digests(full, BLOCK)[known]]
+        assert wanted.tokens == [full[known * BLOCK : (known + 1) * BLOCK]]
+        assert wanted.before == [(keys[known - 1] if known else None, known)]
+        assert (wanted.rank, wanted.epoch) == (2, 5)
+
+
+@pytest.mark.parametrize("problem", ["", "the line is cut"])
+def test_the_end_of_a_put_says_what_is_written_and_what_may_still_be(problem: str) -> None:
+    rank = Rank(DECODE)
+    tokens = [*range(7)]
+    rank.hear(rank.decode(tokens, keys=prefix_keys(tokens, BLOCK, b"model"), salt=b"model"))
+    wanted = rank.until(m.PutWanted)
+    rank.runner.breaks = lambda: problem
+    (ref,) = refs_of(1, first=70)
+    rank.wire.inbox.append(m.PutGranted(wanted.number, [ref]))
+    ended = rank.until(m.PutEnded)
+    if problem:
+        assert ended == m.PutEnded([], [], [70], True, 5)
+    else:
+        assert (ended.object_ids, ended.failed, ended.may_still_write, ended.epoch) == ([70], [], False, 5)
+        assert ended.checksums == [tuple(rank.pool[ref])]
+
+
+def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
+    rank = Rank(PREFILL, DECODE)
+    tokens = [*range(9)]
+    rank.hear(prefill(tokens, [], store=3))
+    done = rank.until(m.PrefillDone)
+    refs = refs_of(3)
+    rank.hear(
+        m.Decode(
+            "a", "gateway-0", [*tokens, done.first_token], 1, refs[:2], refs[2], [], b"", GREEDY, 4, [], []
+        )
+    )
+    while not (last := rank.until(m.Tokens)).finish:
+        pass
+    assert last.index == 3
+    assert rank.wire.told[-1] == m.DecodeDone("a", 0, 5)
+
+
+def test_the_reports_gauges_are_those_of_the_duties() -> None:
+    def gauges(rank: Rank) -> Iterator[str]:
+        return (name for name in rank.role.rank._gauges() if name.startswith("decode_"))
+
+    assert list(gauges(Rank(PREFILL))) == []
+    assert len(list(gauges(Rank(DECODE)))) == 3

@@ -1,0 +1,43 @@
+"""States and requests that the tests of this folder start from."""
+
+from __future__ import annotations
+
+import scheduler as s
+
+BLOCK_TOKENS = 64
+
+
+def cluster(prefill: int = 1, decode: int = 1, slots: int = 4, max_queue: int = 8) -> s.State:
+    """Prefill instances 1.. (one slot each), decode instances 11.., holders 21, 22; odd ones on node 0."""
+    state = s.State(max_queue)
+    for i in range(prefill):
+        state.add_instance(1 + i, i % 2, ["prefill"], 1)
+    for i in range(decode):
+        state.add_instance(11 + i, i % 2, ["decode"], slots)
+    state.index.add_holder(21, 0)
+    state.index.add_holder(22, 1)
+    return state
+
+
+def request(
+    name: str, tokens: int = 640, keys: tuple[int, ...] = (), wait_limit_s: float = 600.0
+) -> s.Request:
+    return s.Request(name, tokens, keys, BLOCK_TOKENS, 16, wait_limit_s=wait_limit_s)
+
+
+def placed(state: s.State, name: str, tokens: int = 640, keys: tuple[int, ...] = ()) -> s.Placement:
+    """Choose for a request and put it into the books."""
+    wanted = request(name, tokens, keys)
+    placement = s.LeastTokens().choose(state, wanted, 0.0)
+    assert isinstance(placement, s.Placement)
+    state.place(wanted, placement)
+    return placement
+
+
+def started(state: s.State) -> list[str]:
+    """Start every request whose turn it is."""
+    names = []
+    while (name := state.startable()) is not None:
+        state.start(name)
+        names.append(name)
+    return names

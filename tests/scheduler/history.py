@@ -1,0 +1,57 @@
+"""Play a seeded history over State, LeastTokens and admission; print every answer.
+
+Run by test_placement.py in processes of its own: `python -m tests.scheduler.history`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import scheduler as s
+from tests.scheduler.cluster import BLOCK_TOKENS, cluster, request
+
+STEPS = 400
+
+
+def history(seed: int) -> Iterator[object]:
+    """Yield each answer of arrivals, starts, deferrals, ends, cancels and changed blocks."""
+    rng = random.Random(seed)
+    state, policy = cluster(prefill=5, decode=3, slots=4, max_queue=12), s.LeastTokens()
+    names: list[str] = []
+    for step in range(STEPS):
+        for _ in range(2):
+            change = rng.choice([state.index.stored, state.index.stored, state.index.removed])
+            change(rng.randrange(12), rng.choice([21, 22]), rng.choice(["dram", "ssd"]))
+        first = rng.randrange(8)
+        keys = tuple(range(first, first + rng.randrange(6)))
+        wanted = request(
+            f"r{step}", len(keys) * BLOCK_TOKENS + rng.randrange(1, 64), keys, rng.uniform(0.1, 3.0)
+        )
+        refused = s.admit(state, wanted, float(step))
+        yield refused
+        if refused is None:
+            state.hold(wanted)
+            names.append(wanted.request_id)
+        while (head := state.next_held()) is not None:
+            choice = policy.choose(state, head, float(step))
+            yield choice
+            if not isinstance(choice, s.Placement):
+                break
+            state.place(head, choice)
+        while (name := state.startable()) is not None:
+            yield name
+            (state.start if rng.random() < 0.8 else state.defer)(name)
+        state.retry()
+        running = [name for one in state.prefills.values() for name in one.running]
+        for name in running[: rng.randrange(4)]:
+            state.measured_prefill(rng.randrange(600), rng.random())
+            state.end_prefill(name)
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            state.forget(rng.choice([name for name in names if name in state] or ["none"]))
+        state.check()
+
+
+if __name__ == "__main__":
+    for answer in history(seed=3):
+        print(answer)

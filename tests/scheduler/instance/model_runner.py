@@ -1,0 +1,147 @@
+"""A runner without torch: KV values are chained hashes, so that one wrong page changes every later token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scheduler.instance import Result, Step, TransferEnded
+from scheduler.instance.progress import LATE_S
+from scheduler.instance.step import Chunk, ReadGroup
+
+PAGE, BLOCK = 2, 4
+GARBAGE = [-1] * BLOCK
+
+Block = list[int | None]
+
+
+def kv_of(tokens: Sequence[int]) -> list[int]:
+    """The KV value of each token: it depends on all tokens before it."""
+    values: list[int] = []
+    for token in tokens:
+        values.append(hash((values[-1] if values else 7, token)))
+    return values
+
+
+def choose(value: int, vocabulary: int = 50) -> int:
+    """The token that follows the one with this KV value."""
+    return value % vocabulary
+
+
+class ModelRunner:
+    """Carries steps out on lists of integers.
+
+    pool      place -> block; shared by all ranks of a test
+    ends      whether a flying transfer ends in this step; breaks: why it fails, "" when it does not
+    late      whether bytes of a failed read keep coming until LATE_S later
+    """
+
+    def __init__(
+        self,
+        pool: dict[Any, Block],
+        num_pages: int,
+        half_blocks: int = 2,
+        num_slots: int = 2,
+        ends: Callable[[], bool] = lambda: True,
+        breaks: Callable[[], str] = lambda: "",
+        late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.pool = pool
+        self.pages: list[Block] = [[None] * PAGE for _ in range(num_pages)]
+        self.halves: list[list[Block]] = [[list(GARBAGE) for _ in range(half_blocks)] for _ in range(2)]
+        self.slots: list[Block] = [list(GARBAGE) for _ in range(num_slots)]
+        self.flying_halves: dict[int, Any] = {}
+        self.flying_puts: dict[int, Any] = {}
+        self.ends, self.breaks, self.late = ends, breaks, late
+        self.late_until = [0.0, 0.0]
+
+    @property
+    def flying(self) -> bool:
+        return bool(self.flying_halves or self.flying_puts)
+
+    def run(self, step: Step) -> Result:
+        for read in step.reads:
+            assert read.half not in self.flying_halves, "a half in flight is used again"
+            self.halves[read.half] = [list(GARBAGE) for _ in self.halves[read.half]]
+            self.flying_halves[read.half] = read
+        for half, until in enumerate(self.late_until):
+            if step.now < until:
+                self.halves[half] = [list(GARBAGE) for _ in self.halves[half]]
+        for land in step.lands:
+            assert land.half not in self.flying_halves, "a half in flight is read"
+            for number, pages in enumerate(_by_block(land.pages, land.count)):
+                self._scatter(pages, self.halves[land.half][number])
+        written = []
+        for write in step.writes:
+            assert write.half not in self.flying_halves, "a half in flight is used again"
+            blocks = [self._gather(pages) for pages in _by_block(write.pages, len(write.places))]
+            self.halves[write.half][: len(blocks)] = blocks
+            self.flying_halves[write.half] = write
+            written.append([tuple(block) for block in blocks])
+        saved = []
+        for save in step.saves:
+            if save.slot is not None:
+                self.slots[save.slot] = self._gather(save.pages)
+                saved.append(tuple(self.slots[save.slot]))
+        self.flying_puts |= {put.put: put for put in step.puts}
+        tokens = [token for chunk in step.chunks if (token := self._compute(chunk)) is not None]
+        halves, puts = self._poll(step.now)
+        return Result(step, tokens, written, saved, halves, puts, 0.5 if step.chunks else 0.0)
+
+    def _compute(self, chunk: Chunk) -> int | None:
+        value = 7
+        if chunk.start:
+            before = self._at(chunk.pages, chunk.start - 1)
+            assert before is not None, "a token is computed before the one in front of it"
+            value = before
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            value = hash((value, token))
+            self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
+        return choose(value) if chunk.samples else None
+
+    def _at(self, pages: Sequence[int], position: int) -> int | None:
+        return self.pages[pages[position // PAGE]][position % PAGE]
+
+    def _gather(self, pages: Sequence[int]) -> Block:
+        values = [value for page in pages for value in self.pages[page]]
+        return values + [None] * (BLOCK - len(values))
+
+    def _scatter(self, pages: Sequence[int], block: Block) -> None:
+        for number, page in enumerate(pages):
+            self.pages[page] = block[number * PAGE : (number + 1) * PAGE]
+
+    def _poll(self, now: float) -> tuple[list[TransferEnded], list[TransferEnded]]:
+        halves = []
+        for half, group in list(self.flying_halves.items()):
+            if self.ends():
+                del self.flying_halves[half]
+                halves.append(self._end(half, group, self.halves[half]))
+                if halves[-1].may_still_land and isinstance(group, ReadGroup):
+                    self.late_until[half] = now + LATE_S
+        puts = []
+        for number, put in list(self.flying_puts.items()):
+            if self.ends():
+                del self.flying_puts[number]
+                puts.append(self._end(number, put, [self.slots[slot] for slot in put.slots]))
+        return halves, puts
+
+    def _end(self, number: int, group: Any, blocks: list[Block]) -> TransferEnded:
+        problem = self.breaks()
+        if problem:
+            return TransferEnded(number, problem, self.late() or not isinstance(group, ReadGroup))
+        for index, place in enumerate(group.places):
+            if isinstance(group, ReadGroup):
+                blocks[index] = list(self.pool[place])
+            else:
+                self.pool[place] = list(blocks[index])
+        return TransferEnded(number)
+
+
+def _by_block(pages: Sequence[int], count: int) -> list[Sequence[int]]:
+    per_block = BLOCK // PAGE
+    return [pages[start : start + per_block] for start in range(0, count * per_block, per_block)]
+
+
+def sometimes(rng: random.Random, share: float) -> Callable[[], bool]:
+    return lambda: rng.random() < share

@@ -1,0 +1,114 @@
+"""A planner with a model runner: one rank, driven turn by turn, whose books are checked every time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler.instance import (
+    Arrived,
+    Cancelled,
+    Granted,
+    Job,
+    Pages,
+    Staging,
+    State,
+    Step,
+    begin,
+    next_step,
+    on,
+)
+from scheduler.instance.outcomes import Ended, Failed, Outcome, Preempted, Prefilled, Token
+from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner
+
+ENDS = (Prefilled, Ended, Failed, Preempted)
+
+
+class Rank:
+    """One rank of a test. Time passes by 1 s per step.
+
+    said    all outcomes so far
+    """
+
+    def __init__(
+        self,
+        *duties: str,
+        num_pages: int = 64,
+        half_blocks: int = 2,
+        num_slots: int = 2,
+        chunk: int = 8,
+        pool: dict[Any, Any] | None = None,
+        **runner: Any,
+    ) -> None:
+        self.pool: dict[Any, Any] = {} if pool is None else pool
+        staging = Staging(half_blocks, num_slots)
+        self.state = State(frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, chunk)
+        self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
+        self.now = 0.0
+        self.said: list[Outcome] = []
+
+    def tell(self, event: Arrived | Cancelled | Granted) -> list[Outcome]:
+        said = on(self.state, event, self.now)
+        self.state.check()
+        self.said += said
+        return said
+
+    def arrive(self, job: Job) -> list[Outcome]:
+        return self.tell(Arrived(job))
+
+    def cancel(self, name: str, attempt: int = 0) -> list[Outcome]:
+        return self.tell(Cancelled(name, attempt))
+
+    def step(self, unchanged: bool = True) -> tuple[Step, list[Outcome]]:
+        """One turn of the loop; next_step must leave the state as it is."""
+        before = copy.deepcopy(self.state) if unchanged else None
+        step = next_step(self.state, self.now)
+        assert before is None or before == self.state, "next_step has changed the state"
+        begin(self.state, step)
+        self.state.check()
+        result = self.runner.run(step)
+        self.now += 1.0
+        said = on(self.state, result, self.now)
+        self.state.check()
+        self.said += said
+        return step, said
+
+    def until(self, kind: type, limit: int = 200) -> Any:
+        """Go on until an outcome of this kind; return it."""
+        for _ in range(limit):
+            for outcome in self.step()[1]:
+                if isinstance(outcome, kind):
+                    return outcome
+        raise AssertionError(f"no {kind.__name__} after {limit} steps")
+
+    def settle(self, limit: int = 500) -> list[Outcome]:
+        """Go on until the rank has nothing left to do; return what was said."""
+        first = len(self.said)
+        for _ in range(limit):
+            if not self.state.busy:
+                return self.said[first:]
+            self.step()
+        raise AssertionError(f"still busy after {limit} steps")
+
+    def said_tokens(self, name: str) -> list[int]:
+        """The tokens of an answer so far."""
+        return [said.token for said in self.said if isinstance(said, Token) and said.job[0] == name]
+
+    def assert_idle(self) -> None:
+        """Pages, halves and slots are all free, and every job has had exactly one end."""
+        state = self.state
+        assert not state.tasks
+        assert not state.puts
+        assert not state.busy
+        assert len(state.pages.free) == state.pages.num_pages
+        assert state.staging.halves == [None, None]
+        assert sorted(state.staging.free_slots) == list(range(state.staging.num_slots))
+        ended = [outcome.job for outcome in self.said if isinstance(outcome, ENDS)]
+        assert len(ended) == len(set(ended))
+
+
+def job(name: str, duties: Sequence[str], tokens: Sequence[int], **more: Any) -> Job:
+    """A job of the first attempt, for an answer of up to 8 tokens."""
+    values: dict[str, Any] = {"attempt": 0, "answered": 0, "max_tokens": 8, "max_len": 1000} | more
+    return Job(name, duties=frozenset(duties), token_ids=tuple(tokens), **values)

@@ -1,0 +1,152 @@
+"""Placement policies as sentences."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scheduler as s
+from tests.scheduler.cluster import BLOCK_TOKENS, cluster, placed, request, started
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_request_is_refused_before_any_instance_has_joined() -> None:
+    refused = s.LeastTokens().choose(s.State(8), request("a"), 0.0)
+    assert refused == s.Rejection("a", "no prefill or no decode instance has joined", 1.0)
+    for half in (cluster(prefill=0), cluster(decode=0)):
+        assert isinstance(s.LeastTokens().choose(half, request("a"), 0.0), s.Rejection)
+
+
+def test_a_prefix_in_the_dram_of_a_node_attracts_the_request_to_that_node() -> None:
+    state = cluster(prefill=2, decode=2)
+    for key in (7, 8, 9):
+        state.index.stored(key, 22, "dram")
+    placement = placed(state, "a", 640, (7, 8, 9, 10))
+    assert (placement.prefill, placement.decode, placement.cached_tokens) == (2, 11, 192)
+    assert placement.terms == s.Terms(0, 640, 192, 448, 0, 4)
+
+
+def test_blocks_that_are_not_leading_attract_no_request() -> None:
+    state = cluster(prefill=2)
+    for key in (8, 9, 10):
+        state.index.stored(key, 22, "dram")
+    assert placed(state, "a", 640, (7, 8, 9, 10)).prefill == 1
+
+
+def test_a_prefix_attracts_until_its_node_has_that_many_more_tokens_pending() -> None:
+    """A prefix of 192 tokens is worth 192 tokens of waiting, no more."""
+    for busy_tokens, chosen in ((191, 1), (192, 2), (193, 2)):
+        state = cluster(prefill=2)
+        for key in (7, 8, 9):
+            state.index.stored(key, 21, "dram")
+        assert placed(state, "busy", busy_tokens).prefill == 1
+        assert placed(state, "a", 640, (7, 8, 9, 10)).prefill == chosen, busy_tokens
+
+
+def test_prompts_that_share_one_block_do_not_all_go_to_the_node_that_has_it() -> None:
+    state = cluster(prefill=4, slots=100)
+    state.index.stored(7, 21, "dram")
+    chosen = [placed(state, f"r{i}", 640, (7, 100 + i)).prefill for i in range(40)]
+    assert {instance: chosen.count(instance) for instance in (1, 2, 3, 4)} == {1: 10, 2: 10, 3: 10, 4: 10}
+
+
+def test_equal_scores_go_to_fewer_pending_tokens_and_then_to_the_lower_number() -> None:
+    state = cluster(prefill=3, decode=2)
+    state.index.stored(7, 21, "dram")  # node 0: instances 1 and 3
+    assert placed(state, "x", 64, (9,)).prefill == 1
+    assert placed(state, "y", 64, (9,)).prefill == 2
+    assert placed(state, "z", 128, (9, 9)).prefill == 3
+    # Instance 1 scores 64 + 640 - 64, instance 2 scores 64 + 640, instance 3 scores 128 + 640 - 64.
+    assert placed(state, "a", 640, (7,)).prefill == 1
+    # Now 1 has 640 pending tokens, 2 has 64 and 3 has 128, near the block: 2 and 3 score the same.
+    assert placed(state, "b", 640, (7,)).prefill == 2
+
+
+def test_a_block_on_ssd_counts_as_cached_but_attracts_no_request() -> None:
+    state = cluster(prefill=2)
+    placed(state, "busy", 10)
+    state.index.stored(7, 21, "ssd")
+    placement = placed(state, "a", 640, (7,))
+    assert (placement.prefill, placement.cached_tokens, placement.terms.near_tokens) == (2, 64, 0)
+
+
+def test_the_last_token_of_a_full_hit_is_still_computed() -> None:
+    state = cluster()
+    state.index.stored(7, 21, "dram")
+    placement = placed(state, "a", 64, (7,))
+    assert (placement.cached_tokens, placement.terms.near_tokens, placement.terms.score) == (63, 63, 1)
+    assert state.prefills[1].pending_tokens == 1
+
+
+def test_decode_goes_to_the_instance_with_most_free_slots_and_then_to_the_lower_number() -> None:
+    state = cluster(decode=2, slots=2)
+    state.add_instance(13, 0, ["decode"], 3)
+    assert [placed(state, f"r{i}").decode for i in range(7)] == [13, 11, 12, 13, 11, 12, 13]
+
+
+def test_a_request_waits_while_no_decode_instance_has_a_free_slot() -> None:
+    state = cluster(slots=1)
+    placed(state, "a")
+    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Wait)
+    started(state)
+    state.end_prefill("a")
+    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Wait)
+    state.forget("a")
+    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Placement)
+
+
+def random_cluster(rng: random.Random) -> s.State:
+    state = cluster(prefill=rng.randrange(1, 6), decode=rng.randrange(1, 4), slots=6, max_queue=99)
+    for _ in range(30):
+        state.index.stored(rng.randrange(12), rng.choice([21, 22]), rng.choice(["dram", "ssd"]))
+    return state
+
+
+def random_request(rng: random.Random, name: str) -> s.Request:
+    first = rng.randrange(8)
+    keys = tuple(range(first, first + rng.randrange(6)))
+    return request(name, len(keys) * BLOCK_TOKENS + rng.randrange(1, 64), keys)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    state, policy = random_cluster(rng), s.LeastTokens()
+    for step in range(40):
+        wanted = random_request(rng, f"r{step}")
+        choice, table = policy.choose(state, wanted, float(step)), policy.explain(state, wanted)
+        if isinstance(choice, s.Wait):
+            assert table == []
+            state.forget(f"r{rng.randrange(step)}")
+            continue
+        assert isinstance(choice, s.Placement)
+        assert len(table) == len(state.prefills)
+        assert (choice.prefill, choice.terms) == (table[0].prefill, table[0].terms)
+        assert choice.terms.score == min(row.terms.score for row in table)
+        state.place(wanted, choice)
+
+
+def test_the_same_history_gives_the_same_answers_in_every_process() -> None:
+    def answers(hash_seed: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.scheduler.history"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).resolve().parents[2],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout
+
+    found = answers("1")
+    assert found == answers("2")
+    for kind in ("Placement", "Wait", "Rejection", "the predicted wait is", "requests are waiting"):
+        assert kind in found, kind
