@@ -39,7 +39,7 @@ TERM_AT_S = 4.2
 """When mpirun is told: it passes SIGTERM on after 0.25 s and kills at 0.5 s."""
 
 TERM_EARLY_AT_S = 1.0
-"""The same while ranks are still starting: nothing to flush, and one that compiles hears nothing."""
+"""The same while a rank is still starting: nothing to flush, and one that compiles hears nothing."""
 
 KILL_AT_S = 4.75
 """When everything of this job that is left is killed, so that the command ends within 5 s."""
@@ -148,15 +148,16 @@ class Launcher:
                 f"not ready after {self._config.start_timeout_s:.0f} s "
                 f"({', '.join(busy) or 'the gateway does not answer'}); --start-timeout-s gives it longer"
             )
-        expected = 1 if self._config.hosts else self._config.ranks  # files of other hosts are not seen here
-        if 0 not in states or len(states) < expected:
-            return False
-        if any(state.state != "ready" for state in states.values()):
-            return False
-        if not answers(self._config):
+        if not self._ranks_ready(states) or not answers(self._config):
             return False
         self._announce()
         return True
+
+    def _ranks_ready(self, states: dict[int, RankState]) -> bool:
+        """Whether every rank whose file is seen here serves: with several hosts, only those of this one."""
+        expected = 1 if self._config.hosts else self._config.ranks
+        seen = 0 in states and len(states) >= expected
+        return seen and all(state.state == "ready" for state in states.values())
 
     def _announce(self) -> None:
         config = self._config
@@ -208,11 +209,13 @@ class Launcher:
         """Ranks first, then mpirun, then force; all of it within five seconds."""
         started = time.monotonic()
         self._progress.line(f"stopping: {self._signals[0]}")
+        # Asked anew: ranks serve, and may be busy, a moment before `answers` has told this process so.
+        serving = self._ready or self._ranks_ready(job.look())
+        term_at_s = TERM_AT_S if serving else TERM_EARLY_AT_S
         spoke = _ask_to_stop(job.run_dir, f"{self._signals[0]} to the launcher")
         told_mpirun = spoke is None
         if told_mpirun:
             job.terminate()
-        term_at_s = TERM_AT_S if self._ready else TERM_EARLY_AT_S
         while job.running():
             self._pump(job, 0.05)
             elapsed = time.monotonic() - started

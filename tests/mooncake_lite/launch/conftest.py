@@ -83,6 +83,14 @@ class DummyCluster:
         finally:
             folder.leave()
 
+    def ready_ranks(self) -> list[int]:
+        assert self.run_dir is not None
+        folder = RunDir.join(self.run_dir)
+        try:
+            return [rank for rank, state in folder.states().items() if state.state == "ready"]
+        finally:
+            folder.leave()
+
     def mpirun_pid(self) -> int:
         names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in self._ranks}
         return next(pid for pid, name in names.items() if name in ("prterun", "mpirun"))

@@ -9,6 +9,7 @@ Started by mpirun in place of `mooncake-lite serve`:  dummy_rank.py PORT BEHAVIO
     refuse         RANK fails while it starts
     vanish         RANK is gone while it starts, without a word
     chatter        RANK prints on both streams, then serves
+    unheard        every rank is ready, /health answers 503, and leaving takes SLOW_S
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ from mooncake_lite.launch.rank_process import (
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 
+SLOW_S = 1.5
+"""Longer than ranks are given that have not started yet, and far less than those get that have."""
+
 ROLES = ("conductor", "prefill", "decode", "store")
 
 
 class Health(http.server.BaseHTTPRequestHandler):
+    status = 200
+
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
@@ -84,12 +90,16 @@ def main() -> int:
         print("words on stderr", file=sys.stderr, flush=True)
     if behaviour != "silent":
         file.write("ready")
+    if behaviour == "unheard":
+        Health.status = 503
     if place.rank == 0:
         conduct(port, run_dir, file)
     else:
         deaf = special and behaviour == "stubborn"
         while deaf or not (run_dir.path / "stop").exists():
             time.sleep(0.02)
+    if behaviour == "unheard":
+        time.sleep(SLOW_S)
     exit_within(1.0, 0)
     file.write("stopped", "asked to")
     if behaviour == "mpi":

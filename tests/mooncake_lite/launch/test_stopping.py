@@ -80,6 +80,19 @@ def test_a_stop_while_ranks_are_starting_is_a_stop_as_well(start: Start) -> None
     assert seconds < patient(STOP_LIMIT_S)
 
 
+@alone
+def test_ranks_that_are_ready_get_their_time_before_the_command_has_seen_the_gateway_answer(
+    start: Start,
+) -> None:
+    cluster = start("unheard")
+    assert wait_for(lambda: cluster.run_dir is not None)
+    assert wait_for(lambda: len(cluster.ready_ranks()) == 4 and (cluster.run_dir / "control").exists())
+    cluster.remember()
+    code, _ = cluster.end(signal.SIGTERM)
+    assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
+    assert not cluster.said("had not left by themselves")
+
+
 def test_sigkill_of_the_command_ends_all_ranks_and_the_last_one_removes_the_folder(start: Start) -> None:
     cluster = start("mpi")
     cluster.wait_until_serving()
@@ -139,7 +152,7 @@ def test_a_rank_that_vanishes_while_starting_is_named(start: Start) -> None:
 
 
 def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(start: Start) -> None:
-    limit_s = round(patient(3.0))  # they need a second to say anything
+    limit_s = max(5, round(patient(3.0)))  # they need a second to say anything; 5 is the least allowed
     cluster = start("silent", limit_s)
     assert cluster.process.wait(LIMIT_S) == 1
     doing = "rank 0 (conductor): waking up, rank 1 (prefill): waking up"
