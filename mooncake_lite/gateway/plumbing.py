@@ -122,6 +122,8 @@ class EventStream(Response):
             )
             async for event in events:
                 await self._send(send, {"type": "http.response.body", "body": event, "more_body": True})
+                # Where many events are ready at once, nothing else lets the loop see a lost connection.
+                await asyncio.sleep(0)
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:

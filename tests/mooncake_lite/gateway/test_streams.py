@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -165,6 +166,27 @@ def test_a_client_that_leaves_is_cancelled_within_a_second(
 
     cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
     assert time.monotonic() - left < patient(1.0)
+
+
+def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
+    gateway: GatewayProcess, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    """Nothing more is written to a lost connection, which asyncio would complain of on stderr."""
+    token = tokenizer.encode("a")[0]
+
+    def many_at_once(cluster: FakeCluster, submit: m.Submit) -> None:
+        for index in range(400):
+            cluster.tokens(1, m.Tokens(submit.request_id, index, [token]))
+
+    cluster.behaviour = many_at_once
+    body = json.dumps({"prompt": "hello", "max_tokens": 500, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), LIMIT_S) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+        client.sendall(head + body)
+        assert client.recv(20)
+
+    cluster.wait_for(m.Cancel)  # the gateway's stderr must be empty at its end: see GatewayProcess.close
 
 
 def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cluster: FakeCluster) -> None:
