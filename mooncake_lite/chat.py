@@ -27,6 +27,13 @@ CONNECT_LIMIT_S = 5.0
 READ_LIMIT_S = 600.0
 """Longest silence inside an answer: as long as the server itself waits for a token."""
 
+TEMPERATURE = 0.2
+"""Used where neither the user nor the model names one. The API's own default is 1, at which a small model
+answers with unrelated words; 0.2 is what the default model's authors use in their examples."""
+
+STOPPED = "stopped"
+"""The finish of an answer that the user has interrupted."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey: an answer must not move the cursor or set a title."""
 
@@ -58,14 +65,19 @@ class Turn:
             parts.append(f"{(tokens - 1) / (self.last_s - self.first_s):.1f} tok/s")
         if self.finish == "length":
             parts.append("cut at the token limit")
-        return " · ".join(parts)
+        return " · ".join(parts) if self.finish != STOPPED else "stopped"
 
 
 @click.command("chat")
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
 @click.option("--model", default=None, help="Model id; left out, the server's own.")
 @click.option("--system", default=None, help="A system message before everything.")
-@click.option("--temperature", type=NumberRange(0, 2), default=None, help="0 is greedy.")
+@click.option(
+    "--temperature",
+    type=NumberRange(0, 2),
+    default=None,
+    help=f"0 is greedy. Left out, the model's own, or {TEMPERATURE} where it names none.",
+)
 @click.option("--top-p", type=NumberRange(0, 1, min_open=True), default=None)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer.")
 @click.option("--seed", type=int, default=None)
@@ -80,7 +92,10 @@ def chat(
     seed: int | None,
     api_key: str | None,
 ) -> None:
-    """Talk to a running server. /quit, Ctrl-D or Ctrl-C ends the conversation."""
+    """Talk to a running server.
+
+    Ctrl-C stops an answer. A second Ctrl-C, Ctrl-D or /quit ends the conversation.
+    """
     import httpx
     from rich.console import Console
 
@@ -96,7 +111,9 @@ def chat(
     except (httpx.InvalidURL, UnicodeError, ValueError) as error:
         raise UserError(f"--url {url!r} is no URL: {error}") from None
     with client:
-        check_server(client, url)
+        card = model_card(client, url, model)
+        if temperature is None and "temperature" not in (card.get("default_sampling") or {}):
+            fields["temperature"] = TEMPERATURE
         messages = [{"role": "system", "content": system}] if system else []
         try:
             converse(client, console, messages, fields)
@@ -104,8 +121,11 @@ def chat(
             console.print()
 
 
-def check_server(client: httpx.Client, url: str) -> None:
-    """Raises UserError with one line when nobody answers at the URL, or not with a model for us."""
+def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, Any]:
+    """What the server says of the model, by default of its first; empty when it says nothing of it.
+
+    Raises UserError with one line when nobody answers at the URL, or not with models for us.
+    """
     import httpx
 
     try:
@@ -117,6 +137,11 @@ def check_server(client: httpx.Client, url: str) -> None:
         ) from None
     if reply.status_code != 200:
         raise UserError(f"the server at {url} refuses: {problem_of(reply.status_code, reply.text)}")
+    try:
+        cards = [card for card in reply.json()["data"] if model in (None, card["id"])]
+        return dict(cards[0]) if cards else {}
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"the server at {url} does not list its models as the OpenAI API does") from None
 
 
 def converse(
@@ -137,7 +162,10 @@ def converse(
             messages.pop()
             console.print(f"error: {error}", style="red", markup=False)
             continue
-        messages.append({"role": "assistant", "content": turn.text})
+        if turn.text:
+            messages.append({"role": "assistant", "content": turn.text})
+        else:
+            messages.pop()  # two questions in a row are no conversation that a template knows
         console.print(turn.summary(), style="dim", markup=False)
 
 
@@ -156,7 +184,7 @@ def read_question(console: Console) -> str | None:
 
 
 def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Turn:
-    """Send the conversation and print the answer as it comes. Raises ChatFailed."""
+    """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises ChatFailed."""
     import httpx
 
     body = {**fields, "stream": True, "stream_options": {"include_usage": True}}
@@ -170,6 +198,8 @@ def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Turn:
                 turn.last_s = time.monotonic() - asked
                 turn.first_s = turn.first_s or turn.last_s
                 console.print(_CONTROL.sub("", text), end="", markup=False)
+    except KeyboardInterrupt:
+        turn.finish = STOPPED  # leaving the `with` above has closed the connection, and so ended the work
     except httpx.HTTPError as error:
         raise ChatFailed(f"the connection broke: {_one_line(error)}") from None
     finally:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mooncake_lite import chat as chat_module
 from mooncake_lite import messages as m
-from mooncake_lite.chat import ChatFailed, Turn, chat, texts_of
+from mooncake_lite.chat import TEMPERATURE, ChatFailed, Turn, chat, texts_of
 from mooncake_lite.cli import main
 from mooncake_lite.errors import UserError
 from tests.mooncake_lite.gateway.conftest import Start
@@ -139,7 +140,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_chat_cleanly(
     assert (prompt, process.returncode, written) == ("> ", 0, "")
 
 
-def test_ctrl_c_in_an_answer_ends_the_chat_and_the_work(
+def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
     gateway: GatewayProcess, cluster: FakeCluster
 ) -> None:
     cluster.behaviour = lambda cluster, submit: None
@@ -148,14 +149,52 @@ def test_ctrl_c_in_an_answer_ends_the_chat_and_the_work(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write("hello\n")
-    process.stdin.flush()
-    submit = cluster.wait_for(m.Submit)
+    for _ in range(2):
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+        submit = cluster.wait_for(m.Submit)
+        process.send_signal(signal.SIGINT)
+        cluster.wait_for(m.Cancel, lambda cancel, id=submit.request_id: cancel.request_id == id)  # type: ignore[misc]
+        cluster.received.clear()
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, written = process.communicate(timeout=LIMIT_S)
+    shown, written = process.communicate(timeout=LIMIT_S)
 
     assert (process.returncode, written) == (0, "")
-    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+    assert shown.split() == ["stopped", "stopped"]
+
+
+def test_what_was_said_of_a_stopped_answer_stays_in_the_history(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["half an ans", ""])
+
+    def interrupted(lines: Any, turn: Turn) -> Iterator[str]:
+        turn.text = next(answers)
+        yield turn.text
+        raise KeyboardInterrupt
+
+    history: list[list[dict[str, str]]] = []
+    real = chat_module.ask
+    monkeypatch.setattr(chat_module, "texts_of", interrupted)
+    monkeypatch.setattr(
+        chat_module, "ask", lambda *given: (history.append(list(given[2]["messages"])), real(*given))[1]
+    )
+    run(["--url", gateway.url], "one\ntwo\nthree\n/quit\n")
+
+    said = [[message["content"] for message in messages] for messages in history]
+    assert said == [["one"], ["one", "half an ans", "two"], ["one", "half an ans", "three"]]
+
+
+def test_the_temperature_is_low_unless_the_user_names_one(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    run(["--url", gateway.url], "hello\n")
+    run(["--url", gateway.url, "--temperature", "0.7"], "hello\n")
+
+    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    assert [submit.sampling.temperature for submit in submits] == [TEMPERATURE, 0.7]
+    assert TEMPERATURE < 0.5
 
 
 def test_an_answer_cannot_command_the_terminal(
