@@ -6,6 +6,7 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import tomllib
@@ -201,7 +202,7 @@ def config_from(values: dict[str, Any], source: str) -> ServeConfig:
     for raw, value in values.items():
         name = raw.replace("-", "_")
         if name not in known:
-            raise ConfigError(f"{source}: unknown key {raw!r}; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"{source}: {_unknown(raw, value, sorted(known))}")
         default = known[name].default
         if name in _SIZES:
             value = parse_bytes(value, name)
@@ -216,6 +217,19 @@ def config_from(values: dict[str, Any], source: str) -> ServeConfig:
             raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted}")
         checked[name] = value
     return ServeConfig(**checked)
+
+
+def _shown(name: str, value: Any) -> str:
+    return f"table [{name}]" if isinstance(value, dict) else f"key {name!r}"
+
+
+def _unknown(name: str, value: Any, known: list[str]) -> str:
+    if isinstance(value, dict):
+        return f"unknown {_shown(name, value)}; write the keys without a table, or under [serve]"
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"unknown {_shown(name, value)}; " + (
+        f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -238,8 +252,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"config file {path}: serve={table!r} must be a table; write [serve]")
     if data:
+        outside = ", ".join(_shown(name, value) for name, value in data.items())
         raise ConfigError(
-            f"config file {path}: {', '.join(data)} beside the table [serve] would be ignored; "
-            "write all keys in the table"
+            f"config file {path}: {outside} beside the table [serve] would be ignored; "
+            "write all keys in this table"
         )
     return table

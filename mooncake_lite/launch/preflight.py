@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import sys
@@ -32,8 +33,6 @@ it private where this was measured, activations on top)."""
 
 MPI_SHARED_BYTES = 20 * 2**20
 """Open MPI's own shared-memory file of one rank, beside the window."""
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +60,7 @@ def find_model(config: ServeConfig) -> FoundModel:
 def preflight(
     config: ServeConfig, *, model: FoundModel | None = None, machine: Machine | None = None
 ) -> list[str]:
-    """Refuse what cannot work on this machine; return notes worth a line.
+    """Refuse what cannot work on this machine; return warnings, one line each.
 
     Raises ConfigError, LaunchError, ModelError or CacheError with the fix in the message. Cheap checks
     come first: a taken port is told before a model is pulled.
@@ -85,17 +84,24 @@ def preflight(
     roles = roles_here(config)
     check_shared_memory(config, model, machine, roles)
     check_memory(config, model, machine, roles)
-    return notes(config)
+    return warnings(config)
 
 
-def notes(config: ServeConfig) -> list[str]:
-    """What a user may want to know, though it is no error."""
-    if config.host not in LOOPBACK and not config.api_key:
-        return [
-            f"everybody who can reach {config.host} may use this server; "
-            "set MOONCAKE_LITE_API_KEY to ask for a key"
-        ]
-    return []
+def warnings(config: ServeConfig) -> list[str]:
+    """What is allowed and may still not be what the user wants."""
+    if config.api_key or _is_loopback(config.host):
+        return []
+    return [
+        f"host={config.host}: whoever can reach this address can use the server, for it asks for no key; "
+        "set MOONCAKE_LITE_API_KEY, or use --host 127.0.0.1"
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_platform() -> None:
@@ -234,9 +240,9 @@ def roles_here(config: ServeConfig) -> list[str]:
     if not hosts:
         return roles
     mine, first = [], 0
-    names = {socket.gethostname(), socket.gethostname().split(".")[0], *LOOPBACK}
+    names = {socket.gethostname(), socket.gethostname().split(".")[0]}
     for name, slots in hosts:
-        if name in names:
+        if name in names or _is_loopback(name):
             mine += roles[first : first + slots]
         first += slots
     return mine

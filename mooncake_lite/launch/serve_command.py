@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from mooncake_lite.config import ServeConfig, config_from, read_toml
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.mpirun import SECRET
 from mooncake_lite.launch.place import world_from_environment
 
@@ -102,14 +103,23 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
     Raises ConfigError for an unknown key, a wrong type or a value out of range.
     """
     values = read_toml(file) if file else {}
+    _refuse_empty(values, f"config file {file}")
     config_from(values, f"config file {file}")  # so that its own errors name it
     given = {name: value for name, value in flags.items() if value not in (None, ())}
+    _refuse_empty(given, "flags")
     if model is not None:
         given["model"] = model
     for name in given:
         values.pop(name.replace("_", "-"), None)
     config = config_from({**values, **given}, "flags")
     return _with_absolute_paths(config)
+
+
+def _refuse_empty(values: dict[str, Any], source: str) -> None:
+    """Raises ConfigError for an empty name or key: a variable that is not set, and no wish for the default."""
+    for name, value in values.items():
+        if name.replace("-", "_") in ("served_model_name", "api_key") and not str(value).strip():
+            raise ConfigError(f"{source}: {name} is empty; give one, or leave it out")
 
 
 def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
@@ -152,8 +162,8 @@ def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> 
     from mooncake_lite.launch.launcher import Launcher
     from mooncake_lite.launch.preflight import preflight
 
-    for note in preflight(config):
-        click.echo(f"mooncake-lite: note: {note}", err=True)
+    for warning in preflight(config):
+        click.echo(f"mooncake-lite: warning: {warning}", err=True)
     return Launcher(config).run()
 
 

@@ -157,7 +157,8 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
     """
     config = process.config
     if ENVIRONMENT not in os.environ:
-        preflight(config)
+        for warning in preflight(config):
+            print(f"mooncake-lite: warning: {warning}", file=sys.stderr, flush=True)
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     fingerprint = pool_fingerprint(config, folder)

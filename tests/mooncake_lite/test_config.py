@@ -106,7 +106,8 @@ def test_a_configuration_survives_the_way_through_plain_values() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prot": 1}, "file: unknown key 'prot'; known are "),
+        ({"prot": 1}, "file: unknown key 'prot'; did you mean port?"),
+        ({"colour": 1}, "file: unknown key 'colour'; known are api_key, "),
         ({"port": "8000"}, "file: port='8000' must be of type int"),
         ({"port": True}, "file: port=True must be of type int"),
         ({"enable-prefix-caching": 1}, "enable_prefix_caching=1 must be of type bool"),
@@ -135,7 +136,7 @@ def test_a_file_may_be_flat_or_have_a_section(tmp_path: Path, text: str) -> None
     ("text", "words"),
     [
         ("serve = 3\n", "serve=3 must be a table; write [serve]"),
-        ("port = 9000\nhost = 'a'\n[serve]\nstore = 2\n", "port, host beside the table [serve]"),
+        ("port = 9000\nhost = 'a'\n[serve]\nstore = 2\n", "key 'port', key 'host' beside the table [serve]"),
     ],
 )
 def test_a_file_in_which_keys_would_be_ignored_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -60,16 +60,19 @@ def refusal(machine: Machine = ROOMY, **wishes: Any) -> str:
     return str(caught.value)
 
 
-def test_a_wish_that_this_machine_can_fulfil_passes_without_a_note() -> None:
+def test_a_wish_that_this_machine_can_fulfil_passes_without_a_warning() -> None:
     assert preflight(ServeConfig(port=free_port()), model=SMALL_MODEL, machine=ROOMY) == []
 
 
-def test_a_server_open_to_the_network_without_a_key_gets_a_note() -> None:
+def test_a_server_open_to_the_network_without_a_key_gets_a_warning() -> None:
     config = ServeConfig(port=free_port(), host="0.0.0.0")
-    (note,) = preflight(config, model=SMALL_MODEL, machine=ROOMY)
-    assert "MOONCAKE_LITE_API_KEY" in note
+    (warning,) = preflight(config, model=SMALL_MODEL, machine=ROOMY)
+    assert "host=0.0.0.0" in warning
+    assert "MOONCAKE_LITE_API_KEY" in warning
     closed = ServeConfig(port=free_port(), host="0.0.0.0", api_key="secret")
     assert preflight(closed, model=SMALL_MODEL, machine=ROOMY) == []
+    other_loopback = ServeConfig(port=free_port(), host="127.0.0.2")
+    assert preflight(other_loopback, model=SMALL_MODEL, machine=ROOMY) == []
 
 
 def test_a_taken_port_is_refused() -> None:

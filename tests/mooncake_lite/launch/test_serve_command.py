@@ -129,6 +129,8 @@ def _profile(name: str) -> str:
         (["serve", "--pool-bytes", "many"], "pool_bytes='many' is not a size; write bytes or 512MiB"),
         (["serve", "--block-size", "100"], "block_size=100: it must divide 512"),
         (["serve", "--profile", "slow"], "'slow' is not one of 'ft', 'fast'"),
+        (["serve", "--served-model-name", " "], "served_model_name is empty; give one, or leave it out"),
+        (["serve", "--api-key", ""], "api_key is empty; give one, or leave it out"),
         (["serve", "--port", "70000"], "port=70000: a port is from 1 to 65535"),
         (["serve", "--config", "/nonexistent.toml"], "config file /nonexistent.toml does not exist"),
         (["serve", "--mpi-arg", "'", "--dry-run"], "No closing quotation"),
@@ -149,7 +151,11 @@ def test_an_unknown_model_is_said_in_one_line(capsys: pytest.CaptureFixture[str]
     ("text", "says"),
     [
         ("port = 'x'", "port='x' must be of type int"),
-        ("prot = 8000", "unknown key 'prot'"),
+        ("prot = 8000", "unknown key 'prot'; did you mean port?"),
+        ("[server]\nport = 8000", "unknown table [server]; write the keys without a table, or under [serve]"),
+        ("[serve]\n[serve.tls]\nport = 1", "unknown table [tls]"),
+        ("key = 1\n[serve]\nport = 1\n[tls]", "key 'key', table [tls] beside the table [serve]"),
+        ("served-model-name = ''", "served-model-name is empty; give one, or leave it out"),
         ("port = ", "is not TOML"),
     ],
 )
