@@ -45,11 +45,6 @@ class Row:
         )
 
     @property
-    def transfer_share(self) -> float:
-        """transfer_s as a share of TTFT, 0 to 1."""
-        return min(1.0, self.transfer_s / self.answer.ttft_s) if self.answer.ttft_s > 0 else 0.0
-
-    @property
     def moved_bytes(self) -> int:
         """Bytes of KV moved for this request over its whole life."""
         return sum(span.nbytes for span in self.answer.spans if span.stage in MOVING_STAGES)
@@ -91,13 +86,11 @@ class Row:
 
 
 def table(rows: list[Row]) -> Table:
-    """The closing table, at most 100 columns wide."""
+    """The closing table, at most 80 columns wide; `--json` has more of each row."""
     result = Table(box=SIMPLE_HEAD, pad_edge=False)
     result.add_column("question")
     result.add_column("cluster")
-    for name in ("prompt\ntokens", "cached tokens\nand their tier", "TTFT\ns", "transfer\nof TTFT"):
-        result.add_column(name, justify="right")
-    for name in ("TPOT\nms", "moved\nMB", "GB/s"):
+    for name in ("prompt\ntokens", "cached tokens\nand their tier", "TTFT\ns", "TPOT\nms", "moved\nMB"):
         result.add_column(name, justify="right")
     for row, following in zip(rows, [*rows[1:], None]):
         answer = row.answer
@@ -107,10 +100,8 @@ def table(rows: list[Row]) -> Table:
             f"{answer.prompt_tokens:,}",
             row.source,
             f"{answer.ttft_s:.3f}",
-            f"{row.transfer_share:.0%}",
             f"{answer.tpot_s * 1e3:.1f}",
-            f"{row.moved_bytes / 1e6:.1f}",
-            f"{row.moved_gb_per_s:.1f}",
+            f"{row.moved_bytes / 1e6:.0f}",
             end_section=following is not None and following.cluster != row.cluster,
         )
     return result

@@ -116,7 +116,7 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
 
 
 def _refuse_empty(values: dict[str, Any], source: str) -> None:
-    """Raises ConfigError for an empty name or key: a variable that is not set, and no wish for the default."""
+    """Raises ConfigError for an empty name or key, which an unset variable leaves."""
     for name, value in values.items():
         if name.replace("-", "_") in ("served_model_name", "api_key") and not str(value).strip():
             raise ConfigError(f"{source}: {name} is empty; give one, or leave it out")

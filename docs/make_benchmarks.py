@@ -1,0 +1,90 @@
+"""Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
+
+    for part in kernels transport store scheduler; do
+        mooncake-lite bench $part --json docs/reference/measured/$part.json
+    done
+    python docs/make_benchmarks.py
+
+A test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "reference"
+PAGE = FOLDER / "benchmarks.md"
+PARTS = ("kernels", "transport", "store", "scheduler")
+
+HEAD = """# Benchmarks
+
+`python docs/make_benchmarks.py` writes this page from the results of `mooncake-lite bench`, which are in
+[measured/](measured/). Each command measures our code, a peer where one exists, and a limit, all in turns in the same run.
+
+* *Ratio* is above 1 where our code is faster than the peer.
+* *Share* compares with the limit: the simplest program for the same job, such as one copy by torch or one read of all bytes.
+  It is not a bound of the hardware. Our read of 16 MiB, for example, copies with two threads and `np.copyto` with one, so its
+  share is above 1.
+* Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
+
+The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data through shared memory,
+so these ratios compare two systems as they are installed, and not two implementations of one path.
+"""
+
+TITLES = {
+    "kernels": "Kernels, float32 unless named otherwise",
+    "transport": "Transport",
+    "store": "Store: objects, tier and directory",
+    "scheduler": "Scheduler: one decision of the control plane",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *(section(part) for part in PARTS)])
+
+
+def section(part: str) -> str:
+    """One command's results: where and when, and a table with one number in a cell."""
+    found = json.loads((FOLDER / "measured" / f"{part}.json").read_text(encoding="utf-8"))
+    machine = found["machine"]
+    lines = [
+        f"## {TITLES[part]}",
+        "",
+        f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of {machine['cpu']}, "
+        f"Python {machine['python']}, load {machine['load']} before the run.",
+        "",
+        "| measured | ours | peer | peer's figure | ratio | limit | limit's figure | share |",
+        "|---|---:|---|---:|---:|---|---:|---:|",
+        *(row(entry) for entry in found["rows"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def row(entry: dict[str, Any]) -> str:
+    """One line of a table."""
+    unit = entry["unit"]
+    cells = [entry["name"], with_unit(entry["ours"], unit)]
+    for other, ratio in (("peer", "ratio_to_peer"), ("limit", "ratio_to_limit")):
+        known = entry[other] or {"name": "", "value": None}
+        cells += [known["name"], with_unit(known["value"], unit), number(entry[ratio])]
+    return "| " + " | ".join(cells) + " |"
+
+
+def with_unit(value: float | None, unit: str) -> str:
+    """A figure with its unit, or nothing."""
+    return f"{number(value)} {unit}" if value is not None else ""
+
+
+def number(value: float | None) -> str:
+    """Three digits that mean something, with commas in what is large."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
