@@ -44,7 +44,12 @@ def generate(
     device: str,
     raw: bool,
 ) -> None:
-    """Answer PROMPT in this process and print the answer as it comes."""
+    """Answer PROMPT in this process and print the answer as it comes.
+
+    The first call with a kind of model compiles its kernels, which takes about half a minute on two cores,
+    and shows how far it is. Later calls load the compiled kernels from the cache folder. The progress and the
+    figures go to stderr, the answer alone to stdout; compiling is no part of tokens/s.
+    """
     check_device_name(device)
     check_weight_choice(weights, dtype, device)
 
