@@ -29,7 +29,16 @@ import numpy as np
 from kernels_numba.arrays import dtype_name
 from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
 from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend, prefill_warps
-from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_device, widen
+from kernels_numba.backend_cuda import (
+    addresses,
+    aligned,
+    compiled,
+    cuda,
+    narrow,
+    on_device,
+    on_its_device,
+    widen,
+)
 from kernels_numba.checks import NO_WINDOW
 
 THREADS = 64
@@ -43,6 +52,7 @@ MAX_CHANNELS = MAX_HEAD_DIM // THREADS
 LOWEST = np.float32(-1e30)
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
+NAN = np.float32(np.nan)
 
 
 def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
@@ -72,7 +82,9 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
                 weight = math.exp(score * scale - highest)
                 total += weight
                 value += weight * widen(value_cache[page, h, s, channel])
-    out[row, head, channel] = narrow(ZERO if total == ZERO else value / total, out)
+    if total == ZERO:  # no token, or scores of minus infinity only
+        value, total = ZERO if context_lens[b] == 0 else NAN, ONE
+    out[row, head, channel] = narrow(value / total, out)
 
 
 def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
@@ -155,7 +167,9 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
     for r in range(rows):
         token, head = first_row + first_token + r // heads_here, r % heads_here
         if head < heads_left:
-            share = ONE / totals[r] if totals[r] > ZERO else ZERO
+            share = ZERO if context_lens[b] == 0 else NAN  # no token, or scores of minus infinity only
+            if totals[r] > ZERO:
+                share = ONE / totals[r]
             for c in range((head_dim - thread + THREADS - 1) // THREADS):
                 channel = c * THREADS + thread
                 out[token, first_head + head, channel] = narrow(sums[r, c] * share, out)
@@ -174,6 +188,7 @@ def _attend(element: str, head_dim: int, warps: int) -> Any:
     return compiled(attend, shared=True, bounds=bounds(warps))
 
 
+@on_its_device
 def launch_prefill(
     query: Any,
     key_cache: Any,
@@ -208,6 +223,7 @@ def launch_prefill(
     )
 
 
+@on_its_device
 def launch_tiled(
     query: Any,
     key_cache: Any,
@@ -229,6 +245,7 @@ def launch_tiled(
     _compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
+@on_its_device
 def launch_plain(
     query: Any,
     key_cache: Any,
@@ -246,6 +263,7 @@ def launch_plain(
     _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
+@on_its_device
 def launch_decode(
     query: Any,
     key_cache: Any,

@@ -44,6 +44,7 @@ from kernels_numba.numerics import LOWEST, store, widen
 from kernels_numba.runtime import FAST, PARALLEL_CALL, get_num_threads, njit
 
 _ZERO = np.float32(0.0)
+_ALL = np.empty(0, np.int64)
 
 
 def paged_attention_decode(
@@ -96,7 +97,7 @@ def paged_attention_decode(
     if views is None:
         views = [arrays.as_numpy(a) for a in (query, key_cache, value_cache, block_tables, context_lens, out)]
     lens, cache = views[4], views[1].shape
-    read_from = None if limit == NO_WINDOW else lens - np.int32(limit)
+    read_from = _ALL if limit == NO_WINDOW else lens.astype(np.int64) - limit
     raise_for_table(check_tables(views[3], lens, cache[0], cache[2], read_from), views[3], lens, cache)
     with PARALLEL_CALL:
         decode_v3(*views, float(scale), limit, get_num_threads())

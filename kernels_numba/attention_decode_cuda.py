@@ -29,6 +29,7 @@ from kernels_numba.attention_mma_cuda import (
     HEAD_DIMS,
     LOWEST,
     MIN_PIECE,
+    NAN,
     ONE,
     PIECE_STEP,
     ZERO,
@@ -48,6 +49,7 @@ from kernels_numba.backend_cuda import (
     load_float,
     load_int32,
     multiprocessors,
+    on_its_device,
     store_bfloat16,
     store_float,
     store_float16,
@@ -96,9 +98,9 @@ def make_decode_v3(element: str, head_dim: int) -> Any:
         window,
     ):
         lane = cuda.threadIdx.x
-        b, group = cuda.blockIdx.z, heads // kv_heads
+        b, group = cuda.blockIdx.z, divide(heads, kv_heads)
         turns = (group + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
-        h = cuda.blockIdx.y // turns
+        h = divide(cuda.blockIdx.y, turns)
         first_head = (cuda.blockIdx.y - h * turns) * HEADS_AT_ONCE
         heads_here = min(HEADS_AT_ONCE, group - first_head)
         first_head += h * group
@@ -199,7 +201,8 @@ def make_decode_v3(element: str, head_dim: int) -> Any:
 
 @functools.cache
 def make_merge(element: str) -> Any:
-    """out = the pieces of each (sequence, head), weighed by what their maxima say; zeros where there is none.
+    """out = the pieces of each (sequence, head), weighed by what their maxima say; zeros where there is none,
+    NaN where no score was above LOWEST: there what is hidden, which has that score, was weighed too.
 
     Block (head, sequence), thread = channel. The grid covers the batch, so `batch` is its second axis.
     """
@@ -224,7 +227,9 @@ def make_merge(element: str) -> Any:
             weight = exp2(load_float(pieces, numbers + (first + i) * 8) - top)
             total += weight * load_float(pieces, numbers + (first + i) * 8 + 4)
             value += weight * load_float(pieces, ((first + i) * head_dim + d) * 4)
-        share = ONE / total if total > ZERO else ZERO
+        share = NAN if count > 0 else ZERO
+        if top > LOWEST:
+            share = ONE / total
         store(out, ((b * heads + head) * head_dim + d) * out_bytes, value * share)
 
     return merge_pieces
@@ -249,6 +254,7 @@ def plan_splits(pairs: int, max_tokens: int, sms: int) -> int:
     return max(1, min(wanted, most))
 
 
+@on_its_device
 def launch_split(
     query: Any,
     key_cache: Any,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.numerics import LOG2_E, LOWEST, exp2_of_negative, store, take_next, widen
-from kernels_numba.runtime import FAST, njit, prange
+from kernels_numba.runtime import FAST, PART, njit, prange
 from kernels_numba.vectors import (
     add_products,
     larger,
@@ -51,16 +51,9 @@ LINE_BYTES = 64
 WIDTH = 4
 """Vectors of each value row that are added at once; with four heads that makes sixteen sums in registers."""
 
-PART: Any = {
-    "cache": True,
-    "nogil": True,
-    "fastmath": FAST,
-    "error_model": "numpy",
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-}
-"""How the parts of a kernel are compiled, which Python never calls itself: without the code for that, and
-without errors: where all scores are minus infinity the result is no number, for that sequence and head."""
+_RULES: Any = {"fastmath": FAST, "error_model": "numpy"}
+"""Of all parts here. No errors: where all scores are minus infinity the result is no number, for that
+sequence and head."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -69,7 +62,7 @@ def _score_kernel(heads):
     """A kernel for `heads` query heads and four key rows: their 4 * heads sums stay in registers."""
     sums = 4 * heads
 
-    @njit(forceinline=True, **PART)
+    @njit(forceinline=True, **PART, **_RULES)
     def score(queries, g, key_cache, page, kv_head, rows, scores, column):
         """scores[g + j, column + i] = queries[g + j] . key row rows[0] + i. Writes whole fours."""
         first, last = rows
@@ -93,7 +86,7 @@ def _score_kernel(heads):
 def _value_kernel(heads):
     """A kernel for `heads` query heads: a strip of their sums stays in registers while the rows go by."""
 
-    @njit(forceinline=True, **PART)
+    @njit(forceinline=True, **PART, **_RULES)
     def add(weights, g, value_cache, page, kv_head, rows, column, sums):
         """sums[g + j] += weights[g + j, column + i] * value row rows[0] + i."""
         first, last = rows
@@ -124,7 +117,7 @@ _score_4, _score_3, _score_2, _score_1 = (_score_kernel(heads) for heads in (4, 
 _add_4, _add_3, _add_2, _add_1 = (_value_kernel(heads) for heads in (4, 3, 2, 1))
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _score_page(queries, group, key_cache, page, kv_head, rows, scores, column):
     """The scores of a page's rows for a whole group, four heads at a time."""
     for g in range(0, group, 4):
@@ -138,7 +131,7 @@ def _score_page(queries, group, key_cache, page, kv_head, rows, scores, column):
             _score_1(queries, g, key_cache, page, kv_head, rows, scores, column)
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _add_page(weights, group, value_cache, page, kv_head, rows, column, sums):
     """The weighed values of a page's rows for a whole group, four heads at a time."""
     for g in range(0, group, 4):
@@ -152,7 +145,7 @@ def _add_page(weights, group, value_cache, page, kv_head, rows, column, sums):
             _add_1(weights, g, value_cache, page, kv_head, rows, column, sums)
 
 
-@njit(forceinline=True, **PART)
+@njit(forceinline=True, **PART, **_RULES)
 def _ask_for(cache, page, kv_head):
     """Ask for the first lines of a head's page; nothing waits for them."""
     line = LINE_BYTES // cache.itemsize
@@ -160,7 +153,7 @@ def _ask_for(cache, page, kv_head):
         prefetch(cache, (page, kv_head, 0, i))
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _soften(scores, group, count, highest, totals, sums):
     """Online softmax of one tile: scores become weights, older sums shrink to the new maximum."""
     for g in range(group):
@@ -181,7 +174,7 @@ def _soften(scores, group, count, highest, totals, sums):
             sums[g, d] *= shrink
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first, last, scores, part):
     """A group over the tokens [first, last); part = (highest, totals, sums)."""
     page_size = key_cache.shape[2]
@@ -207,7 +200,7 @@ def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first,
         start = stop
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _plan_pieces(context_lens, window, kv_heads, page_size, workers):
     """Pieces of equal length, a few per worker: (pieces, 3) rows of sequence, first token, last token."""
     tokens = 0
@@ -227,7 +220,7 @@ def _plan_pieces(context_lens, window, kv_heads, page_size, workers):
     return pieces[:count]
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _merge_pieces(pieces, highest, totals, sums, group, out):
     """out = the pieces of each sequence, weighed by what their maxima say; zeros where there is no piece."""
     heads, head_dim = out.shape[1:]
@@ -253,7 +246,7 @@ def _merge_pieces(pieces, highest, totals, sums, group, out):
                 store(out, (b, head, d), merged[d] * share)
 
 
-@njit(**PART)
+@njit(**PART, **_RULES)
 def _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums):
     """Take (piece of a context, kv head) after (piece, kv head) until none is left."""
     head_dim = query.shape[2]

@@ -27,6 +27,7 @@ import numpy as np
 from kernels_numba.backend_cuda import (
     CHUNK_ALIGNMENT,
     broadcast,
+    check_shared,
     copy_async,
     copy_commit,
     copy_wait,
@@ -60,6 +61,7 @@ MIN_PIECE = 256
 LOWEST = np.float32(-1e30)
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
+NAN = np.float32(np.nan)
 
 
 def prefill_warps(group: int) -> int:
@@ -92,6 +94,7 @@ def make_attend(element: str, head_dim: int, split: bool, warps: int) -> Any:
     tile_tokens = WARP_TOKENS if split else TILE_BYTES // row_bytes
     tile_chunks = tile_tokens * chunks
     stage_chunks, shared_chunks = 2 * tile_chunks, 4 * tile_chunks
+    check_shared(shared_chunks * 16)
     steps, column_tiles = head_dim // 16, tile_tokens // 8  # of 16 channels; of 8 keys
     rows_here, rows_at_once = tile_tokens // warps, 32 // chunks  # of a tile: what a warp copies; at a time
     fragments, score_shape, sum_shape = (steps, 4), (column_tiles, 4), (head_dim // 8, 4)
@@ -116,7 +119,7 @@ def make_attend(element: str, head_dim: int, split: bool, warps: int) -> Any:
         lane = cuda.threadIdx.x & 31
         warp = cuda.threadIdx.x >> 5
         h = cuda.blockIdx.y
-        group = heads // kv_heads
+        group = divide(heads, kv_heads)
 
         # my rows' tokens: `tokens` of sequence b from row `first_row` of the query, at `position` in it
         if split:
@@ -290,7 +293,9 @@ def make_attend(element: str, head_dim: int, split: bool, warps: int) -> Any:
                 store_float(out, numbers + part_1 * 8, highest_1)
                 store_float(out, numbers + part_1 * 8 + 4, total_1)
         else:
-            share_0, share_1 = ONE / total_0, ONE / total_1
+            # NaN where no score was above LOWEST: what is hidden, which has that score, was weighed too
+            share_0 = ONE / total_0 if highest_0 > LOWEST else NAN
+            share_1 = ONE / total_1 if highest_1 > LOWEST else NAN
             for n in range(head_dim // 8):
                 if row_0 < rows:
                     both = pack(sums[n, 0] * share_0, sums[n, 1] * share_0)

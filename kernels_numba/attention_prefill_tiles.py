@@ -23,7 +23,7 @@ import numpy as np
 
 from kernels_numba.numerics import LOG2_E, LOWEST, store, take_next, widen
 from kernels_numba.register_blocks import BLOCK_COLUMNS, BLOCK_ROWS, multiply_block
-from kernels_numba.runtime import FAST, njit, prange
+from kernels_numba.runtime import FAST, PART, njit, prange
 from kernels_numba.vectors import LANES, exp2_of_difference, larger, load, plus, put, spread, times
 
 WIDTH = BLOCK_COLUMNS
@@ -37,7 +37,7 @@ TILE = 64
 _ZERO, _ONE, _NAN = np.float32(0.0), np.float32(1.0), np.float32(np.nan)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _product(in_registers, c, rows, a, a_start, a_row, a_step, b, inner, keep):
     """c[i, :] = keep * c[i, :] + sum over k < inner of a[i, k] * b[k, :], for i < rows.
 
@@ -58,7 +58,7 @@ def _product(in_registers, c, rows, a, a_start, a_row, a_step, b, inner, keep):
                 put(c, i * WIDTH + x, plus(load(c, i * WIDTH + x, LANES), product))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _copy_tile(cache, table, shape, h, start, stop, tile):
     """Rows of tokens start..stop-1 of one head, from their pages into `tile`, as float32."""
     kv_heads, page_size, head_dim = shape
@@ -73,7 +73,7 @@ def _copy_tile(cache, table, shape, h, start, stop, tile):
         t += rows
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _hide(scores, lowest, highest, position, first_column, group, window):
     """LOWEST where a column may not see a token: tokens lowest..highest-1, columns from first_column on.
 
@@ -89,7 +89,7 @@ def _hide(scores, lowest, highest, position, first_column, group, window):
             scores[row + x] = LOWEST
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _soften(scores, rows, state, sums):
     """Online softmax of one tile, by columns: scores become weights, older sums shrink to the new maximum."""
     for x in range(0, WIDTH, LANES):
@@ -112,7 +112,7 @@ def _soften(scores, rows, state, sums):
             put(sums, at, times(load(sums, at, LANES), shrink))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _attend(caches, span, scratch, in_registers):
     """One item of work: all keys that the columns of its span may see, tile by tile."""
     keys, values, table, shape, h = caches
@@ -143,7 +143,7 @@ def _attend(caches, span, scratch, in_registers):
             _product(in_registers, sums[panel], head_dim, value_tile, skipped, 1, head_dim, scores, rows, 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _plan(query_lens, group, kv_heads, workers):
     """(items, 4) rows of sequence, first column, columns, the sequence's first row of query.
 
@@ -161,13 +161,15 @@ def _plan(query_lens, group, kv_heads, workers):
     for b in range(query_lens.shape[0]):
         columns = query_lens[b] * group
         for first in range((columns - 1) // step * step, -1, -step):
-            items[i] = b, first, min(step, columns - first), row
+            # One by one: for a tuple Numba also compiles the text of an error, which takes 3 s.
+            items[i, 0], items[i, 1] = b, first
+            items[i, 2], items[i, 3] = min(step, columns - first), row
             i += 1
         row += query_lens[b]
     return items
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _scratch(head_dim):
     """Queries, sums and states by panel; scores and a tile of keys and of values, with room for whole blocks.
 
@@ -235,7 +237,7 @@ def prefill_tiles(
             _store_sums(scratch[1], scratch[2], row, h, group, column, columns, out)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _load_queries(query, row, h, group, first_column, columns, factor, queries):
     """queries[panel, d, x] of one item, scaled."""
     for i in range(columns):
@@ -244,7 +246,7 @@ def _load_queries(query, row, h, group, first_column, columns, factor, queries):
             queries[i // WIDTH, d * WIDTH + i % WIDTH] = widen(query[token, head, d]) * factor
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**PART, fastmath=FAST)
 def _store_sums(sums, states, row, h, group, first_column, columns, out):
     """out[row + token, head] = sums / total of each column; NaN where it saw no score above LOWEST: there
     what is hidden, which has that score, was weighed too."""

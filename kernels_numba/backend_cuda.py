@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,12 +34,17 @@ except ImportError as error:  # pragma: no cover - numba without its CUDA target
     raise BackendError(f"no CUDA target in numba ({error}): pip install 'mooncake-lite[gpu]'") from None
 
 Bounds: TypeAlias = tuple[int, int] | None
+Capability: TypeAlias = tuple[int, int] | tuple[int, int, str]
+"""Compute capability: (8, 0) is sm_80, (9, 0, "a") is sm_90a."""
 cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 if "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS" not in os.environ:
     config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]  # a small batch is no mistake
 CHUNK_ALIGNMENT = None if SIMULATED else 16
 """Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
+MAX_SHARED_BYTES = 48 * 1024
+"""Of a block. More has to be asked for of the driver, with MAX_DYNAMIC_SHARED_SIZE_BYTES of a kernel, which
+Numba does not do; no kernel here needs more."""
 QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
@@ -186,6 +191,15 @@ UNPACK = {"float32": float32_single, "bfloat16": bfloat16_pair, "float16": float
 """Element type -> the float32 of a word of its elements."""
 
 
+def check_shared(nbytes: int) -> None:
+    """Raise BackendError when a block is planned with more shared memory than Numba can ask for."""
+    if nbytes > MAX_SHARED_BYTES:
+        raise BackendError(
+            f"a block needs {nbytes} bytes of shared memory: Numba asks for at most {MAX_SHARED_BYTES}; use "
+            "smaller tiles"
+        )
+
+
 def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any:
     """The kernel as it is launched; compiled on its first launch.
 
@@ -200,9 +214,16 @@ def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any
     return cuda.jit(kernel, **{name: wish for name, wish in wishes.items() if name in known})
 
 
-def lower(
-    kernel: Any, arguments: tuple, ccs: Sequence[tuple[int, int]], bounds: Bounds = None
-) -> list[bytes]:
+def launched(cc: tuple[int, int]) -> Capability:
+    """What Numba links for when it launches on a device of this capability: sm_90a on an sm_90.
+
+    >>> launched((8, 0)), launched((9, 0))
+    ((8, 0), (9, 0, 'a'))
+    """
+    return (*cc, "a") if cc >= (9, 0) else cc
+
+
+def lower(kernel: Any, arguments: tuple, ccs: Sequence[Capability], bounds: Bounds = None) -> list[bytes]:
     """LTO-IR of a kernel for several compute capabilities, the bytes that Numba hands to nvJitLink when it
     launches a kernel of `compiled`. Numba's front end takes nine tenths of the time, and what it makes does
     not depend on the capability: where it can be asked for by itself, it runs once."""
@@ -213,7 +234,7 @@ def lower(
         wishes: Any = {"device": False, "abi": "numba", "output": "ltoir", "launch_bounds": bounds}
         return [cuda.compile(kernel, signature, cc=cc, **wishes)[0] for cc in ccs]
     library, _ = _compile_pyfunc_with_fixup(
-        kernel, signature, device=False, cc=ccs[0], abi="numba", launch_bounds=bounds
+        kernel, signature, device=False, cc=ccs[0][:2], abi="numba", launch_bounds=bounds
     )
     return [library.get_ltoir(cc=cc) for cc in ccs]
 
@@ -233,12 +254,7 @@ def _stream(handle: int) -> Any:
 
 
 def _stream_of(tensor: Any) -> Any:
-    """Torch's current stream of the tensor's device, and that device made current; the default stream, 0, for
-    a Numba array.
-
-    Torch makes the device current, not Numba: its select_device puts the context on the thread's stack once
-    more with every call.
-    """
+    """Torch's current stream of the tensor's device; the default stream, 0, for a Numba array."""
     if SIMULATED:
         return 0
     _check_available()
@@ -246,10 +262,29 @@ def _stream_of(tensor: Any) -> Any:
         return 0
     import torch
 
-    if torch.cuda.current_device() != tensor.device.index:
-        torch.cuda.set_device(tensor.device)
     handle = torch.cuda.current_stream(tensor.device).cuda_stream
     return _stream(handle) if handle else 0
+
+
+def on_its_device(launch: Callable[..., None]) -> Callable[..., None]:
+    """Make the device of the first argument current while `launch` runs; the caller's is current again after.
+
+    Torch makes the device current, not Numba: its select_device puts the context on the thread's stack once
+    more with every call.
+    """
+
+    @functools.wraps(launch)
+    def launch_there(tensor: Any, *others: Any, **options: Any) -> None:
+        if not hasattr(tensor, "__cuda_ndarray__"):
+            import torch
+
+            if torch.cuda.current_device() != tensor.device.index:
+                with torch.cuda.device(tensor.device):
+                    launch(tensor, *others, **options)
+                return
+        launch(tensor, *others, **options)
+
+    return launch_there
 
 
 def on_device(*tensors: Any) -> tuple[list[Any], Any]:
@@ -354,6 +389,7 @@ __all__ = [
     "as_float",
     "bfloat16_pair",
     "broadcast",
+    "check_shared",
     "compiled",
     "copy_async",
     "copy_commit",
@@ -365,6 +401,7 @@ __all__ = [
     "float32_single",
     "fused",
     "larger",
+    "launched",
     "load8",
     "load16",
     "load_float",
@@ -380,6 +417,7 @@ __all__ = [
     "multiprocessors",
     "narrow",
     "on_device",
+    "on_its_device",
     "pack_bfloat16",
     "pack_float16",
     "plus",

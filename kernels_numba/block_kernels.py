@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import njit, prange
+from kernels_numba.runtime import PART, njit, prange
 from kernels_numba.streaming import fence, stream_bytes
 
 
@@ -36,7 +36,7 @@ def first_outside(ids, lowest, end):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _move_plane(item, caches, blocks, page_ids, strides, part, to_pages, streamed):
     """One block's keys or values of one layer. A page after the other: there the heads lie side by side."""
     first_layer, layer_count, first_head, heads = part

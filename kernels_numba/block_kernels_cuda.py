@@ -29,6 +29,7 @@ from kernels_numba.backend_cuda import (
     load_int32,
     load_int64,
     on_device,
+    on_its_device,
     store16,
 )
 
@@ -105,7 +106,7 @@ def scatter_kv_v2(
     slot = load_int64(slots, token * 8)
     if slot < 0:
         return
-    head, page = divide(at, row_chunks), slot // page_size
+    head, page = divide(at, row_chunks), divide(slot, page_size)
     row = (page * heads + head) * page_size + slot - page * page_size
     target = (row * row_chunks + at - head * row_chunks) * CHUNK
     new_key = load16(key, token * key_bytes + at * CHUNK)
@@ -181,17 +182,24 @@ def copy_pages_v2(caches, sources, targets, pairs, pages, page_chunks):
         store16(caches, ((plane + target) * page_chunks + at) * CHUNK, words)
 
 
+def few_slots(cache: Any) -> bool:
+    """Whether 32 bits hold every slot of (pages, kv_heads, page_size, head_dim), as `divide` wants."""
+    return cache.shape[0] * cache.shape[2] < 2**31
+
+
 @functools.cache
 def _compiled(kernel: Any) -> Any:
     return compiled(kernel)
 
 
+@on_its_device
 def launch_scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
     """scatter_kv on checked device arrays."""
     tokens, heads, head_dim = key.shape
     item = key.dtype.itemsize
     steps = [strides_of(array)[0] * item for array in (key, value)]
-    if any(n % CHUNK for n in (head_dim * item, *steps)) or not aligned(key, value, key_cache, value_cache):
+    fits = few_slots(key_cache) and not any(n % CHUNK for n in (head_dim * item, *steps))
+    if not fits or not aligned(key, value, key_cache, value_cache):
         launch_scatter_kv_plain(key, value, key_cache, value_cache, slots)
         return
     pointers, stream = addresses(key, value, key_cache, value_cache, slots)
@@ -201,6 +209,7 @@ def launch_scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, sl
     _compiled(scatter_kv_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
+@on_its_device
 def launch_scatter_kv_plain(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
     """v1."""
     views, stream = on_device(key, value, key_cache, value_cache, slots)
@@ -212,6 +221,7 @@ MAX_GRID_Z = 65535
 """CUDA's limit for the third axis of a grid."""
 
 
+@on_its_device
 def launch_move_blocks(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], to_pages: bool
 ) -> None:
@@ -240,6 +250,7 @@ def launch_move_blocks(
     )
 
 
+@on_its_device
 def launch_move_blocks_plain(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], to_pages: bool
 ) -> None:
@@ -263,6 +274,7 @@ def launch_move_blocks_plain(
         )
 
 
+@on_its_device
 def launch_copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     """copy_pages on checked device arrays."""
     page_bytes = math.prod(caches.shape[3:]) * caches.dtype.itemsize
@@ -276,6 +288,7 @@ def launch_copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     _compiled(copy_pages_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
+@on_its_device
 def launch_copy_pages_plain(caches: Any, source_ids: Any, target_ids: Any) -> None:
     """v1."""
     views, stream = on_device(caches, source_ids, target_ids)

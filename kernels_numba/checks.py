@@ -123,16 +123,17 @@ def check_window(window: int | None) -> int:
 
 
 @njit(cache=True, nogil=True)
-def check_tables(block_tables, context_lens, pages, page_size, read_from=None):
+def check_tables(block_tables, context_lens, pages, page_size, read_from):
     """(-1, 0), or the first sequence and logical page that cannot be; logical page -1: the length itself.
 
-    read_from: where given, the first token of each sequence that is read; pages before are not looked at.
+    read_from: (batch,) int64, the first token of each sequence that is read; pages before are not looked at.
+    Empty: all are read. An array in any case, so that there is one kernel to compile.
     """
     for b in range(context_lens.shape[0]):
         used = (context_lens[b] + page_size - 1) // page_size
         if context_lens[b] < 0 or used > block_tables.shape[1]:
             return b, -1
-        first = 0 if read_from is None else max(0, read_from[b]) // page_size
+        first = max(0, read_from[b]) // page_size if read_from.shape[0] else 0
         for i in range(first, used):
             if not 0 <= block_tables[b, i] < pages:
                 return b, i

@@ -36,7 +36,7 @@ from kernels_numba.numerics import (
     store,
     widen,
 )
-from kernels_numba.runtime import njit, prange
+from kernels_numba.runtime import PART, njit, prange
 from kernels_numba.streaming import fence, stream_bytes
 
 FLOAT32, FLOAT16, BFLOAT16_CACHE = 0, 1, 2
@@ -61,7 +61,7 @@ LEAST_NORMAL = np.uint32((127 - 6) << 23)
 """2**-6, the least number of e4m3 with a leading 1, as a float32's bits."""
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _scale_bits(size, steps):
     """The scale's bfloat16 bits, from the bits of the largest |x|: size / steps, rounded up."""
     if size >= INFINITY:
@@ -70,7 +70,7 @@ def _scale_bits(size, steps):
     return np.uint16(max((bits + np.uint32(0xFFFF)) >> np.uint32(16), LEAST_SCALE))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**PART, error_model="numpy")
 def _set_scale(group, size, steps, scales, factors, g):
     """scales[g] and factors[g] = 1 / scale. Where the scale is NaN the group is cleared: then no NaN meets a
     conversion. Scales are rounded up, so a group times its factor stays in the range of its codes."""
@@ -80,7 +80,7 @@ def _set_scale(group, size, steps, scales, factors, g):
         group[:], factors[g] = _ZERO, _ONE
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _largest(group):
     """Bits of the largest |x|: sizes of floats order as their bits do, and NaN lies above all."""
     size = np.uint32(0)
@@ -90,7 +90,7 @@ def _largest(group):
     return size
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _find_scales(rows, steps, scales, factors, sizes):
     """One scale a row, 1 / scale into factors; sizes is scratch. Two loops: see the header."""
     for t in range(rows.shape[0]):
@@ -99,7 +99,7 @@ def _find_scales(rows, steps, scales, factors, sizes):
         _set_scale(rows[t], sizes[t], steps, scales, factors, t)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _largest_signed(group):
     """Bits of the largest x and of the smallest x, each without sign; 0 where there is none of that sign."""
     above, below = (
@@ -113,7 +113,7 @@ def _largest_signed(group):
     return np.uint32(above), np.uint32(below & SIZE) if below >= SIGN else np.uint32(0)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _find_signed_scales(groups, scales, factors, sizes):
     """Scales of int4: minus where the largest number is positive, which then gets the code -8."""
     for g in range(groups.shape[0]):
@@ -127,13 +127,13 @@ def _find_signed_scales(groups, scales, factors, sizes):
             factors[g] = -factors[g]
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _encode_int8(row, factor, codes):
     for d in range(row.shape[0]):
         codes[d] = np.uint8(float_to_bits(row[d] * factor + ROUNDER))
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _encode_int4(row, codes):
     """row: already times its factors."""
     half, most = row.shape[0] // 2, np.uint32(15)
@@ -145,7 +145,7 @@ def _encode_int4(row, codes):
         codes[d] = np.uint8(np.uint32(low | np.uint32(high << np.uint32(4))))
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _encode_fp8(row, factor, codes):
     for d in range(row.shape[0]):
         bits = float_to_bits(row[d] * factor)
@@ -157,19 +157,19 @@ def _encode_fp8(row, factor, codes):
         codes[d] = np.uint8(np.uint32(sign | (normal if size >= LEAST_NORMAL else tiny)))
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _scale(group, factor):
     for d in range(group.shape[0]):
         group[d] *= factor
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _decode_int8(row, scale, codes):
     for d in range(row.shape[0]):
         row[d] = np.float32(np.int8(codes[d])) * scale
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _decode_int4(row, codes):
     """Without the scales."""
     half = row.shape[0] // 2
@@ -180,7 +180,7 @@ def _decode_int4(row, codes):
         second[d] = np.float32(np.int32(codes[d] >> np.uint8(4))) - np.float32(8)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _decode_fp8(row, scale, codes):
     """A code's bits, moved up, are those of a float16 2**8 times smaller, subnormal ones included."""
     for d in range(row.shape[0]):
@@ -189,7 +189,7 @@ def _decode_fp8(row, scale, codes):
         row[d] = (value * np.float32(256) if size != np.int16(0x7F) else _NAN) * scale
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _read_page(source, kind, rows, halves):
     """Widens one page of one head, from address `source`, into rows."""
     count, flat = rows.size, rows.reshape(-1)
@@ -206,7 +206,7 @@ def _read_page(source, kind, rows, halves):
             flat[i] = widen(halves[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _write_page(target, kind, rows, halves, streamed):
     """Narrows rows into one page of one head, at address `target`."""
     count, flat = rows.size, rows.reshape(-1)
@@ -226,7 +226,7 @@ def _write_page(target, kind, rows, halves, streamed):
         copy_bytes(target, source, size)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _encode_page(codec, rows, scales, codes, factors, sizes):
     """rows -> scales, codes; rows is overwritten.
 
@@ -255,7 +255,7 @@ def _encode_page(codec, rows, scales, codes, factors, sizes):
             _encode_int4(rows[t], codes[t])
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _decode_page(codec, rows, scales, codes):
     """scales, codes -> rows; shapes as `_encode_page` has them."""
     if codec == BFLOAT16:
@@ -276,7 +276,7 @@ def _decode_page(codec, rows, scales, codes):
             _scale(groups[g], widen(scales[g]))
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _code_bytes(codec, head_dim):
     """Bytes of a row's codes."""
     if codec == BFLOAT16:
@@ -284,7 +284,7 @@ def _code_bytes(codec, head_dim):
     return head_dim // 2 if codec == INT4 else head_dim
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _recode_plane(item, caches, blocks, page_ids, strides, part, shape, to_pages, streamed):
     """One block's keys or values of one layer, in the one or the other direction: a page at a time."""
     first_layer, layer_count, first_head, heads = part

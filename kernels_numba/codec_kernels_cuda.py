@@ -39,6 +39,7 @@ from kernels_numba.backend_cuda import (
     load_uint16,
     narrow,
     on_device,
+    on_its_device,
     pack_bfloat16,
     pack_float16,
     plus,
@@ -391,6 +392,7 @@ def _compiled_v1() -> Any:
     return compiled(recode_v1)
 
 
+@on_its_device
 def launch_recode(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], codec: Codec, to_pages: bool
 ) -> None:
@@ -422,6 +424,7 @@ def launch_recode(
     )
 
 
+@on_its_device
 def launch_recode_plain(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], codec: Codec, to_pages: bool
 ) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels_numba.backend_cuda import Capability
 
 GROUPS = (8, 128)
 """Query heads of a kv head that ask for the fewest and the most warps."""
@@ -24,7 +27,7 @@ class Kernel:
     tuned: bool
     bounds: tuple[int, int] | None = None
 
-    def lowered(self, *ccs: tuple[int, int]) -> list[bytes]:
+    def lowered(self, *ccs: Capability) -> list[bytes]:
         """LTO-IR for each compute capability."""
         from kernels_numba.backend_cuda import lower
 
@@ -112,14 +115,19 @@ def _tuned_movers() -> Iterator[Kernel]:
                 yield Kernel(name, make_recode_v2(*kind), (i64,) * 13, True)
 
 
-def linked(code: bytes, cc: tuple[int, int], *options: str) -> tuple[bytes, str]:
+def architecture(cc: Capability) -> str:
+    """The name that the linker knows, such as sm_90a."""
+    return "sm_" + "".join(map(str, cc))
+
+
+def linked(code: bytes, cc: Capability, *options: str) -> tuple[bytes, str]:
     """(machine code, what the linker says) of LTO-IR; without options the bytes that Numba loads.
 
     Raises RuntimeError with the linker's words.
     """
     from cuda.bindings import nvjitlink
 
-    options = (f"-arch=sm_{cc[0]}{cc[1]}", "-lto", *options)
+    options = (f"-arch={architecture(cc)}", "-lto", *options)
     linker = nvjitlink.create(len(options), list(options))
     try:
         words = bytearray()
@@ -140,12 +148,12 @@ def linked(code: bytes, cc: tuple[int, int], *options: str) -> tuple[bytes, str]
     return bytes(made), _text(words)
 
 
-def ptx_of(code: bytes, cc: tuple[int, int]) -> str:
+def ptx_of(code: bytes, cc: Capability) -> str:
     """The PTX that LTO-IR becomes on its way. Raises RuntimeError with the linker's words."""
     return linked(code, cc, "-ptx")[0].decode().strip("\0\n ")
 
 
-def assemble(code: bytes, cc: tuple[int, int]) -> Assembled:
+def assemble(code: bytes, cc: Capability) -> Assembled:
     """Figures of LTO-IR linked as for a launch. Raises RuntimeError with the linker's words."""
     return read_log(linked(code, cc, "-verbose")[1])
 

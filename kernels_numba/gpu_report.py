@@ -1,10 +1,17 @@
 """Every GPU check and benchmark of the kernels in one call: `python -m kernels_numba.gpu_report --json FILE`.
 
 Needs Python, numpy, torch, numba and numba-cuda, and is run from the repository's root; nothing has to be
-installed of ours. Each part runs in a process of its own with a time limit (gpu_runner), and the JSON is
-written anew with every result, so that nothing that fails, hangs or ends the run loses what came before it.
-Without a GPU: one line and exit code 2; with failed checks, or none at all: 1. The JSON is a benchmark result
-(date, machine, commit, rows) with "checks" and "kernels" beside the rows (registers, shared memory, spills).
+installed of ours. Checks spend their time in Numba's compiler, so they run at once, in a process for each
+core. Then the measurements run, one after the other. Every process has a time limit (gpu_runner), and the
+JSON is written anew with every result, so that nothing that fails, hangs or ends the run loses what came
+before it.
+The JSON is a benchmark result (date, machine, commit, rows) with "checks", "late" (what time ran out for) and
+"kernels" (registers, shared memory, spills) beside the rows. Exit codes:
+
+    0  all checks passed
+    1  a check failed, or there was none
+    2  no GPU
+    3  nothing failed, but time ran out for something
 """
 
 from __future__ import annotations
@@ -18,30 +25,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kernels_numba.gpu_runner import LEAST_S, Item, Record, failed, results_of, run_items
+from kernels_numba.gpu_runner import LEAST_S, Item, Record, failed, late, results_of, run_items, together
 
-PARTS = {  # name -> seconds it may take; each starts torch and compiles what it calls
-    "decode": 80,
-    "prefill": 80,
-    "blocks": 50,
-    "codecs": 60,
-    "graph": 50,
-    "measure_decode": 80,
-    "measure_prefill": 70,
-    "measure_blocks": 50,
-    "measure_codecs": 60,
-    "kernels": 100,
-}
-CHECKS = ("decode", "prefill", "blocks", "codecs", "graph")
-TOTAL_S = 440.0
-"""The whole run, but for the last part's end; a part that no longer fits is reported as not run."""
+PROGRAM = [sys.executable, "-m", "kernels_numba.gpu_report"]
+CHECKS = {"prefill": 6, "codecs": 6, "decode": 4, "graph": 2, "blocks": 3}
+"""name -> processes that share the items, where there are as many cores"""
+KERNELS = {"kernels": 12}
+"""The assembler's figures: 115 s of one core, without a GPU."""
+CHECKS_S = 200.0
+"""For all of these together. Some 250 s of one core without torch, whose start each process adds."""
+MEASURES = {"measure_decode": 60.0, "measure_prefill": 60.0, "measure_blocks": 50.0, "measure_codecs": 60.0}
+"""name -> seconds it may take"""
+TOTAL_S = CHECKS_S + sum(MEASURES.values())
+"""The whole run, but for what killed processes take to disappear."""
 
 
 def checked(title: str, action: Callable[[], str]) -> list[Record]:
@@ -57,12 +60,12 @@ def measured(measure: Callable[[], list[Record]]) -> list[Record]:
     return [{"kind": "row", **row} for row in measure()]
 
 
-def lowered(kernel: Any, cc: tuple[int, int]) -> list[Record]:
+def lowered(kernel: Any, cc: Any) -> list[Record]:
     """What the assembler says of one kernel; a tuned one that spills is a failed check."""
-    from kernels_numba.gpu_lowering import assemble
+    from kernels_numba.gpu_lowering import architecture, assemble
 
     found = assemble(kernel.lowered(cc)[0], cc)
-    arch = f"sm_{cc[0]}{cc[1]}"
+    arch = architecture(cc)
     records: list[Record] = [
         {"kind": "kernel", "name": kernel.name, "tuned": kernel.tuned, "arch": arch, **asdict(found)}
     ]
@@ -76,9 +79,10 @@ def items_of(name: str) -> list[Item]:
     import torch
 
     if name == "kernels":
+        from kernels_numba.backend_cuda import launched
         from kernels_numba.gpu_lowering import kernels
 
-        cc = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+        cc = launched(torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0))
         return [(kernel.name, partial(lowered, kernel, cc)) for kernel in kernels()]
     if name in CHECKS:
         from kernels_numba import gpu_checks, gpu_mover_checks
@@ -91,6 +95,13 @@ def items_of(name: str) -> list[Item]:
     return [
         (f"{name}: {title}", partial(measured, measure)) for title, measure in getattr(gpu_figures, name)()
     ]
+
+
+def shared(items: list[Item], share: str) -> list[Item]:
+    """The items of one process of several; share: "its number/how many". Two neighbours stay together: they
+    often call the same kernel."""
+    number, count = map(int, share.split("/"))
+    return [item for place, item in enumerate(items) if place // 2 % count == number]
 
 
 def device_works() -> bool:
@@ -148,6 +159,8 @@ def print_tables(report: dict[str, Any]) -> None:
     for item in report["checks"]:
         if not item["passed"]:
             print(f"  FAILED {item['name']}: {item['detail']}")
+    for item in report["late"]:
+        print(f"  NO TIME {item['name']}: {item['detail']}")
     print(f"\n{'figure':62} {'ours':>10} {'unit':8} {'x peer':>7} {'x limit':>7}")
     for row in report["rows"]:
         ratios = [f"{r:7.2f}" if r else "      -" for r in (row["ratio_to_peer"], row["ratio_to_limit"])]
@@ -170,6 +183,7 @@ class Report:
             "commit": commit(),
             "rows": [],
             "checks": [],
+            "late": [],
             "kernels": [],
             "seconds": 0.0,
         }
@@ -177,7 +191,8 @@ class Report:
     def add(self, record: Record) -> None:
         """One result."""
         fields = {name: value for name, value in record.items() if name != "kind"}
-        self.content[f"{record['kind']}s"].append(fields)
+        kind = record["kind"]
+        self.content[kind if kind == "late" else f"{kind}s"].append(fields)
         self.save()
 
     def save(self) -> None:
@@ -189,30 +204,49 @@ class Report:
             beside.replace(self.path)
 
     @property
-    def left_s(self) -> float:
-        """Of TOTAL_S."""
-        return TOTAL_S - (time.perf_counter() - self.began)
-
-    @property
-    def passed(self) -> bool:
-        """Whether there were checks, and all of them passed."""
+    def exit_code(self) -> int:
+        """See the head of the file."""
         checks = self.content["checks"]
-        return bool(checks) and all(item["passed"] for item in checks)
+        if not all(item["passed"] for item in checks):
+            return 1
+        if self.content["late"]:
+            return 3
+        return 0 if checks else 1
 
 
-def fill(report: Report, parts: list[str]) -> None:
-    """Run the parts one after the other."""
+def run_shared(report: Report, parts: dict[str, int], limit_s: float) -> None:
+    """Run parts at once, a process for each core."""
+    cores, deadline = len(os.sched_getaffinity(0)), time.monotonic() + limit_s
+
+    def results(name: str, command: list[str]) -> Iterator[Record | None]:
+        left = deadline - time.monotonic()
+        if left < LEAST_S:
+            yield late(f"part {name}", "no time left")
+        else:
+            yield from results_of(name, command, left)
+
+    jobs = []
+    for name, count in parts.items():
+        count = min(count, cores)
+        for number in range(count):
+            command = [*PROGRAM, "--part", name, "--share", f"{number}/{count}"]
+            jobs.append(results(f"{name} {number + 1}/{count}", command))
+    for record in together(jobs, cores):
+        report.add(record)
+
+
+def fill(report: Report, checks: dict[str, int], measures: dict[str, float]) -> None:
+    """Run the checks at once, then the measurements one after the other."""
     try:
         report.content["machine"] = machine()
     except Exception as error:
         report.add(failed("machine", f"{type(error).__name__}: {error}"))
-    for name in parts:
-        if report.left_s < LEAST_S:
-            report.add(failed(f"part {name}", "no time left"))
-            continue
-        command = [sys.executable, "-m", "kernels_numba.gpu_report", "--part", name]
+    started = time.perf_counter()
+    run_shared(report, checks, CHECKS_S)
+    print(f"checks: {time.perf_counter() - started:.0f} s", flush=True)
+    for name, limit_s in measures.items():
         started = time.perf_counter()
-        for record in results_of(name, command, min(PARTS[name], report.left_s)):
+        for record in together([results_of(name, [*PROGRAM, "--part", name], limit_s)], 1):
             report.add(record)
         print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
     report.save()
@@ -222,12 +256,16 @@ def main() -> int:
     """The command line; see the head of the file."""
     parser = argparse.ArgumentParser(prog="python -m kernels_numba.gpu_report", description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--checks-only", action="store_true", help="measure nothing")
-    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--checks-only", action="store_true", help="measure nothing, assemble nothing")
+    parser.add_argument("--part", choices=[*CHECKS, *KERNELS, *MEASURES], help=argparse.SUPPRESS)
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        return run_items(items_of(options.part), options.skip, device_works)
+        if options.part not in MEASURES:  # many processes: one thread each
+            os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
+        items = shared(items_of(options.part), options.share)
+        return run_items(items, options.skip, device_works)
     import torch
 
     if not torch.cuda.is_available():
@@ -235,9 +273,12 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part's process is ended too
     report = Report(options.json)
-    fill(report, list(CHECKS if options.checks_only else PARTS))
+    if options.checks_only:
+        fill(report, CHECKS, {})
+    else:
+        fill(report, CHECKS | KERNELS, MEASURES)
     print_tables(report.content)
-    return 0 if report.passed else 1
+    return report.exit_code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A part is a list of items (title, action). `run_items` is the inside: it says what it begins and prints each
 result as soon as it is there. `results_of` is the outside: a process that dies, hangs or breaks its device
-loses the item that it was at, and the next process goes on behind it. Knows no kernel and no torch.
+loses the item that it was at, and the next process goes on behind it. `together` runs several parts at once.
+What time ran out for is reported as late, and not as failed. Knows no kernel and no torch.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ LEAST_S = 15.0
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """One line for the watcher; kind: "start" of an item, "check", "row" or "kernel"."""
+    """One line for the watcher; kind: "start" of an item, "check", "row", "kernel" or "late"."""
     print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
 
 
 def failed(name: str, detail: str, seconds: float = 0.0) -> Record:
     """A check that did not pass."""
     return {"kind": "check", "name": name, "passed": False, "detail": detail, "seconds": round(seconds, 2)}
+
+
+def late(name: str, detail: str) -> Record:
+    """Something that did not run, or did not end, because time ran out: neither passed nor failed."""
+    return {"kind": "late", "name": name, "detail": detail}
 
 
 def run_items(items: Iterable[Item], skip: int, device_works: Callable[[], bool]) -> int:
@@ -66,10 +72,38 @@ def run_items(items: Iterable[Item], skip: int, device_works: Callable[[], bool]
     return 0
 
 
-def results_of(name: str, command: list[str], limit_s: float, item_s: float = ITEM_S) -> Iterator[Record]:
-    """Results of part `name`, whose process is `command --skip N`; a failed check for all that was lost.
+def together(parts: Iterable[Iterator[Record | None]], at_once: int) -> Iterator[Record]:
+    """The results of several parts, as they come; `at_once` of them run at a time."""
+    waiting = list(parts)
+    running: list[Iterator[Record | None]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(waiting.pop(0))
+            idle = True
+            for part in list(running):
+                try:
+                    record = next(part)
+                except StopIteration:
+                    running.remove(part)
+                    continue
+                if record is not None:
+                    idle = False
+                    yield record
+            if idle:
+                time.sleep(POLL_S)
+    finally:
+        for part in running:
+            part.close()  # type: ignore[attr-defined]
 
-    Ends after limit_s and KILLED_S at the latest.
+
+def results_of(
+    name: str, command: list[str], limit_s: float, item_s: float = ITEM_S
+) -> Iterator[Record | None]:
+    """Results of part `name`, whose process is `command --skip N`; None while there is nothing new.
+
+    A failed check for every item that ended its process, or was silent for item_s. Ends after limit_s and
+    KILLED_S at the latest; a late record says what did not run then.
     """
     deadline, skip = time.monotonic() + limit_s, 0
     while True:
@@ -77,13 +111,19 @@ def results_of(name: str, command: list[str], limit_s: float, item_s: float = IT
         reported = False
         with Child([*command, "--skip", str(skip)]) as child:
             for record in child.records(deadline, item_s):
-                if record["kind"] == "start":
+                if record is None:
+                    yield None
+                elif record["kind"] == "start":
                     begun, reported = record, False
                 else:
                     reported = True
                     yield record
             trouble = child.trouble()
         if not trouble:
+            return
+        if child.out_of_time:
+            where = "" if begun is None else f" with {begun['name']!r}"
+            yield late(f"part {name}", f"not done after {limit_s:.0f} s{where}: {trouble}")
             return
         if not (reported and child.process.returncode == BROKEN):
             where = f"part {name}" if begun is None else begun["name"]
@@ -92,9 +132,7 @@ def results_of(name: str, command: list[str], limit_s: float, item_s: float = IT
         if begun is None:
             return
         if left < LEAST_S:
-            yield failed(
-                f"part {name}", f"not done after {limit_s:.0f} s: nothing behind {begun['name']!r} ran"
-            )
+            yield late(f"part {name}", f"no time left for what comes after {begun['name']!r}")
             return
         skip = begun["number"] + 1
 
@@ -105,7 +143,8 @@ class Child:
     def __init__(self, command: list[str]):
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-report-")
         self.out, self.err = (Path(self.folder.name) / name for name in ("out", "err"))
-        self.late = ""
+        self.stopped = ""
+        self.out_of_time = False
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -118,8 +157,9 @@ class Child:
         self.kill()
         self.folder.cleanup()
 
-    def records(self, deadline: float, item_s: float) -> Iterator[Record]:
-        """What it reports, until it ends, `deadline` passes or nothing comes for item_s; then it is dead."""
+    def records(self, deadline: float, item_s: float) -> Iterator[Record | None]:
+        """What it reports, None while that is nothing, until it ends, `deadline` passes or nothing comes for
+        item_s; then it is dead."""
         heard, rest = time.monotonic(), b""
         with self.out.open("rb") as out:
             while True:
@@ -134,10 +174,11 @@ class Child:
                 if ended:
                     return
                 if now >= deadline or now - heard >= item_s:
-                    self.late = "time is up" if now >= deadline else f"nothing for {item_s:.0f} s"
+                    self.out_of_time = now >= deadline
+                    self.stopped = "time is up" if self.out_of_time else f"nothing for {item_s:.0f} s"
                     self.kill()
                     return
-                time.sleep(POLL_S)
+                yield None
 
     def kill(self) -> None:
         """Ends the process and what it started; gives up on it after KILLED_S."""
@@ -148,10 +189,10 @@ class Child:
 
     def trouble(self) -> str:
         """What went wrong with it, and its last words; empty when it ended well."""
-        if not self.late and self.process.returncode == 0:
+        if not self.stopped and self.process.returncode == 0:
             return ""
         words = self.err.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()[-4:]
-        return " | ".join([self.late or f"exit code {self.process.returncode}", *words])[:800]
+        return " | ".join([self.stopped or f"exit code {self.process.returncode}", *words])[:800]
 
 
 def _parsed(line: bytes) -> Record | None:

@@ -23,7 +23,7 @@ import numpy as np
 from kernels_numba.linear_blocks import TILE_ROWS
 from kernels_numba.linear_vectors import keep, store_float
 from kernels_numba.numerics import bits_to_float, copy_bytes
-from kernels_numba.runtime import njit, register_jitable
+from kernels_numba.runtime import PART, njit, register_jitable
 from kernels_numba.vectors_codes import (
     LANES,
     PAIR_BLOCKS,
@@ -62,7 +62,7 @@ def places(width):
     return steps, tile, 2 * tile, 2 * tile + 4 * blocks
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def fixed_bytes(width):
     """Of a row of x; a multiple of the bytes of a cache line."""
     steps, _, _, limbs = places(width)
@@ -93,7 +93,7 @@ def _put_corrections(limbs):
     put_at(limbs + 7 * SIZE, last)
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _to_fixed(x, width, to, layout):
     """A row of x, from its address, to fixed_bytes(width) at `to`; False where that cannot hold it.
 
@@ -138,7 +138,7 @@ def _to_fixed(x, width, to, layout):
     return holds
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _cannot(x, width, to, layout):
     return False
 

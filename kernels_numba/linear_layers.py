@@ -80,7 +80,7 @@ class Linears:
         self._parts = parts
         self._seen: tuple[Any, Any] = (None, None)
         self._table = np.array([_table_row(part) for part in parts], np.int64)
-        _load_drivers()
+        load_drivers()
         self._serial_us = _measured_serial_us(parts, self._table)
 
     def __call__(self, x: Any) -> list[Any]:
@@ -173,7 +173,7 @@ def _table_row(part: Rows) -> list[int]:
 
 
 @functools.cache
-def _load_drivers() -> None:
+def load_drivers() -> None:
     """Compile or load both forms now: which of them a call takes depends on its size."""
     table = np.empty((0, TABLE_COLUMNS), np.int64)
     linear_v2(table, 0, 0, 1, 0, 0, False)

@@ -49,7 +49,7 @@ from kernels_numba.linear_vectors import (
     store_sums,
 )
 from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import cfunc, njit, prange, register_jitable
+from kernels_numba.runtime import PART, cfunc, njit, prange, register_jitable
 from kernels_numba.vectors import zeros
 
 TILE_COLUMNS = 4 if LANES == 16 else 2
@@ -284,7 +284,7 @@ def widen_parallel(kernel, address, row_bytes, scales, halves, width, out, rows,
         call_address(kernel, (address, row_bytes, scales, halves, width, out, first, last))
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _part(table, halves, x, n, width, out, first, last, fixed):
     """Rows first..last-1 of all weights of a call, counted through; x holds whole tiles of columns.
 
@@ -305,7 +305,7 @@ def _part(table, halves, x, n, width, out, first, last, fixed):
         out += 4 * n * rows
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _whole_tiles(x, n, width):
     """x with rows of zeros up to a whole number of tiles, so that no tile reads past the end: a copy."""
     missing = -n % TILE_COLUMNS if n > 1 else 0
@@ -315,7 +315,7 @@ def _whole_tiles(x, n, width):
     return padded
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _fixed_columns(table, x, n, width):
     """x in fixed point: (addresses as _part takes them, what they point into). An empty table takes none."""
     n = n if table.shape[0] else 0

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.numerics import copy_bytes, store, widen
-from kernels_numba.runtime import njit
+from kernels_numba.runtime import PART, njit
 from kernels_numba.vectors import fused
 
 
@@ -32,7 +32,7 @@ def rotate_v0(rows: np.ndarray, cosine: np.ndarray, sine: np.ndarray, positions:
     return wide * cosine[positions] + np.roll(wide, half, axis=-1) * sine[positions]
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def _turn(source, target, target_step, heads, row, turned, cosine, sine):
     """The heads of one token, from address `source` on, to `target`, `target + target_step`, ...
 

@@ -32,12 +32,14 @@ from kernels_numba.backend_cuda import (
     load_int64,
     narrow,
     on_device,
+    on_its_device,
     pack_bfloat16,
     pack_float16,
     store16,
     times,
     widen,
 )
+from kernels_numba.block_kernels_cuda import few_slots
 
 THREADS = 64
 CHUNK = 16
@@ -145,7 +147,7 @@ def make_scatter_rotated_v2(element: str) -> Any:
             store16(query, source, first)
             store16(query, source + half, second)
             return
-        page = slot // page_size
+        page = divide(slot, page_size)
         target = ((page * kv_heads + head) * page_size + slot - page * page_size) * half * 2 + c
         store16(key_cache, target, first)
         store16(key_cache, target + half, second)
@@ -166,6 +168,7 @@ def _compiled_v1() -> Any:
     return compiled(scatter_rotated_v1)
 
 
+@on_its_device
 def launch_scatter_rotated(
     key: Any,
     value: Any,
@@ -182,7 +185,8 @@ def launch_scatter_rotated(
     turned = key if query is None else query
     steps = [strides_of(array)[0] * item for array in (key, value, turned)]
     arrays = (key, value, key_cache, value_cache, slots, *rotary, positions, turned)
-    if head_dim * item % (2 * CHUNK) or any(n % CHUNK for n in steps) or not aligned(*arrays):
+    fits = few_slots(key_cache) and not head_dim * item % (2 * CHUNK) and not any(n % CHUNK for n in steps)
+    if not fits or not aligned(*arrays):
         launch_scatter_rotated_plain(key, value, key_cache, value_cache, slots, rotary, positions, query)
         return
     pointers, stream = addresses(*arrays)
@@ -192,6 +196,7 @@ def launch_scatter_rotated(
     _compiled_v2(dtype_name(key))[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
+@on_its_device
 def launch_scatter_rotated_plain(
     key: Any,
     value: Any,

@@ -13,7 +13,7 @@ MB with two threads takes two thirds of the time that it takes with memcpy.
 from __future__ import annotations
 
 from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import njit
+from kernels_numba.runtime import PART, njit
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
@@ -55,7 +55,7 @@ def fence(typing_context):
     return types.void(), generate
 
 
-@njit(cache=True, nogil=True)
+@njit(**PART)
 def stream_bytes(target, source, count):
     """`copy_bytes`, whole lines of the target written past the caches. Call `fence` after the last one."""
     before = min(-target % LINE, count)

@@ -44,10 +44,16 @@ def generate(
     device: str,
     raw: bool,
 ) -> None:
-    """Answer PROMPT in this process and print the answer as it comes."""
+    """Answer PROMPT in this process and print the answer as it comes.
+
+    The first call with a kind of model compiles its kernels, which takes about half a minute on two cores,
+    and shows how far it is. Later calls load the compiled kernels from the cache folder. The progress and the
+    figures go to stderr, the answer alone to stdout; compiling is no part of tokens/s.
+    """
     check_device_name(device)
     check_weight_choice(weights, dtype, device)
 
+    from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
     from mooncake_lite.engine.local import generate_tokens, use_threads
     from mooncake_lite.launch.machine import usable_cores
     from mooncake_lite.messages import Sampling
@@ -62,6 +68,9 @@ def generate(
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token")
     use_threads(usable_cores())
+    if use := kernel_use(folder, dtype, device, weights):
+        with console_compiling() as report:
+            compile_with_helpers(use, report, helpers=usable_cores() - 1)
     model = load_model(folder, dtype, device, weights)
     seed = secrets.randbits(63) if seed is None else seed
     sampling = Sampling(temperature, top_p, top_k, seed)

@@ -41,7 +41,7 @@ class Progress:
             self._status.update(self._summary())
 
     def _summary(self) -> str:
-        """ "2 of 4 ranks ready; prefill-1 compiling kernels, decode-2 loading the model"."""
+        """ "2 of 4 ranks ready; prefill-1 compiling kernels 2 of 7: ..., decode-2 loading the model"."""
         busy = [
             f"{self._config.role_of(rank)}-{rank} {text}"
             for rank, text in sorted(self._shown.items())

@@ -32,6 +32,18 @@ class WeightSource:
         """All of them, the GGUF first."""
         return (*([self.blocks] if self.blocks else []), *self.tensors)
 
+    def formats(self) -> tuple[str, ...]:
+        """Of the weights that linear layers multiply by a few tokens, as `kernels_numba.ahead` names them.
+
+        Raises ModelError when the GGUF file cannot be used.
+        """
+        if self.blocks is None:
+            return ("tensor",)
+        from mooncake_lite.model.gguf_tensors import gguf_tensors
+
+        stored = {tensor.format for tensor in gguf_tensors(self.blocks).values() if len(tensor.shape) == 2}
+        return tuple(sorted("tensor" if name == "F32" else name for name in stored))
+
     def describe(self, dtype: str) -> str:
         """In a few words, for /health."""
         if self.blocks is None:

@@ -371,7 +371,9 @@ class _Compute:
         threads = threads_for(config, usable_cores(), role, near.roles)
         set_thread_environment(threads)  # Numba reads it when it is imported, just below
 
+        from kernels_numba.ahead import compile_ahead, steps_of
         from mooncake_lite.engine import Engine, Runner, StagingBlocks
+        from mooncake_lite.engine.compiling import kernel_use
         from mooncake_lite.engine.local import use_threads
         from mooncake_lite.engine.warm import warm_up
         from mooncake_lite.model import load_model
@@ -379,10 +381,13 @@ class _Compute:
         from mooncake_lite.roles.compute_rank import ComputeRank
 
         use_threads(threads)
+        use = kernel_use(start.folder, config.dtype, config.device, config.weights, config.kv_codec)
+        if use is not None:
+            compile_ahead(steps_of(use), process.compiling)
         process.file.write("starting", "loading the model")
         model = load_model(start.folder, config.dtype, config.device, config.weights)
         engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
-        process.file.write("starting", "compiling kernels")
+        process.file.write("starting", "warming up")
         warm_up(engine)
         lent = pool_bytes(config, start.model_config, role)
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)

@@ -41,6 +41,11 @@ class RankProcess:
         if not self._is_ready.wait(self.config.start_timeout_s):
             self.fail(f"was not ready after {self.config.start_timeout_s:.0f} s")
 
+    def compiling(self, done: int, total: int, name: str) -> None:
+        """Note that `done` of `total` groups of kernels are ready; `name` is compiled now ("" at the end)."""
+        if name:
+            self.file.write("starting", f"compiling kernels {done + 1} of {total}: {name}")
+
     def ready(self) -> None:
         """Note that everything is loaded. The start limit no longer applies."""
         self._is_ready.set()

@@ -165,6 +165,31 @@ def check_that_a_key_that_is_no_number_is_seen() -> None:
         assert np.abs(found[1] - case.want[1]).max() < 2**-6, launch
 
 
+def check_that_scores_of_only_minus_infinity_give_nan() -> None:
+    """By every rung, as on the CPU: in the sequence whose every key does so, and in no other."""
+    prefill, decode = attention_cuda.launch_prefill, attention_decode_cuda.launch_split
+    for launch, case in (
+        (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
+        (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
+        (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
+        (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
+        (prefill, Case("float16", 1, 64, (9, 3), (2, 1))),
+    ):
+        one = 0x3F80 if case.dtype == "bfloat16" else 1
+        case.query[: case.new[0], :, 3] = one
+        for t in range(case.lens[0]):
+            lowest = 0xFF80 if case.dtype == "bfloat16" else -np.inf
+            case.caches[0][case.tables[0, t // 8], 0, t % 8, 3] = lowest
+        new = [] if launch is decode else device(case.new)
+        out = poison(case, case.query)
+        launch(*case.inputs(), *new, *device(case.lens), case.scale, out)
+        found = out.copy_to_host()
+        if case.dtype == "bfloat16":
+            found = (found.astype(np.uint32) << 16).view(np.float32)
+        assert np.isnan(found[: case.new[0]]).all(), launch
+        assert np.abs(found[-1] - case.want[-1]).max() < 2**-6, launch
+
+
 def check_an_empty_sequence_decodes_to_zeros() -> None:
     case = Case("float32", 1, 8, (11, 5), (1, 1))
     case.lens[1] = 0
@@ -349,6 +374,7 @@ def checks() -> list[tuple[str, Any]]:
             lambda: check_decode(Case("float16", 17, 64, (70,), (1,), window=36, kv_heads=2)),
         ),
         ("a key that is no number", check_that_a_key_that_is_no_number_is_seen),
+        ("only minus infinity", check_that_scores_of_only_minus_infinity_give_nan),
         ("empty sequence", check_an_empty_sequence_decodes_to_zeros),
         ("blocks by element", lambda: check_blocks(np.uint16, 1)),
         ("blocks by 16 bytes", lambda: check_blocks(np.float32, 32)),

@@ -172,7 +172,7 @@ def test_every_rung_agrees_with_torch(window) -> None:
 def test_items_of_work_cover_every_column_once_longest_contexts_first() -> None:
     lens = np.array([0, 1, 700, 33], np.int32)
     for workers in (1, 2, 16):
-        items = attention_prefill_tiles._plan(lens, 3, 1, workers)
+        items = attention_prefill_tiles._plan.py_func(lens, 3, 1, workers)
         for b, columns in enumerate(3 * lens):
             spans = items[items[:, 0] == b]
             ends = spans[:, 1] + spans[:, 2]

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernels_numba.errors import BackendError
-from kernels_numba.gpu_lowering import Kernel, assemble, linked, ptx_of, read_log
+from kernels_numba.gpu_lowering import Kernel, architecture, assemble, linked, ptx_of, read_log
+
+if TYPE_CHECKING:
+    from kernels_numba.backend_cuda import Capability
 
 REPOSITORY = Path(__file__).parents[2]
-ARCHITECTURES = ((8, 0), (9, 0), (10, 0))
+ARCHITECTURES: tuple[Capability, ...] = ((8, 0), (9, 0), (9, 0, "a"), (10, 0), (10, 0, "a"))
+HOPPER: Capability = (9, 0, "a")
+"""What a launch on an H100 or H200 links for."""
 EVERYWHERE = (
     "prefill mma bfloat16 128, group 8",
     "decode mma float16 128, group 8",
@@ -48,7 +57,7 @@ HERE = (
     "move_blocks v1 bfloat16",
     "copy_pages v1 float32",
 )
-"""Assembled for sm_90 alone: other types, more warps, plain rungs. gpu_report assembles them all."""
+"""Assembled for sm_90a alone: other types, more warps, plain rungs. gpu_report assembles them all."""
 
 
 def has_nvvm() -> str:
@@ -75,13 +84,13 @@ def kernels() -> dict[str, Kernel]:
 
 
 @functools.cache
-def lowered(name: str) -> dict[tuple[int, int], bytes]:
-    ccs = ARCHITECTURES if name in EVERYWHERE else ((9, 0),)
+def lowered(name: str) -> dict[Capability, bytes]:
+    ccs = ARCHITECTURES if name in EVERYWHERE else (HOPPER,)
     return dict(zip(ccs, kernels()[name].lowered(*ccs)))
 
 
 @functools.cache
-def ptx(name: str, cc: tuple[int, int] = (9, 0)) -> str:
+def ptx(name: str, cc: Capability = HOPPER) -> str:
     return ptx_of(lowered(name)[cc], cc)
 
 
@@ -105,7 +114,7 @@ def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
 @pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
 def test_every_cuda_kernel_lowers_to_ptx(name) -> None:
     for cc in lowered(name):
-        assert f".target sm_{cc[0]}{cc[1]}" in ptx(name, cc)
+        assert f".target {architecture(cc)}\n" in ptx(name, cc) + "\n"
         assert ".visible .entry" in ptx(name, cc)
 
 
@@ -163,6 +172,34 @@ def test_the_ptx_of_attention_computes_in_single_precision_only() -> None:
         assert not [line for line in lines if ".f64" in line and "ld.param" not in line], name
 
 
+@pytest.mark.ptx
+@needs_nvvm
+def test_the_ptx_of_the_tuned_kernels_divides_in_32_bits_and_adds_offsets_in_64() -> None:
+    """A GPU has no instruction for a division of 64 bits: it calls a routine of some 70."""
+    for name in (*EVERYWHERE, *HERE):
+        if kernels()[name].tuned:
+            found = re.findall(r"\b(?:div|rem)\.[su]64\b", ptx(name))
+            assert found == [], name
+    assert "mad.lo.s64" in ptx("scatter_kv v2") or "mul.lo.s64" in ptx("scatter_kv v2")
+
+
+@pytest.mark.quick
+def test_a_cache_with_more_slots_than_32_bits_hold_is_left_to_the_plain_kernels() -> None:
+    from kernels_numba.block_kernels_cuda import few_slots
+
+    assert few_slots(SimpleNamespace(shape=(2**27 - 1, 8, 16, 128)))
+    assert not few_slots(SimpleNamespace(shape=(2**27, 8, 16, 128)))
+
+
+@pytest.mark.quick
+def test_a_plan_with_too_much_shared_memory_is_refused_in_one_line() -> None:
+    from kernels_numba.attention_mma_cuda import make_attend
+
+    words = r"^a block needs 65536 bytes of shared memory: Numba asks for at most 49152; use smaller tiles$"
+    with pytest.raises(BackendError, match=words):
+        make_attend("bfloat16", 256, True, 1)
+
+
 def test_figures_that_an_assembler_does_not_give_are_an_error_and_no_zero() -> None:
     with pytest.raises(RuntimeError, match=r"does not say .*registers"):
         read_log("info: 8 bytes gmem")
@@ -176,12 +213,12 @@ def test_ptx_code_that_cannot_be_linked_is_an_error_with_the_linker_s_words() ->
 
 
 @needs_nvvm
-def test_kernels_go_to_torch_s_current_stream_on_the_tensor_s_device(monkeypatch) -> None:
+def test_kernels_go_to_torch_s_current_stream_of_the_tensor_s_device(monkeypatch) -> None:
     import torch
 
     from kernels_numba import backend_cuda
 
-    made, switched, current = [], [], SimpleNamespace(cuda_stream=0)
+    made, current = [], SimpleNamespace(cuda_stream=0)
 
     def external_stream(handle: int) -> object:
         made.append(handle)
@@ -189,21 +226,69 @@ def test_kernels_go_to_torch_s_current_stream_on_the_tensor_s_device(monkeypatch
 
     driver = SimpleNamespace(is_available=lambda: True, external_stream=external_stream)
     monkeypatch.setattr(backend_cuda, "cuda", driver)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", switched.append)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     backend_cuda._check_available.cache_clear()
     backend_cuda._stream.cache_clear()
     here, there = (SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1))
     try:
         assert backend_cuda._stream_of(here) == 0, "Numba's default stream is torch's"
-        assert switched == []
         current.cuda_stream = 77
         assert backend_cuda._stream_of(there) is backend_cuda._stream_of(here), "one object for one stream"
-        assert (made, switched) == ([77], [there.device])
+        assert made == [77]
     finally:
         backend_cuda._check_available.cache_clear()
         backend_cuda._stream.cache_clear()
+
+
+@needs_nvvm
+def test_a_launch_runs_on_the_tensor_s_device_and_the_caller_s_is_current_again_after(monkeypatch) -> None:
+    import torch
+
+    from kernels_numba.backend_cuda import on_its_device
+
+    current, launches = [0], []
+
+    @contextlib.contextmanager
+    def device(wanted: SimpleNamespace) -> Iterator[None]:
+        before, current[0] = current[0], wanted.index
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    @on_its_device
+    def launch(tensor: SimpleNamespace, fails: bool) -> None:
+        launches.append((tensor.device.index, current[0]))
+        if fails:
+            raise ValueError
+
+    here, there = (SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1))
+    launch(here, False)
+    launch(there, False)
+    with pytest.raises(ValueError):
+        launch(there, True)
+    assert launches == [(0, 0), (1, 1), (1, 1)]
+    assert current == [0]
+
+
+@pytest.mark.quick
+@needs_nvvm
+def test_every_launch_function_leaves_the_caller_s_device_current() -> None:
+    from kernels_numba import (
+        attention_cuda,
+        attention_decode_cuda,
+        block_kernels_cuda,
+        codec_kernels_cuda,
+        rotary_cuda,
+    )
+
+    homes = (attention_cuda, attention_decode_cuda, block_kernels_cuda, codec_kernels_cuda, rotary_cuda)
+    found = {name: f for home in homes for name, f in vars(home).items() if name.startswith("launch_")}
+    assert len(found) == 15
+    assert [name for name, launch in found.items() if not hasattr(launch, "__wrapped__")] == []
 
 
 @needs_nvvm

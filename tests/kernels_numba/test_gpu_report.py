@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 import kernels_numba
 from kernels_numba import gpu_checks, gpu_figures, gpu_mover_checks, gpu_report
-from kernels_numba.gpu_runner import Record, results_of, run_items
+from kernels_numba.gpu_runner import KILLED_S, LEAST_S, Record, results_of, run_items, together
 from tests.kernels_numba.rehearsal import on_cpu
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,8 +42,8 @@ sys.exit(run_items(ITEMS, int(sys.argv[3]), lambda: sys.argv[1] != "wrong,good")
 def run(items: str, limit_s: float = 60.0, item_s: float = 30.0) -> list[tuple[str, bool, str]]:
     """(name, passed, detail) of what comes of a part with these items."""
     command = [sys.executable, "-c", PROGRAM, items]
-    found = [record for record in results_of("p", command, limit_s, item_s) if record["kind"] == "check"]
-    return [(record["name"], record["passed"], record["detail"]) for record in found]
+    records = [record for record in results_of("p", command, limit_s, item_s) if record is not None]
+    return [(r["name"], r.get("passed", r["kind"]), r["detail"]) for r in records if r["kind"] != "row"]
 
 
 def test_a_check_that_raises_is_a_failed_check_and_the_next_one_runs() -> None:
@@ -90,15 +91,56 @@ def test_a_process_left_behind_holds_nobody_up() -> None:
 
 
 def test_a_part_out_of_time_keeps_what_it_had_and_says_what_did_not_run() -> None:
-    found = run("lasts," * 9 + "lasts", limit_s=1.5)
-    assert 0 < len([name for name, passed, _ in found if passed]) < 10
-    assert found[-2][1:] == (False, "time is up")
-    assert found[-1] == ("part p", False, "not done after 2 s: nothing behind 'lasts' ran")
+    *passed, last = run("lasts," * 99 + "lasts", limit_s=3.0)
+    assert 0 < len(passed) < 100
+    assert set(passed) == {("good", True, "")}
+    assert last == ("part p", "late", "not done after 3 s with 'lasts': time is up")
+
+
+def test_a_failure_just_before_the_end_is_a_failure_and_what_comes_after_it_is_late() -> None:
+    assert run("good,dies,good", limit_s=LEAST_S) == [
+        ("good", True, ""),
+        ("dies", False, "exit code -11 | last words"),
+        ("part p", "late", "no time left for what comes after 'dies'"),
+    ]
+
+
+def test_parts_run_together_as_many_as_there_may_be_and_lose_no_result() -> None:
+    running, most = [0], [0]
+
+    def part(name: str) -> Iterator[Record | None]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        for number in range(3):
+            yield None
+            yield {"kind": "row", "name": f"{name}{number}"}
+        running[0] -= 1
+
+    found = [record["name"] for record in together([part(name) for name in "abcde"], 2)]
+    assert sorted(found) == [f"{name}{number}" for name in "abcde" for number in range(3)]
+    assert most == [2]
+    assert found.index("b0") < found.index("a2")
+
+
+def test_ending_early_ends_the_parts_that_run() -> None:
+    ended = []
+
+    def part(name: str) -> Iterator[Record | None]:
+        try:
+            yield {"kind": "row", "name": name}
+            yield None
+        finally:
+            ended.append(name)
+
+    results = together([part(name) for name in "abc"], 2)
+    next(results)
+    results.close()
+    assert ended == ["a"]
 
 
 def test_a_program_that_does_not_start_is_one_failed_check() -> None:
     command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
-    (record,) = results_of("p", command, 60.0)
+    (record,) = filter(None, results_of("p", command, 60.0))
     assert (record["name"], record["passed"]) == ("part p", False)
     assert record["detail"] == "exit code 1 | no torch here"
 
@@ -112,14 +154,15 @@ def test_items_before_skip_are_not_run(capsys) -> None:
 
 
 def as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> list[str]:
-    """Every part gives `records`; returns the list of parts that are asked for."""
+    """Every part gives `records`; returns the names of the parts that are asked for."""
     asked: list[str] = []
 
-    def results(name: str, command: list[str], limit_s: float) -> list[Record]:
-        assert command[-2:] == ["--part", name]
-        assert 0 < limit_s <= gpu_report.PARTS[name]
+    def results(name: str, command: list[str], limit_s: float) -> Iterator[Record | None]:
+        part = command[command.index("--part") + 1]
+        assert part == name.split()[0]
+        assert 0 < limit_s <= gpu_report.MEASURES.get(part, gpu_report.CHECKS_S)
         asked.append(name)
-        return records
+        return iter(records)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_report, "results_of", results)
@@ -130,11 +173,20 @@ def as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch, records: list[Record
 
 GOOD: Record = {"kind": "check", "name": "a", "passed": True, "detail": "", "seconds": 0.0}
 ROW: Record = gpu_figures.row("b", "GB/s", 3.0, [1.0, 2.0, 3.0], ("c", [1.0]), ("d", 6.0)) | {"kind": "row"}
+LATE: Record = {"kind": "late", "name": "part x", "detail": "time is up"}
 KERNEL: Record = {"kind": "kernel", "name": "k", "registers": 9, "shared_bytes": 0, "spill_bytes": 0}
 
 
 @pytest.mark.parametrize(
-    ("records", "code"), [([GOOD, ROW, KERNEL], 0), ([], 1), ([GOOD | {"passed": False}], 1)]
+    ("records", "code"),
+    [
+        ([GOOD, ROW, KERNEL], 0),
+        ([], 1),
+        ([GOOD | {"passed": False}], 1),
+        ([GOOD, LATE], 3),
+        ([LATE], 3),
+        ([GOOD | {"passed": False}, LATE], 1),
+    ],
 )
 def test_the_report_runs_every_part_and_passes_only_if_something_was_checked(
     monkeypatch, tmp_path, capsys, records, code
@@ -142,14 +194,20 @@ def test_the_report_runs_every_part_and_passes_only_if_something_was_checked(
     asked = as_if_there_were_a_gpu(monkeypatch, records)
     monkeypatch.setattr(sys, "argv", ["gpu_report", "--json", str(tmp_path / "r.json")])
     assert gpu_report.main() == code
-    assert asked == list(gpu_report.PARTS)
+    assert {name.split()[0] for name in asked} == {
+        *gpu_report.CHECKS,
+        *gpu_report.KERNELS,
+        *gpu_report.MEASURES,
+    }
+    assert asked[-4:] == list(gpu_report.MEASURES), "nothing runs beside a measurement"
     found = json.loads((tmp_path / "r.json").read_text())
-    assert list(found) == ["date", "machine", "commit", "rows", "checks", "kernels", "seconds"]
-    assert len(found["checks"]) == len([r for r in records if r["kind"] == "check"]) * len(asked)
+    assert list(found) == ["date", "machine", "commit", "rows", "checks", "late", "kernels", "seconds"]
+    for kind, field in (("check", "checks"), ("late", "late")):
+        assert len(found[field]) == len([r for r in records if r["kind"] == kind]) * len(asked)
+    assert ("NO TIME part x: time is up" in capsys.readouterr().out) == (LATE in records)
     if code == 0:
         assert found["rows"][0]["ours"] == 1.5
         assert found["rows"][0]["ratio_to_limit"] == 0.25
-        assert "b" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
 
 
@@ -167,19 +225,39 @@ def test_the_file_holds_every_result_at_once_and_a_machine_without_a_name_loses_
     monkeypatch.setattr(gpu_report, "machine", lambda: 1 / 0)
     report = gpu_report.Report(tmp_path / "r.json")
     with pytest.raises(KeyboardInterrupt):
-        gpu_report.fill(report, ["decode"])
+        gpu_report.fill(report, {"decode": 1}, {})
     names = [check["name"] for check in json.loads((tmp_path / "r.json").read_text())["checks"]]
     assert names == ["machine", "a"]
 
 
-def test_what_no_longer_fits_into_the_total_is_reported_as_not_run(monkeypatch) -> None:
+def test_what_no_longer_fits_into_the_time_is_late_and_did_not_fail(monkeypatch) -> None:
     asked = as_if_there_were_a_gpu(monkeypatch, [GOOD])
-    monkeypatch.setattr(gpu_report, "TOTAL_S", 10.0)
     report = gpu_report.Report(None)
-    gpu_report.fill(report, ["decode", "graph"])
+    gpu_report.run_shared(report, {"decode": 1, "graph": 1}, limit_s=10.0)
     assert asked == []
-    details = [(check["name"], check["detail"]) for check in report.content["checks"]]
-    assert details == [("part decode", "no time left"), ("part graph", "no time left")]
+    details = [(part["name"], part["detail"]) for part in report.content["late"]]
+    assert details == [("part decode 1/1", "no time left"), ("part graph 1/1", "no time left")]
+    assert report.exit_code == 3
+
+
+def test_all_time_limits_together_fit_into_one_command_of_ten_minutes() -> None:
+    assert gpu_report.CHECKS_S + sum(gpu_report.MEASURES.values()) == gpu_report.TOTAL_S
+    assert gpu_report.TOTAL_S + 10 * KILLED_S <= 600
+    assert all(limit_s > LEAST_S for limit_s in gpu_report.MEASURES.values())
+
+
+def test_the_processes_of_a_part_share_its_items_out_and_keep_neighbours_together() -> None:
+    items = [(str(number), list) for number in range(11)]
+    shares = [[title for title, _ in gpu_report.shared(items, f"{i}/3")] for i in range(3)]
+    assert shares == [["0", "1", "6", "7"], ["2", "3", "8", "9"], ["4", "5", "10"]]
+    assert gpu_report.shared(items, "0/1") == items
+
+
+def test_no_part_starts_processes_without_items(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for part, count in (gpu_report.CHECKS | gpu_report.KERNELS).items():
+        items = gpu_report.items_of(part)
+        assert all(gpu_report.shared(items, f"{i}/{count}") for i in range(count)), part
 
 
 def test_ending_the_report_ends_the_part_that_it_waits_for(tmp_path) -> None:

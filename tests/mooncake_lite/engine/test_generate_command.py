@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from numba.core import event
+from rich.console import Console
 
 from mooncake_lite import model
 from mooncake_lite.cli import main
+from mooncake_lite.engine import commands, compiling, local
 from mooncake_lite.errors import ModelError
 
 
@@ -48,3 +56,88 @@ def test_it_answers_where_the_system_tells_no_affinity(
     monkeypatch.delattr(os, "sched_getaffinity")
     assert main(["generate", "What is the capital of France?", "--max-tokens", "8"]) == 0
     assert "Paris" in capsys.readouterr().out
+
+
+def compile_for(clock: SimpleNamespace, seconds: float) -> None:
+    """A step that is not in the cache."""
+    with event.trigger_event("numba:compile", data={}):
+        clock.now += seconds
+
+
+@pytest.mark.quick
+def test_compiling_is_shown_on_stderr_and_is_no_part_of_the_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def tokens(*arguments: object) -> Iterator[int]:
+        for token in range(3):
+            clock.now += 0.1
+            yield token
+
+    words = SimpleNamespace(push=lambda ids: f"word{ids[0]} ", flush=lambda: "")
+    tokenizer = SimpleNamespace(encode=lambda *_, **__: [1], eos_ids=[], detokenizer=lambda: words)
+    monkeypatch.setattr(model, "resolve_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(model, "load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(model, "load_model", lambda *_: None)
+    monkeypatch.setattr(local, "generate_tokens", tokens)
+    monkeypatch.setattr(commands, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(compiling, "kernel_use", lambda *_: compiling.KernelUse(dtype="float32"))
+    steps = [(name, lambda: compile_for(clock, 20.0)) for name in ("a fake", "another")]
+    monkeypatch.setattr(compiling, "steps_of", lambda use: steps)
+    monkeypatch.setattr(compiling, "MAX_HELPERS", 0)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert main(["generate", "Hello", "--raw"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "word0 word1 word2 \n"
+    first, second, figures = shown.err.splitlines()
+    assert first == "compiling kernels for this machine; later starts find them in the cache"
+    assert second.startswith("compiled 2 groups of kernels in ")
+    assert figures == "[1 prompt tokens, 3 answered, 10.0 tokens/s]"
+
+
+@pytest.mark.quick
+def test_in_a_terminal_a_bar_names_what_is_being_compiled() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    with compiling.console_compiling(console) as report:
+        report(2, 6, "decode attention float32")
+    assert "compiling decode attention float32" in screen.getvalue()
+    assert "2/6" in screen.getvalue()
+
+
+@pytest.mark.quick
+def test_helpers_are_started_once_something_is_compiled_and_end_with_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endless = [sys.executable, "-c", "import time; time.sleep(600)"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_child(command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        assert command[1:3] == ["-m", "kernels_numba.ahead"]
+        started.append(subprocess.Popen(endless, **streams))
+        return started[-1]
+
+    def compile_ahead(steps: object, report: Any) -> None:
+        assert started == []
+        report(0, 2, "one")
+        report(1, 2, "two")
+        assert [process.poll() for process in started] == [None, None]
+
+    monkeypatch.setattr(compiling, "start_child", start_child)
+    monkeypatch.setattr(compiling, "compile_ahead", compile_ahead)
+    compiling.compile_with_helpers(compiling.KernelUse(dtype="float32"), lambda *_: None, helpers=2)
+    assert all(process.returncode is not None for process in started)
+
+
+def test_a_cold_start_compiles_in_sight_and_the_next_one_compiles_nothing(tmp_path: Path, soak: int) -> None:
+    if soak == 1:
+        pytest.skip("compiles every kernel of the default model; run by make soak")
+    command = [sys.executable, "-m", "mooncake_lite", "generate", "What is the capital of France?"]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
+        for _ in range(2)
+    ]
+    assert [run.stdout for run in runs] == ["The capital of France is Paris.\n"] * 2
+    assert ["compil" in run.stderr for run in runs] == [True, False]

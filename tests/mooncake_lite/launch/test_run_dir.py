@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from mooncake_lite.errors import LaunchError
 from mooncake_lite.launch import run_dir as module
 from mooncake_lite.launch.rank_process import RankFile
 from mooncake_lite.launch.run_dir import RunDir, bases, remove_segments, sweep
+from mooncake_lite.roles.process import RankProcess
 
 pytestmark = pytest.mark.quick
 
@@ -164,3 +167,14 @@ def test_bases_are_the_runtime_folder_then_tmpdir_then_tmp(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [str(tmp_path), "/tmp"]
     assert bases()[-1] == Path("/tmp")
+
+
+def test_a_rank_file_tells_how_far_compiling_is() -> None:
+    folder = RunDir.create()
+    process = SimpleNamespace(file=RankFile(folder, 2, "decode"))
+    report = partial(RankProcess.compiling, process)
+    report(2, 7, "linear layers")
+    report(7, 7, "")
+    (state,) = folder.states().values()
+    assert (state.state, state.reason) == ("starting", "compiling kernels 3 of 7: linear layers")
+    folder.leave()
