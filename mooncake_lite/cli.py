@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Start a cluster with an OpenAI-compatible server.",
     ),
     "chat": ("mooncake_lite.chat:chat", "Talk to a running server in the terminal."),
+    "top": ("mooncake_lite.top.command:top", "Watch a running cluster in the terminal."),
     "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
     "demo": ("mooncake_lite.demo.command:demo", "Show how much time reusing the KVCache saves."),
     "model": ("mooncake_lite.model.commands:model_group", "Download and inspect models."),

@@ -175,10 +175,14 @@ class ServeConfig:
         """MPI ranks of the cluster: the conductor and all others."""
         return 1 + self.prefill + self.decode + self.store
 
+    @property
+    def roles(self) -> list[str]:
+        """Role of each MPI rank: conductor, then prefill, decode and store ranks in this order."""
+        return ["conductor"] + ["prefill"] * self.prefill + ["decode"] * self.decode + ["store"] * self.store
+
     def role_of(self, rank: int) -> str:
-        """Role of an MPI rank: conductor, then prefill, decode and store ranks in this order."""
-        names = ["conductor"] + ["prefill"] * self.prefill + ["decode"] * self.decode + ["store"] * self.store
-        return names[rank]
+        """Role of an MPI rank."""
+        return self.roles[rank]
 
     def ranks_of(self, role: str) -> list[int]:
         """All ranks that play a role, ascending."""

@@ -343,10 +343,10 @@ class Ledger:
             gauges[f"{state.name.lower()}_bytes"] = total.states[state]
         return self.counters | gauges
 
-    def segments(self) -> list[tuple[int, int, int]]:
-        """(rank, bytes, free bytes) of each segment, in the order in which they came."""
+    def segments(self) -> list[tuple[int, int, int, int]]:
+        """(rank, bytes, free bytes, visible blocks) of each segment, in the order in which they came."""
         found = self._segments.values()
-        return [(seg.rank, seg.allocator.capacity, seg.allocator.free_bytes) for seg in found]
+        return [(s.rank, s.allocator.capacity, s.allocator.free_bytes, len(s.policy)) for s in found]
 
     def visible_objects(self) -> list[PoolObject]:
         """All that lookups can find in DRAM, copies too, in the order of their put_start."""

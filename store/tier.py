@@ -147,11 +147,12 @@ class HDF5Tier:
         return self._sealed.take_evicted()
 
     def stats(self) -> dict[str, int]:
-        """Counters (COUNTERS, files_evicted, blocks_evicted), and gauges: blocks, bytes, open_bytes."""
+        """Counters (COUNTERS, files_evicted, blocks_evicted), and gauges: blocks, bytes, open_bytes,
+        capacity_bytes."""
         sealed = self._sealed
         evicted = {"files_evicted": sealed.files_evicted, "blocks_evicted": sealed.blocks_evicted}
-        gauges = {"blocks": len(sealed), "bytes": sealed.nbytes, "open_bytes": self.open_bytes}
-        return self.counters | evicted | gauges
+        sizes = {"bytes": sealed.nbytes, "open_bytes": self.open_bytes, "capacity_bytes": self.capacity_bytes}
+        return self.counters | evicted | {"blocks": len(sealed)} | sizes
 
     # ---------------------------------------------------------------------------------- read
 

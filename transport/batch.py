@@ -69,8 +69,11 @@ def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
     return view[:nbytes]
 
 
-Copy = tuple[np.ndarray, np.ndarray, bool, int]
-"""(destination, source, whether it is a read, index of the transfer), uint8 of one length."""
+Way = tuple[int, str]
+"""(rank of the other side, "read" or "write"): what moved bytes are counted under."""
+
+Copy = tuple[np.ndarray, np.ndarray, Way, int]
+"""(destination, source, way, index of the transfer); both arrays are uint8 of one length."""
 
 _log = logging.getLogger(__name__)
 

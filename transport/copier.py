@@ -8,11 +8,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from transport.batch import Batch, Copy
+from transport.batch import Batch, Copy, Way
 from transport.errors import TransferCancelled, TransferError
 from transport.threads import OnFatal, start_thread
 
@@ -26,8 +26,8 @@ PIECE_BYTES = 2 * 2**20
 SHARED_BYTES = 128 * 1024
 """Copies under this are not shared between threads."""
 
-Copied = Callable[[int, int, int, float], None]
-"""(bytes read, bytes written, copies, seconds)."""
+Copied = Callable[[Mapping[Way, int], int, float], None]
+"""(bytes by way, copies, seconds)."""
 
 
 class Copier:
@@ -48,25 +48,22 @@ class Copier:
     def copy_now(self, copies: Sequence[Copy]) -> None:
         """Do these copies, which are short."""
         start = time.perf_counter()
-        read = written = 0
-        for target, source, is_read, _ in copies:
+        moved: dict[Way, int] = {}
+        for target, source, way, _ in copies:
             np.copyto(target, source)
-            if is_read:
-                read += target.nbytes
-            else:
-                written += target.nbytes
-        self._copied(read, written, len(copies), time.perf_counter() - start)
+            moved[way] = moved.get(way, 0) + target.nbytes
+        self._copied(moved, len(copies), time.perf_counter() - start)
 
     def plan(self, batch: Batch, copies: Sequence[Copy]) -> None:
         """Give these copies to a batch, long ones in pieces."""
-        for target, source, is_read, index in copies:
+        for target, source, way, index in copies:
             nbytes = target.nbytes
             if nbytes <= PIECE_BYTES:
-                batch.copies.append((target, source, is_read, index))
+                batch.copies.append((target, source, way, index))
                 continue
             for start in range(0, nbytes, PIECE_BYTES):
                 end = start + PIECE_BYTES
-                batch.copies.append((target[start:end], source[start:end], is_read, index))
+                batch.copies.append((target[start:end], source[start:end], way, index))
 
     def queue(self, batch: Batch) -> None:
         """Have the worker do the copies of a batch; they fail when it has died."""
@@ -83,13 +80,14 @@ class Copier:
     def _copy_all(self, batch: Batch, helping: bool) -> None:
         """Two threads that copy little at a time mostly wait for each other's turn at the interpreter: of
         short copies, the worker leaves the rest to whoever waits."""
-        count = read = written = 0
+        count = 0
+        moved: dict[Way, int] = {}
         copies = batch.copies
         start = time.perf_counter()
         batch.helped = batch.helped or helping
         while True:
             try:
-                target, source, is_read, index = copies.popleft()
+                target, source, way, index = copies.popleft()
             except IndexError:
                 break
             try:
@@ -100,15 +98,12 @@ class Copier:
                 raise
             nbytes = target.nbytes
             count += 1
-            if is_read:
-                read += nbytes
-            else:
-                written += nbytes
+            moved[way] = moved.get(way, 0) + nbytes
             if not helping and batch.helped and nbytes < SHARED_BYTES:
                 break
         if count:
             try:
-                self._copied(read, written, count, time.perf_counter() - start)
+                self._copied(moved, count, time.perf_counter() - start)
             finally:
                 batch.end_parts(count)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transport.batch import Batch, Copy, Transfer, byte_view
+from transport.batch import Batch, Copy, Transfer, Way, byte_view
 from transport.copier import INLINE_BYTES, Copier
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
 from transport.jobs import Job, jobs_of
@@ -81,6 +82,7 @@ class TransferEngine:
         self._size, self._sizes = world.size, self._segments.sizes
         self._lock = threading.Lock()
         self._shared = PathCounters()
+        self._moved: Counter[Way] = Counter()
         self._closed = False
         self._numbers = itertools.count(1)
         self._copier = Copier(self._copied, on_fatal)
@@ -147,6 +149,13 @@ class TransferEngine:
         return {"shared": shared, **self._remote.counters}
 
     @property
+    def moved_bytes(self) -> dict[Way, int]:
+        """Bytes that this rank has read from and written to each other rank, over all paths."""
+        with self._lock:
+            near = {way: nbytes for way, nbytes in self._moved.items() if way[0] != self._world.rank}
+        return dict(Counter(near) + self._remote.moved)
+
+    @property
     def control_counters(self) -> dict[str, int]:
         """channel.Counters of the requests of two-sided transfers; empty where there are none."""
         return self._remote.control()
@@ -194,8 +203,8 @@ class TransferEngine:
                 lost[index] = PeerLost(rank, gone[rank])
             elif memory is not None:
                 there = memory[offset : offset + nbytes]
-                is_read = transfer.op == "read"
-                copies.append((view, there, True, index) if is_read else (there, view, False, index))
+                way = rank, transfer.op
+                copies.append((view, there, way, index) if way[1] == "read" else (there, view, way, index))
                 total += nbytes
             else:
                 remote.setdefault((rank, transfer.op, transfer.segment), []).append((index, view))
@@ -231,11 +240,15 @@ class TransferEngine:
         self._copier.cancel(batch)
         self._remote.cancel(batch)
 
-    def _copied(self, read: int, written: int, count: int, seconds: float) -> None:
+    def _copied(self, moved: Mapping[Way, int], count: int, seconds: float) -> None:
         with self._lock:
             shared = self._shared
-            shared.bytes_read += read
-            shared.bytes_written += written
+            for way, nbytes in moved.items():
+                self._moved[way] += nbytes
+                if way[1] == "read":
+                    shared.bytes_read += nbytes
+                else:
+                    shared.bytes_written += nbytes
             shared.transfers += count
             shared.seconds += seconds
 

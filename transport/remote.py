@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transport import links
-from transport.batch import Batch
+from transport.batch import Batch, Way
 from transport.errors import (
     BadTransfer,
     EngineClosed,
@@ -120,6 +120,7 @@ class Remote:
         self._lock = threading.Lock()
         self._jobs: set[Job] = set()
         self._queued: Counter[int] = Counter()
+        self._moved: Counter[Way] = Counter()
         self._recent: dict[int, float] = {}
         self._courier: Courier | None = None
         # On one node too: registered buffers can be reached over nothing else.
@@ -184,6 +185,7 @@ class Remote:
                     self.sockets.streams[rank] = link.streams
         with self._lock:  # what was measured is no transfer of anybody
             self._counters = {name: PathCounters() for name in sorted(self._paths)}
+            self._moved.clear()
             self._recent.clear()
 
     def _probe(self, path: str, rank: int, buffer: np.ndarray, streams: int, limit_s: float) -> None:
@@ -224,6 +226,12 @@ class Remote:
         """PathCounters by path, as plain values."""
         with self._lock:
             return {name: counters.as_dict() for name, counters in self._counters.items()}
+
+    @property
+    def moved(self) -> Counter[Way]:
+        """Bytes of the jobs that have ended well."""
+        with self._lock:
+            return self._moved.copy()
 
     def control(self) -> dict[str, int]:
         """channel.Counters of the two-sided path, summed over its sockets."""
@@ -320,6 +328,7 @@ class Remote:
             counters.failed += len(job.indices)
             return
         counters.transfers += len(job.indices)
+        self._moved[job.rank, job.op] += job.nbytes
         if job.op == "read":
             counters.bytes_read += job.nbytes
         else:

@@ -31,6 +31,9 @@ class Stage(Enum):
     OVER = "over"
 
 
+OPEN_STAGES: tuple[Stage, ...] = tuple(stage for stage in Stage if stage is not Stage.OVER)
+
+
 class Step(Enum):
     """An event in the life of a request."""
 

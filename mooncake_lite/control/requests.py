@@ -5,13 +5,14 @@ Used by `machine.py`. Asks `scheduler` for every choice. See docs/explain/contro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.copies import Copies
-from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.pool import Pool
@@ -36,6 +37,7 @@ class Requests:
     ignored        answers that changed nothing: of another attempt, or impossible in their stage
     pool_is_full   a request waits for space in the pool, and none has been freed since
     no_place       the policy answered Wait, and no slot has been freed since
+    stages         number of open requests in each stage
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Requests:
         self.ignored = 0
         self.pool_is_full = False
         self.no_place = False
+        self.stages = dict.fromkeys(OPEN_STAGES, 0)
         self._state, self._directory, self._members, self._pool, self._emit = (
             state, directory, members, pool, emit,
         )  # fmt: skip
@@ -78,12 +81,20 @@ class Requests:
             self._emit(fx.Fail(request_id, reason))
             self._emit(fx.Forget(request_id, "failed"))
         self._records.clear()
+        self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
     def on_undelivered(self, order: fx.StartPrefill | fx.StartDecode, reason: str, now: float) -> None:
         """Fail a request whose order was not sent. The rank has not received it and writes nothing."""
         record = self._current(order, Step.FAIL)
         if record is not None:
             self._fail(record, reason, now)
+
+    def _move(self, record: RequestRecord, step: Step) -> None:
+        """Move a request to its next stage, and count it there."""
+        self.stages[record.stage] -= 1
+        record.move(step)
+        if record.stage is not Stage.OVER:
+            self.stages[record.stage] += 1
 
     # ------------------------------------------------------------------------------ arrival and end
 
@@ -100,6 +111,7 @@ class Requests:
             self._reject(record, rejection.reason, rejection.retry_after_s)
             return
         self._records[record.request_id] = record
+        self.stages[record.stage] += 1
         if self.no_place or self._state.next_held() is not None or not self._place(record, request, now):
             self._state.hold(request)
 
@@ -112,7 +124,7 @@ class Requests:
         record = self._records.get(event.request_id)
         if record is None or not record.may(Step.CANCEL):
             return
-        record.move(Step.CANCEL)
+        self._move(record, Step.CANCEL)
         if record.stage is Stage.OVER:
             self._end(record, "cancelled", now)
         elif record.worker >= 0:
@@ -131,7 +143,7 @@ class Requests:
     def _fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
         """Fail a request, and tell its client unless the client has left."""
         gone = record.stage is Stage.CANCELLED
-        record.move(Step.FAIL)
+        self._move(record, Step.FAIL)
         if not gone:
             self._emit(fx.Fail(record.request_id, reason))
         self._end(record, "cancelled" if gone else "failed", now, may_still_write=may_still_write)
@@ -160,7 +172,7 @@ class Requests:
         if isinstance(decision, Rejection):
             self._refuse(record, decision.reason, decision.retry_after_s, now)
             return True
-        record.move(Step.PLACE)
+        self._move(record, Step.PLACE)
         self._state.place(request, decision, front=record.resumed)
         record.prefill, record.decode = self._ranks_of(decision)
         self._emit(
@@ -181,7 +193,7 @@ class Requests:
         if record.resumed:
             self._fail(record, reason, now)
             return
-        record.move(Step.REFUSE)
+        self._move(record, Step.REFUSE)
         self._emit(fx.Reject(record.request_id, reason, retry_after_s))
         self._end(record, "rejected", now)
 
@@ -201,7 +213,7 @@ class Requests:
             self.pool_is_full = True
             return
         if moves:
-            record.move(Step.PROMOTE)
+            self._move(record, Step.PROMOTE)
             self.loads.begin(record, moves, now)
         else:
             self._prefill(record, now)
@@ -209,12 +221,12 @@ class Requests:
     def _loads_ended(self, record: RequestRecord, now: float) -> None:
         """Continue with a request whose loads from SSD have all ended."""
         if record.stage is Stage.CANCELLED:
-            record.move(Step.DROP)
+            self._move(record, Step.DROP)
             self._end(record, "cancelled", now)
         elif record.problem:
             self._fail(record, f"KV could not be moved: {record.problem}", now)
         elif record.bad_blocks:  # they are misses now: look the prefix up again
-            record.move(Step.RESTART)
+            self._move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
             self._state.defer(record.request_id)
             self._state.retry()
@@ -222,7 +234,7 @@ class Requests:
             self._prefill(record, now)
 
     def _prefill(self, record: RequestRecord, now: float) -> None:
-        record.move(Step.PREFILL)
+        self._move(record, Step.PREFILL)
         record.attempt += 1
         record.worker = record.prefill
         self._emit(
@@ -256,13 +268,13 @@ class Requests:
         self._state.measured_prefill(computed, ended.compute_s)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
         if record.stage is Stage.CANCELLED:
-            record.move(Step.DROP)
+            self._move(record, Step.DROP)
             self._end(record, "cancelled", now)
         elif ended.finished:
-            record.move(Step.FINISH)
+            self._move(record, Step.FINISH)
             self._end(record, "finished", now)
         else:
-            record.move(Step.PREFILLED)
+            self._move(record, Step.PREFILLED)
             record.resumed = True
             record.worker = record.decode
             self._state.end_prefill(record.request_id)
@@ -282,14 +294,14 @@ class Requests:
             return
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.LOADED):
-            record.move(Step.LOADED)
+            self._move(record, Step.LOADED)
 
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
         """End a request whose last token was sent, or that its decode rank dropped after a cancel."""
         record = self._current(ended, Step.FINISH, Step.DROP)
         if record is None or record.worker != record.decode:
             return
-        record.move(Step.DROP if record.may(Step.DROP) else Step.FINISH)
+        self._move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
         self._end(record, "finished", now)
 
     def on_preempted(self, preempted: ev.Preempted, now: float) -> None:
@@ -298,10 +310,10 @@ class Requests:
         if record is None:
             return
         if record.stage is Stage.CANCELLED:
-            record.move(Step.DROP)
+            self._move(record, Step.DROP)
             self._end(record, "cancelled", now)
             return
-        record.move(Step.PREEMPT)
+        self._move(record, Step.PREEMPT)
         record.reset()
         record.since_s = now
         record.num_tokens, record.keys, record.digests = (
@@ -313,6 +325,7 @@ class Requests:
 
     def check(self) -> None:
         """Assert that the books agree about every open request."""
+        assert +Counter(self.stages) == Counter(record.stage for record in self._records.values())
         for request_id, record in self._records.items():
             assert record.stage is not Stage.OVER
             assert request_id in self._state, f"{request_id} is in no queue and on no instance"

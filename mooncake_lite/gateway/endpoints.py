@@ -54,7 +54,7 @@ class Endpoints:
         self._created = int(time.time())
         self._fingerprint = f"mooncake-lite-{settings.fingerprint.hex()[:12]}"
         self.metrics = GatewayMetrics()
-        self.metrics.attach(cluster)
+        self.metrics.attach(cluster, settings.served_id)
 
     def app(self) -> Starlette:
         """The ASGI application."""

@@ -7,6 +7,7 @@ prefix mooncake_lite_. Knows no request and no socket.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +15,8 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from mooncake_lite.gateway.cluster_view import ClusterView
+import mooncake_lite
+from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.messages import Metric
 
@@ -73,9 +75,9 @@ class GatewayMetrics:
         """A request over HTTP was answered."""
         self._http.labels(path, str(status)).inc()
 
-    def attach(self, cluster: ClusterView) -> None:
-        """Also show what the cluster reports, and the state of this gateway's sockets and requests."""
-        gauges = GatewayGauges(cluster)
+    def attach(self, cluster: ClusterView, model: str) -> None:
+        """Also show what the cluster reports, and the state of this gateway. model: its served id."""
+        gauges = GatewayGauges(cluster, model)
         self.names |= {family.name for family in gauges.collect()}
         self.registry.register(gauges)
         self.registry.register(ClusterSamples(cluster, self.names))
@@ -96,11 +98,24 @@ class GatewayMetrics:
 class GatewayGauges(Collector):
     """Samples that are read when asked for, not counted."""
 
-    def __init__(self, cluster: ClusterView):
+    def __init__(self, cluster: ClusterView, model: str):
         self._cluster = cluster
+        self._labels = {"model": model, "version": mooncake_lite.__version__}
+        self._began = time.monotonic()
 
     def collect(self) -> Iterator[Family]:
-        """Read the sockets' counters and the number of open requests now."""
+        """Read the state of the cluster, the sockets' counters and the number of open requests now."""
+        names = list(self._labels)
+        info = GaugeMetricFamily(PREFIX + "server_info", "What is served: always 1", labels=names)
+        info.add_metric(list(self._labels.values()), 1)
+        yield info
+        cluster = self._cluster
+        for name, text, value in (
+            ("uptime_seconds", "Seconds since the start of the gateway", time.monotonic() - self._began),
+            ("ready", "1 when requests are taken, else 0", cluster.state is State.READY),
+            ("degraded", "Number of things that do not work as they should", len(cluster.degraded)),
+        ):
+            yield GaugeMetricFamily(PREFIX + name, text, value=value)
         text = "Bytes of messages over ZeroMQ at the gateway"
         wire = CounterMetricFamily(PREFIX + "gateway_zmq_bytes", text, labels=("channel", "direction"))
         for labels, count in self._cluster.sockets.bytes.items():

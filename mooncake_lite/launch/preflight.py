@@ -232,7 +232,7 @@ def roles_here(config: ServeConfig) -> list[str]:
 
     Under a user's own mpirun, its word on how many ranks are here counts.
     """
-    roles = [config.role_of(rank) for rank in range(config.ranks)]
+    roles = config.roles
     near = ranks_near()
     if near is not None:
         return roles[near.start : near.stop]

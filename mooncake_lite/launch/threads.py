@@ -33,7 +33,7 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
         return 1
     if config.threads > 0:
         return config.threads
-    roles = ranks_here if ranks_here is not None else [config.role_of(rank) for rank in range(config.ranks)]
+    roles = ranks_here if ranks_here is not None else config.roles
     computing = max(1, sum(name in COMPUTE_ROLES for name in roles))
     share = cores // computing
     if share >= ROOMY_CORES:

@@ -50,12 +50,13 @@ class PoolRows(Message, frozen=True):
 
 
 class SegmentFigures(Plain, frozen=True):
-    """What one rank gives to the pool, and how much of it is free."""
+    """What one rank gives to the pool, how much of it is free, and the number of blocks to be read there."""
 
     rank: int
     role: str
     capacity_bytes: int
     free_bytes: int
+    blocks: int
 
 
 class PoolFigures(Message, frozen=True):

@@ -86,6 +86,7 @@ class LivePool:
             name = f"rank {segment.rank} ({segment.role})"
             figures[f"{name} capacity_bytes"] = segment.capacity_bytes
             figures[f"{name} free_bytes"] = segment.free_bytes
+            figures[f"{name} blocks"] = segment.blocks
         return figures
 
     def remove(self, keys: list[int], *, force: bool) -> int:

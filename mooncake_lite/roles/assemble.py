@@ -335,8 +335,9 @@ class _Store:
         layout = block_layout(config, start.model_config)
         tier = open_tier(config, index, layout, fingerprint)
         self._role = StoreRole(
-            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout
-        )
+            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout,
+            config.roles,
+        )  # fmt: skip
         start.process.on_end = self._role.seal_now
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
@@ -396,7 +397,7 @@ class _Compute:
         duties, chunk = frozenset({role}), config.max_num_batched_tokens  # a role is one duty today
         state = State(duties, pages, halves_and_slots, config.block_size, chunk)
         self._rank = ComputeRank(
-            near.number, role, state, start.transfers, near.conductor, near.open_gateway,
+            near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,
         )  # fmt: skip
         runner = Runner(engine, blocks, start.transfers)

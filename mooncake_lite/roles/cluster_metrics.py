@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from mooncake_lite.control.life import Stage
 from mooncake_lite.messages import Metric, RankStats
 from mooncake_lite.messages.pool import SegmentFigures
+from scheduler.state import PrefillInstance
 
 DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, math.inf]
 """Around the promise of 100 us a decision."""
@@ -20,20 +22,36 @@ HELP = {
     "requests_finished_total": "Requests that were answered to their end or cancelled while decoding",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
+    "requests_by_stage": "Open requests by the stage of their life",
+    "prefill_requests_waiting": "Requests in the queue of a prefill rank",
+    "prefill_requests_running": "Requests that occupy a prefill slot of a rank",
 }
 
 
 def segment_samples(segments: Iterable[SegmentFigures]) -> list[Metric]:
-    """Return the size and the free bytes of the memory that each rank lends."""
+    """Return the size, the free bytes and the blocks of the memory that each rank lends."""
     found = []
     for segment in segments:
         labels = {"rank": str(segment.rank), "role": segment.role}
         for name, words, value in (
             ("pool_segment_bytes", "DRAM that a rank gives to the pool", segment.capacity_bytes),
             ("pool_segment_free_bytes", "How much of it is free", segment.free_bytes),
+            ("pool_segment_blocks", "Blocks that can be read there", segment.blocks),
         ):
             found.append(Metric(name, "gauge", words, labels, float(value)))
     return found
+
+
+def request_samples(
+    stages: Mapping[Stage, int], prefills: Iterable[PrefillInstance], roles: Sequence[str]
+) -> list[Metric]:
+    """Return the open requests by stage, and the queue of each prefill rank. roles: of all ranks."""
+    found = [("requests_by_stage", {"stage": stage.value}, count) for stage, count in stages.items()]
+    for prefill in prefills:
+        labels = {"rank": str(prefill.instance), "role": roles[prefill.instance]}
+        found.append(("prefill_requests_waiting", labels, len(prefill.queue)))
+        found.append(("prefill_requests_running", labels, len(prefill.running)))
+    return [Metric(name, "gauge", HELP[name], labels, float(value)) for name, labels, value in found]
 
 
 class ClusterMetrics:

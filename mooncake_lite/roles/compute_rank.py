@@ -6,7 +6,7 @@ Built by `assemble.py`, used by the compute role. Sends messages to the conducto
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mooncake_lite.messages import GatewayAt, Message, Preempted, PrefillDone, RequestFailed, Stop
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
@@ -19,6 +19,7 @@ from transport.errors import WireError
 class ComputeRank:
     """The connections of one compute rank, and its counters.
 
+    roles          of all ranks, by number
     state          the books of the planner, for reports
     epoch          number of this start of the rank; reports to the conductor carry it
     conductor      the spoke to the conductor's hub
@@ -32,7 +33,7 @@ class ComputeRank:
     def __init__(
         self,
         number: int,
-        role: str,
+        roles: Sequence[str],
         state: State,
         transfers: TransferEngine,
         conductor: Spoke,
@@ -40,7 +41,7 @@ class ComputeRank:
         must_stop: Callable[[], bool],
     ) -> None:
         self.number = number
-        self.role = role
+        self._roles = roles
         self.state = state
         self.transfers = transfers
         self._conductor = conductor
@@ -104,7 +105,7 @@ class ComputeRank:
 
     def count_decode(self, tokens: int, seconds: float) -> None:
         """Count an iteration of the running batch."""
-        self._add("generation_tokens_total", tokens)
+        self._add("decode_tokens_total", tokens)
         self._add("decode_seconds_total", seconds)
         self._add("decode_iterations_total", 1)
 
@@ -120,7 +121,7 @@ class ComputeRank:
         if now - self._reported_at < REPORT_EVERY_S:
             return
         self._reported_at = now
-        self.tell(rank_stats(self.number, self.role, {**self._counters, **self._gauges()}, self.transfers))
+        self.tell(rank_stats(self.number, self._roles, {**self._counters, **self._gauges()}, self.transfers))
 
     def _gauges(self) -> dict[str, float]:
         """Measure what the planner's books hold now."""
@@ -128,6 +129,7 @@ class ComputeRank:
         values: dict[str, float] = {
             "kv_cache_usage_perc": used / self.state.pages.num_pages,
             "kv_cache_pages_used": used,
+            "kv_cache_pages": self.state.pages.num_pages,
         }
         if DECODE in self.state.duties:
             values["decode_requests_running"] = len(self.state.running)

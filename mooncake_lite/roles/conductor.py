@@ -18,7 +18,7 @@ from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.recording import Recorder
-from mooncake_lite.roles.cluster_metrics import ClusterMetrics, segment_samples
+from mooncake_lite.roles.cluster_metrics import ClusterMetrics, request_samples, segment_samples
 from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.held_requests import HeldRequest
 from mooncake_lite.roles.kv_event_stream import KVEventStream
@@ -39,7 +39,7 @@ def control_config(config: ServeConfig, layout: BlockLayout, nodes: list[int]) -
     """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
     return ControlConfig(
         layout=astuple(layout),
-        roles=[config.role_of(rank) for rank in range(config.ranks)],
+        roles=config.roles,
         nodes=nodes,
         eviction=config.eviction,
         copy_cold_s=config.copy_cold_s,
@@ -347,5 +347,7 @@ class ConductorRole:
         pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
         samples = self.metrics.samples(gauges, pool, self.hub.counters.as_dict())
         samples += segment_samples(self._answers.segments())
+        stages = self.control.requests.stages
+        samples += request_samples(stages, state.prefills.values(), self.config.roles)
         samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, self.control.ignored))
         self.hub.send(peer, m.MetricsReply(request.number, samples))

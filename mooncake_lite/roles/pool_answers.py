@@ -37,10 +37,10 @@ class PoolAnswers:
         return None
 
     def segments(self) -> list[p.SegmentFigures]:
-        """Return the size and free bytes of what each rank lends, by rank."""
+        """Return the size, free bytes and blocks of what each rank lends, by rank."""
         return [
-            p.SegmentFigures(rank, self._roles[rank], nbytes, free)
-            for rank, nbytes, free in sorted(self._directory.segments())
+            p.SegmentFigures(rank, self._roles[rank], *rest)
+            for rank, *rest in sorted(self._directory.segments())
         ]
 
     def command(self, peer: str, query: p.PoolQuery) -> ev.PoolCommand:

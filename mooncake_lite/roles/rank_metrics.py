@@ -6,6 +6,8 @@ rank never loads torch.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from mooncake_lite.messages import Metric, RankStats
@@ -14,10 +16,16 @@ from transport.engine import TransferEngine
 REPORT_EVERY_S = 0.25
 
 
-def rank_stats(number: int, role: str, values: dict[str, float], transfers: TransferEngine) -> RankStats:
+def rank_stats(
+    number: int, roles: Sequence[str], values: dict[str, float], transfers: TransferEngine
+) -> RankStats:
     """This rank's metrics: `values` by name (counters end in _total), what its transfers moved, and
-    what others move from and to its segments over messages: done, and still asked for."""
-    labels = {"rank": str(number), "role": role}
+    what others move from and to its segments over messages: done, and still asked for.
+
+    roles   of all ranks, by number: bytes are reported by the role of the other side, for pairs of ranks
+            would be as many samples as the square of the number of ranks
+    """
+    labels = {"rank": str(number), "role": roles[number]}
 
     def metric(name: str, value: float, **more: str) -> Metric:
         kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
@@ -27,6 +35,10 @@ def rank_stats(number: int, role: str, values: dict[str, float], transfers: Tran
     metrics = [metric(name, value) for name, value in values.items()]
     for path, moved in transfers.counters.items():
         metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
+    by_role: Counter[tuple[str, str]] = Counter()
+    for (peer, op), nbytes in transfers.moved_bytes.items():
+        by_role[roles[peer], op] += nbytes
+    metrics += [metric("moved_bytes_total", n, peer=peer, op=op) for (peer, op), n in by_role.items()]
     metrics.append(metric("mpi_serving_bytes", transfers.serving_bytes))
     for op, nbytes in transfers.served_bytes.items():
         metrics.append(metric("mpi_served_bytes_total", nbytes, op=op))

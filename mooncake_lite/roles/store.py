@@ -50,6 +50,7 @@ from transport.errors import WireError
 
 IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
+TIER_GAUGES = {"blocks", "bytes", "open_bytes", "capacity_bytes"}
 INDEX_CHUNK = 4096
 """Keys in one TierIndex message: 100 kB, well under the limit of a message."""
 
@@ -67,6 +68,7 @@ class StoreRole:
     """The loop of a store rank.
 
     tier    None when there is no --ssd-dir: then only DRAM holds blocks
+    roles   of all ranks, by number
     epoch   of this rank, for its messages
     """
 
@@ -78,9 +80,11 @@ class StoreRole:
         tier: HDF5Tier | None,
         must_stop: Callable[[], bool],
         layout: BlockLayout,
+        roles: Sequence[str],
         epoch: int = 0,
     ) -> None:
         self.number = number
+        self._roles = roles
         self._epoch = epoch
         self._layout = layout
         self._copies: list[tuple[CopyBlocks, Batch]] = []
@@ -346,7 +350,7 @@ class StoreRole:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
-            self._conductor.send(rank_stats(self.number, "store", self._values(), self._transfers))
+            self._conductor.send(rank_stats(self.number, self._roles, self._values(), self._transfers))
             self._tell_troubles(now)
 
     def _tell_troubles(self, now: float) -> None:
@@ -364,7 +368,7 @@ class StoreRole:
         """Return the counters of this rank, its tier and the tier's writer."""
         values = dict(self._counters)
         if self._tier is not None and self._writer is not None and self._reader is not None:
-            values |= _named("tier_", self._tier.stats(), gauges={"blocks", "bytes", "open_bytes"})
+            values |= _named("tier_", self._tier.stats(), gauges=TIER_GAUGES)
             values |= _named("tier_writer_", self._writer.stats(), gauges={"queued", "unsealed"})
             values |= _named("tier_reader_", self._reader.stats(), gauges={"queued"})
         return values

@@ -64,6 +64,15 @@ def test_reads_and_writes_of_any_length_move_exactly_their_bytes(engine: Any, nb
     assert (counters["bytes_read"], counters["bytes_written"]) == (nbytes, nbytes)
 
 
+def test_moved_bytes_are_counted_by_rank_and_direction_without_those_of_the_own_rank(engine: Any) -> None:
+    engine._size, engine._sizes = 2, [*engine.sizes, 2 * PIECE_BYTES]
+    engine._near[1] = np.zeros(2 * PIECE_BYTES, np.uint8)
+    buffer = bytearray(2 * PIECE_BYTES)
+    engine.submit([read(buffer, 100), read(buffer, 7, rank=1), read(buffer, 2, rank=1)]).wait(5)
+    engine.submit([read(buffer, 2 * PIECE_BYTES, rank=1, op="write")]).wait(5)
+    assert engine.moved_bytes == {(1, "read"): 9, (1, "write"): 2 * PIECE_BYTES}
+
+
 def test_any_contiguous_buffer_will_do(engine: Any) -> None:
     array = np.zeros((4, 8), np.float32)
     raw = bytearray(128)

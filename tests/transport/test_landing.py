@@ -4,6 +4,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,7 @@ def test_only_failures_whose_bytes_may_come_are_named() -> None:
 def test_copies_that_were_cancelled_leave_nothing_to_come() -> None:
     copier = Copier(lambda *_: None)
     batch = batch_of(0)
-    copier.plan(batch, [(np.zeros(9, np.uint8), np.ones(9, np.uint8), True, 0)])
+    copier.plan(batch, [(np.zeros(9, np.uint8), np.ones(9, np.uint8), (PEER, "read"), 0)])
     batch.add_parts(1)
     copier.cancel(batch)
     copier.close()
@@ -89,10 +90,11 @@ class FakePath:
         pass
 
 
-def ended(op: str, *tries: Try) -> Batch:
-    """The batch of a job whose tries ended like this."""
+def ended(op: str, *tries: Try) -> tuple[Batch, Remote]:
+    """The batch of a job whose tries ended like this, and who counted them."""
     remote = Remote.__new__(Remote)  # one rank's, without the others
     remote.lost, remote._lock, remote._jobs = {}, threading.Lock(), set()
+    remote._moved = Counter()
     remote._queued, remote._recent = {PEER: 0}, {}  # type: ignore[assignment]
     remote._paths = {"fake": FakePath(remote, list(tries))}  # type: ignore[dict-item]
     remote._counters = {"fake": PathCounters()}
@@ -100,7 +102,7 @@ def ended(op: str, *tries: Try) -> Batch:
     job.ways = ["fake"] * 2
     remote._begin(job)
     assert job.batch.poll()
-    return job.batch
+    return job.batch, remote
 
 
 def late() -> TransferTimeout:
@@ -127,7 +129,15 @@ def dead() -> PeerLost:
     ],
 )
 def test_the_two_tries_of_a_job_decide_together(op: str, tries: list[Try], may_land: bool) -> None:
-    assert bool(ended(op, *tries).may_still_land) == may_land
+    batch, _ = ended(op, *tries)
+    assert bool(batch.may_still_land) == may_land
+
+
+def test_only_the_try_that_succeeds_moves_bytes() -> None:
+    _, remote = ended("write", (late(), True, True), (None, True, False))
+    assert remote.moved == {(PEER, "write"): 9}
+    _, remote = ended("read", (late(), True, False), (late(), True, False))
+    assert remote.moved == {}
 
 
 # ---------------------------------------------------------------------- sockets

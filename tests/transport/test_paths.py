@@ -135,7 +135,7 @@ def test_copies_that_nobody_has_begun_are_cancelled_and_the_others_end() -> None
     copier = Copier(lambda *_: None)
     batch = batch_of(0, copier.cancel)
     targets = [np.zeros(9, np.uint8) for _ in range(3)]
-    copier.plan(batch, [(target, np.ones(9, np.uint8), True, at) for at, target in enumerate(targets)])
+    copier.plan(batch, [(target, np.ones(9, np.uint8), (0, "read"), at) for at, target in enumerate(targets)])
     batch.add_parts(len(batch.copies))
     batch.cancel()
     with pytest.raises(TransferCancelled):

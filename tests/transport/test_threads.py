@@ -99,7 +99,7 @@ def test_the_copier_fails_what_it_had_and_what_comes_later(
     def batch_of(some: Copier) -> Batch:
         batch = Batch([], lambda batch: None, lambda batch: None)
         target = np.zeros(3 * PIECE_BYTES, np.uint8)
-        some.plan(batch, [(target, np.ones_like(target), True, 0)])
+        some.plan(batch, [(target, np.ones_like(target), (0, "read"), 0)])
         batch.add_parts(len(batch.copies))
         return batch
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+import mooncake_lite
 from mooncake_lite import messages as m
 from mooncake_lite.model import Tokenizer, load_tokenizer
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer
@@ -240,6 +241,9 @@ def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: F
         'mooncake_lite_schedule_decision_seconds_bucket{le="+Inf"} 3.0',
         "mooncake_lite_schedule_decision_seconds_count 3.0",
         "mooncake_lite_gateway_open_requests 0.0",
+        f'mooncake_lite_server_info{{model="tiny-model",version="{mooncake_lite.__version__}"}} 1.0',
+        "mooncake_lite_ready 1.0",
+        "mooncake_lite_degraded 0.0",
     ):
         assert line in text.splitlines()
     values = {
@@ -251,6 +255,7 @@ def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: F
     assert values['mooncake_lite_request_success_total{finished_reason="stop"}'] >= 2
     assert values['mooncake_lite_http_requests_total{path="/v1/completions",status="200"}'] >= 2
     assert values["mooncake_lite_generation_tokens_total"] >= 2
+    assert values["mooncake_lite_uptime_seconds"] > 0
     for channel in ("control", "tokens"):
         assert values[f'mooncake_lite_gateway_zmq_bytes_total{{channel="{channel}",direction="in"}}'] > 0
     assert values['mooncake_lite_gateway_zmq_bytes_total{channel="control",direction="out"}'] > 0

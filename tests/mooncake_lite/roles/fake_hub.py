@@ -15,6 +15,9 @@ from mooncake_lite.roles.gateways import Gateways
 from store.layout import BlockLayout
 from transport.errors import WireError
 
+ROLES = ["conductor", "prefill", "decode", "store", "store"]
+"""Of the ranks in these tests."""
+
 
 class Counters:
     def as_dict(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from mooncake_lite.roles.compute import ComputeRole
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import DECODE, PREFILL, Pages, Staging, State
 from store.keys import block_digests, prefix_keys
+from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
 
 pytestmark = pytest.mark.quick
@@ -47,11 +48,12 @@ class Rank:
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
         state = State(frozenset(duties), Pages(num_pages, PAGE), Staging(half_blocks, 3), BLOCK, 8)
         transfers: Any = SimpleNamespace(
-            counters={}, serving_bytes=0, served_bytes={}, control_counters={}, socket_counters={}
-        )
+            counters={}, moved_bytes={}, serving_bytes=0, served_bytes={}, control_counters={},
+            socket_counters={},
+        )  # fmt: skip
         open_gateway: Any = lambda endpoint: self.wire  # noqa: E731
         conductor: Any = self.wire
-        rank = ComputeRank(2, "any", state, transfers, conductor, open_gateway, lambda: False)
+        rank = ComputeRank(2, ROLES, state, transfers, conductor, open_gateway, lambda: False)
         rank.epoch = 5
         self.role = ComputeRole(rank, self.runner, 1000)  # type: ignore[arg-type]
         self.hear(m.GatewayAt("gateway-0", "ipc://tokens"))

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.quick
 BLOCK = 64
 LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
 SUMS = [11, 12]
+SEGMENT_GAUGES = ("pool_segment_bytes", "pool_segment_free_bytes", "pool_segment_blocks")
 
 
 class Cluster:
@@ -344,8 +345,21 @@ def test_the_metrics_and_the_figures_of_the_pool_name_each_rank_that_lends() -> 
     assert isinstance(reply, m.MetricsReply)
     sizes = {s.labels["role"]: s.value for s in reply.metrics if s.name == "pool_segment_bytes"}
     assert sizes == {"prefill": 8 * LAYOUT.nbytes, "store": 4 * LAYOUT.nbytes}
+    blocks = [s.value for s in reply.metrics if s.name == "pool_segment_blocks"]
+    assert blocks == [0, 0]
     (figures,) = cluster.tell("pool-1", m.PoolQuery("stat"))
     assert [(one.rank, one.role) for one in figures.segments] == [(1, "prefill"), (3, "store")]  # type: ignore[attr-defined]
+
+
+def test_the_blocks_of_each_segment_are_counted() -> None:
+    cluster = Cluster(blocks=4, lent=8)
+    cluster.serve("a", list(range(6 * BLOCK)))
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+    assert isinstance(reply, m.MetricsReply)
+    found = {name: [s.value for s in reply.metrics if s.name == name] for name in SEGMENT_GAUGES}
+    used = [(size - free) / LAYOUT.nbytes for size, free in zip(*list(found.values())[:2])]
+    assert sum(used) == 6
+    assert found["pool_segment_blocks"] == used
 
 
 def test_the_queue_is_bounded() -> None:
@@ -547,3 +561,28 @@ def test_the_metrics_tell_of_decisions_hits_and_the_pool() -> None:
     assert found["prefix_cache_hits_total", "dram"].value == 127
     assert found["prefix_cache_queries_total", None].value == 256
     assert found["pool_keys_dram", None].value == 2
+
+
+def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank() -> None:
+    cluster = Cluster(max_num_seqs=4)
+
+    def figures() -> dict[str, float]:
+        (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+        assert isinstance(reply, m.MetricsReply)
+        wanted = ("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running")
+        found = [one for one in reply.metrics if one.name in wanted]
+        return {one.labels.get("stage") or f"{one.name} {one.labels['rank']}": one.value for one in found}
+
+    for number in range(6):
+        cluster.submit(str(number), list(range(100 * number, 100 * number + 100)))
+    cluster.tell("gateway-0", m.Cancel("3"))
+    (first, *_) = [message for _, message in cluster.hub.sent if isinstance(message, m.Prefill)]
+    cluster.prefill_done(first)
+    assert figures() == {
+        "held": 1, "queued": 2, "promoting": 0, "prefilling": 1, "loading": 1, "decoding": 0, "cancelled": 0,
+        "prefill_requests_waiting 1": 2, "prefill_requests_running 1": 1,
+    }  # fmt: skip
+    cluster.tell("rank-2", m.DecodeLoaded("0"))
+    assert (figures()["loading"], figures()["decoding"]) == (0, 1)
+    cluster.tell("rank-2", m.DecodeDone("0"))
+    assert (figures()["held"], figures()["decoding"]) == (0, 0)

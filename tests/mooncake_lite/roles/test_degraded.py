@@ -18,6 +18,7 @@ from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.store import StoreRole
 from mooncake_lite.roles.tier_folder import open_tier, too_large
 from store.tier import HDF5Tier
+from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.mooncake_lite.roles.test_conductor_role import Cluster
 from tests.store.samples import FINGERPRINT, SMALL
 
@@ -35,7 +36,7 @@ class Told:
         )
         engine: Any = SimpleNamespace(local=np.zeros(SMALL.nbytes, np.uint8), counters={})
         self.tier = HDF5Tier(folder, 1 << 26, SMALL, FINGERPRINT)
-        self.role = StoreRole(3, engine, spoke, self.tier, lambda: False, SMALL, epoch=2)
+        self.role = StoreRole(3, engine, spoke, self.tier, lambda: False, SMALL, ROLES, epoch=2)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from mooncake_lite.roles.lent_blocks import LentSaves
 from mooncake_lite.roles.store import StoreRole
 from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
 from store.tier import HDF5Tier
+from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.patience import patient
 from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of
 
@@ -37,7 +38,7 @@ class Pair:
         engine: Any = SimpleNamespace(local=np.zeros(0, np.uint8), submit=self.move, counters={})
         spoke: Any = SimpleNamespace(send=self.told.append, wake=lambda: None)
         self.tier = HDF5Tier(folder, 2**26, SMALL, FINGERPRINT)
-        self.store = StoreRole(STORE, engine, spoke, self.tier, lambda: False, SMALL)
+        self.store = StoreRole(STORE, engine, spoke, self.tier, lambda: False, SMALL, ROLES)
 
     def move(self, transfers: list[Any]) -> Any:
         failures = {}

@@ -18,7 +18,7 @@ from mooncake_lite.roles.store import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
 from store.tier import HDF5Tier
-from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.roles.fake_hub import ROLES, FakeHub, new_role
 
 pytestmark = pytest.mark.quick
 
@@ -38,7 +38,7 @@ class Conversation:
         told: list[Any] = []
         engine: Any = SimpleNamespace(local=self.segment, counters={})
         spoke: Any = SimpleNamespace(send=told.append)
-        self.store = StoreRole(3, engine, spoke, None, lambda: False, LAYOUT)
+        self.store = StoreRole(3, engine, spoke, None, lambda: False, LAYOUT, ROLES)
         self.told = told
         wanted = [Wanted(LAYOUT.nbytes, key, key) for key in range(BLOCKS)]
         self.objects = self.directory.allocate_many("a", wanted, now=0.0)
@@ -177,7 +177,7 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
     for key in (1, 2):
         tier.append(key, key, sums, engine.local, now=0.0)
     tier.seal()
-    store = StoreRole(3, engine, spoke, tier, lambda: False, LAYOUT)
+    store = StoreRole(3, engine, spoke, tier, lambda: False, LAYOUT, ROLES)
     store._remove(m.RemoveBlocks([2, 9]))
     until = time.monotonic() + 20.0
     while not told and time.monotonic() < until:

@@ -13,7 +13,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.roles.store import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
-from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.roles.fake_hub import ROLES, FakeHub, new_role
 
 pytestmark = pytest.mark.quick
 
@@ -86,7 +86,7 @@ def store_role(pair: Pair, rank: int) -> tuple[StoreRole, list[m.Message]]:
 
     engine: Any = SimpleNamespace(local=pair.segments[rank], submit=submit, counters={})
     spoke: Any = SimpleNamespace(send=told.append)
-    role = StoreRole(rank, engine, spoke, None, lambda: False, LAYOUT)
+    role = StoreRole(rank, engine, spoke, None, lambda: False, LAYOUT, ROLES)
     return role, told
 
 
