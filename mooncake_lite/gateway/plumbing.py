@@ -1,4 +1,4 @@
-"""HTTP below the endpoints: time limits on headers and bodies, clients that leave, event streams.
+"""HTTP below the endpoints: time limits on bodies, clients that leave, event streams.
 
 Used by `endpoints` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
 A client that leaves is noticed at once, streaming or not, because its connection is watched.
@@ -11,12 +11,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from typing import Any, TypeVar
 
-import h11
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.problems import Unavailable, error_object
@@ -151,60 +149,6 @@ def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
         await refusal(scope, receive, send)
 
     return answer
-
-
-def timed_protocol(header_limit_s: float) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol, with a limit on the time that a request's headers may take, and an error
-    object for what is no HTTP.
-
-    uvicorn limits only the pause between two requests: a client that sends half a header would keep
-    its connection for ever.
-    """
-
-    class TimedProtocol(H11Protocol):
-        _header_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            between = self.cycle is None or self.cycle.response_complete
-            if not between:
-                self._stop_timer()
-            elif self._header_timer is None:
-                self._start_timer()
-
-        def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else it has its answer, or a part
-                body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
-                headers = [
-                    ("content-type", "application/json"),
-                    ("content-length", str(len(body))),
-                    ("connection", "close"),
-                ]
-                for event in (
-                    h11.Response(status_code=400, headers=headers, reason="Bad Request"),
-                    h11.Data(data=body),
-                    h11.EndOfMessage(),
-                ):
-                    self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _start_timer(self) -> None:
-            self._header_timer = self.loop.call_later(header_limit_s, self.transport.close)
-
-        def _stop_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-
-    return TimedProtocol
 
 
 class QuietServer(uvicorn.Server):

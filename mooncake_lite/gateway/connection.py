@@ -1,0 +1,91 @@
+"""One HTTP connection: uvicorn's protocol over h11, with what uvicorn leaves out.
+
+Used by `__main__`. Knows no request's meaning; what an ASGI application can do is in `plumbing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway.cross_origin import headers_for
+from mooncake_lite.gateway.problems import error_object
+from mooncake_lite.gateway.shapes import to_json
+from mooncake_lite.origins import Origins
+
+
+class Connection(H11Protocol):
+    """Limits the time that a request's headers may take, and answers what is no HTTP with an error object.
+
+    uvicorn limits only the pause between two requests: a client that sends half a header would keep
+    its connection forever.
+    """
+
+    header_limit_s = 10.0
+    origins = Origins()
+
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for the first request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        super().data_received(data)
+        between = self.cycle is None or self.cycle.response_complete
+        if not between:
+            self._stop_timer()
+        elif self._header_timer is None:
+            self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless its request has an answer or a part of one. Close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
+            headers = {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+                **headers_for(self.origins, self._origin()),
+            }
+            for event in (
+                h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request in progress that its client has left."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _origin(self) -> str | None:
+        """Return the origin of the request that is being read; None if its headers were not understood."""
+        if self.conn.our_state is h11.IDLE:
+            return None
+        return next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
+
+    def _start_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_limit_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def connection_type(header_limit_s: float, allowed: Origins) -> type[Connection]:
+    """Return the class of a server's connections, which uvicorn makes without arguments of ours."""
+
+    class OneServers(Connection):
+        pass
+
+    OneServers.header_limit_s, OneServers.origins = header_limit_s, allowed
+    return OneServers
