@@ -6,28 +6,37 @@ Used by `__main__`. Knows no request's meaning; what an ASGI application can do 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.cross_origin import headers_for
+from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
 from mooncake_lite.gateway.problems import error_object
 from mooncake_lite.gateway.shapes import to_json
 from mooncake_lite.origins import Origins
 
 
 class Connection(H11Protocol):
-    """Limits the time that a request's headers may take, and answers what is no HTTP with an error object.
+    """Limits the time of headers, answers what is no HTTP with an error object, serves half-closed clients.
 
     uvicorn limits only the pause between two requests: a client that sends half a header would keep
-    its connection forever.
+    its connection forever. And it drops a request when its client ends the sending half of the connection,
+    although that client may wait for the answer (`half_closed`).
     """
 
     header_limit_s = 10.0
     origins = Origins()
 
+    conn: AnswerAhead
     _header_timer: asyncio.TimerHandle | None = None
+    _half_closed: asyncio.Task[None] | None = None
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.conn = AnswerAhead()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request."""
@@ -61,10 +70,28 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Note that the client sends no more. Returns False, and asyncio closes, if it gets no answer."""
+        if self._owes_an_answer() and self._half_closed is None:
+            self._half_closed = self.loop.create_task(abort_when_gone(self.transport, self.conn))
+        return self._owes_an_answer()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next request, if the client has sent one or may send one."""
+        super().on_response_complete()
+        if self._half_closed is not None and not self._owes_an_answer():
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request in progress that its client has left."""
         self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
+
+    def _owes_an_answer(self) -> bool:
+        """Return whether a request has come whole and has no whole answer yet."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def _origin(self) -> str | None:
         """Return the origin of the request that is being read; None if its headers were not understood."""

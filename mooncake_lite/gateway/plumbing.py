@@ -1,7 +1,7 @@
 """HTTP below the endpoints: time limits on bodies, clients that leave, event streams.
 
 Used by `endpoints` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
-A client that leaves is noticed at once, streaming or not, because its connection is watched.
+A client that leaves is noticed, streaming or not, because its connection is watched (`half_closed`).
 """
 
 from __future__ import annotations
