@@ -23,7 +23,7 @@ from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.connection import connection_type
 from mooncake_lite.gateway.cross_origin import CrossOrigin
 from mooncake_lite.gateway.endpoints import Endpoints
-from mooncake_lite.gateway.plumbing import QuietServer, bounded
+from mooncake_lite.gateway.plumbing import QuietServer, bounded, well_framed
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
 from mooncake_lite.launch.exec_child import follow_parent
@@ -110,8 +110,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=30,
     )
     server = QuietServer(config)
-    inner = bounded(app, settings.limits.connections, server.server_state.connections)
-    config.app = CrossOrigin(inner, origins)
+    few = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
+    config.app = CrossOrigin(few, origins)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())

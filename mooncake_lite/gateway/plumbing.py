@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import uvicorn
 from starlette.requests import Request
@@ -17,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.problems import Unavailable, error_object
+from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object
 from mooncake_lite.gateway.shapes import to_json
 
 T = TypeVar("T")
@@ -132,6 +134,45 @@ class EventStream(Response):
             raise ClientGone from None
 
 
+def well_framed(app: ASGIApp) -> ASGIApp:
+    """`app` without requests of which two readers may disagree where they end (RFC 9112, section 6.3).
+
+    A proxy that takes the other header for the length would pass on a second request, hidden in the body of
+    the first. The connection is closed after such a request. `app` gets the path alone of a target that is a
+    whole URL.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        names = [name for name, _ in scope["headers"]]
+        if b"transfer-encoding" in names:
+            problem = ""
+            if b"content-length" in names:
+                problem = "Content-Length and Transfer-Encoding contradict each other; send one of them"
+            elif scope["http_version"] == "1.0":
+                problem = "HTTP/1.0 has no Transfer-Encoding; send Content-Length"
+            if problem:
+                await closing_answer(RequestError(problem))(scope, receive, send)
+                return
+        await app(_in_origin_form(scope), receive, send)
+
+    return answer
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A scope whose path begins after the authority: `http://host/path` is `/path`."""
+    url = re.match(rb"https?://[^/]*", scope["raw_path"], re.IGNORECASE)
+    if url is None:
+        return scope
+    raw_path = scope["raw_path"][url.end() :] or b"/"
+    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
+
+
+def closing_answer(error: RequestError) -> Response:
+    """An error object, after which the connection is closed."""
+    headers = {**error_headers(error), "Connection": "close"}
+    return Response(to_json(error_object(error)), error.status, headers, "application/json")
+
+
 def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
     """`app`, which answers only while at most `limit` connections are open, those that are idle included.
 
@@ -143,10 +184,7 @@ def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
             await app(scope, receive, send)
             return
         error = Unavailable(f"{limit} connections are open, which is the limit; come back later")
-        refusal = Response(
-            to_json(error_object(error)), error.status, {"Connection": "close"}, "application/json"
-        )
-        await refusal(scope, receive, send)
+        await closing_answer(error)(scope, receive, send)
 
     return answer
 

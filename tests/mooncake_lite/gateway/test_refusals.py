@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -172,7 +173,8 @@ def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) ->
         assert half_a_header.recv(100) == b""
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_body:
         half_a_body.sendall(head + b"Content-Length: 10\r\n\r\n{")
-        assert half_a_body.recv(100).startswith(b"HTTP/1.1 408")
+        status, error = said_over(half_a_body)  # the connection is closed: the rest is no new request
+        assert (status, error["type"]) == (b"HTTP/1.1 408 Request Timeout", "invalid_request_error")
     gateway.close()
 
 
@@ -203,6 +205,50 @@ def test_what_is_no_http_gets_an_error_object(
     assert error == {
         "message": "this is not valid HTTP/1.1", "type": "invalid_request_error", "param": None, "code": None,
     }  # fmt: skip
+
+
+SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "version", "lengths", "message"),
+    [
+        (
+            "/v1/completions",
+            "1.1",
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+            "contradict each other",
+        ),
+        ("/v2/nothing", "1.1", "Transfer-Encoding: chunked\r\nContent-Length: 0", "contradict each other"),
+        ("/v1/completions", "1.0", "Transfer-Encoding: chunked", "HTTP/1.0 has no Transfer-Encoding"),
+    ],
+)
+def test_a_request_of_two_lengths_is_refused_and_nothing_behind_it_is_read(
+    http: httpx.Client, gateway: GatewayProcess, path: str, version: str, lengths: str, message: str
+) -> None:
+    head = f"POST {path} HTTP/{version}\r\nHost: x\r\n{lengths}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head.encode() + b"0\r\n\r\n" + SMUGGLED)
+        status, error = said_over(client)
+
+    assert status.startswith(b"HTTP/1.1 400")
+    assert message in error["message"]
+
+
+def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess) -> None:
+    url = f"http://127.0.0.1:{gateway.port}".encode()
+    body = b'{"prompt": "hello"}'
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(
+            b"POST %s/v1/completions?x=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+            b"GET HTTP://x/v1/models/tiny%%2Dmodel HTTP/1.1\r\nHost: x\r\n\r\n"
+            b"GET http://x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % (url, len(body), body)
+        )
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert re.findall(rb"HTTP/1\.1 (\d+)", said) == [b"200", b"200", b"404"]
+    assert b'"text":"hello"' in said
+    assert b'"/ is not a path of this server"' in said
 
 
 def test_a_body_that_breaks_after_its_answer_is_no_bug_of_ours(start: Start) -> None:
