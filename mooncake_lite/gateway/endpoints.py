@@ -14,6 +14,8 @@ import time
 import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,6 +31,7 @@ from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
 from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
+from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import error_headers, error_object
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
@@ -44,7 +47,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoints:
-    """All endpoints over one cluster."""
+    """All endpoints over one cluster; ENDPOINTS lists them."""
 
     def __init__(self, settings: Settings, cluster: ClusterView, prompts: Prompts):
         self._settings = settings
@@ -58,20 +61,9 @@ class Endpoints:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        table: list[tuple[str, str, Handler, bool]] = [
-            ("POST", "/v1/chat/completions", self.chat_completions, True),
-            ("POST", "/v1/completions", self.completions, True),
-            ("GET", "/v1/models", self.models, True),
-            ("GET", "/v1/models/{model:path}", self.model, True),
-            ("POST", "/tokenize", self.tokenize, True),
-            ("POST", "/detokenize", self.detokenize, True),
-            ("GET", "/health", self.health, False),
-            ("GET", "/metrics", self.show_metrics, False),
-            ("GET", "/version", self.version, False),
-        ]
         routes = [
-            Route(path, self._answered(path, handler, guarded), methods=[method])
-            for method, path, handler, guarded in table
+            Route(e.path, self._answered(e.path, partial(e.handler, self), e.guarded), methods=e.methods)
+            for e in ENDPOINTS
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._no_route})
 
@@ -189,6 +181,15 @@ class Endpoints:
         }
         return _json(answer, status=200 if ready else 503)
 
+    async def ping(self, request: Request) -> Response:
+        """GET and POST /ping: the status of /health, without a body."""
+        return Response(status_code=200 if self._cluster.state is State.READY else 503)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache: remove all blocks of the pool. Raises RequestError."""
+        reset = await reset_prefix_cache(self._cluster)
+        return _json({"removed_blocks": reset.removed, "kept_blocks": reset.kept})
+
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text, of the whole cluster."""
         await self._cluster.fresh_metrics()
@@ -245,6 +246,32 @@ class Endpoints:
         )
         problem = RequestError(f"{request.url.path} {what}", status=error.status_code)
         return _problem(problem, dict(error.headers or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What one path answers. guarded: whether it needs the API key, if there is one."""
+
+    methods: tuple[str, ...]
+    path: str
+    handler: Callable[[Endpoints, Request], Awaitable[Response]]
+    guarded: bool
+
+
+ENDPOINTS = (
+    Endpoint(("POST",), "/v1/chat/completions", Endpoints.chat_completions, True),
+    Endpoint(("POST",), "/v1/completions", Endpoints.completions, True),
+    Endpoint(("GET",), "/v1/models", Endpoints.models, True),
+    Endpoint(("GET",), "/v1/models/{model:path}", Endpoints.model, True),
+    Endpoint(("POST",), "/tokenize", Endpoints.tokenize, True),
+    Endpoint(("POST",), "/detokenize", Endpoints.detokenize, True),
+    Endpoint(("POST",), "/reset_prefix_cache", Endpoints.reset_prefix_cache, True),
+    Endpoint(("GET",), "/health", Endpoints.health, False),
+    Endpoint(("GET", "POST"), "/ping", Endpoints.ping, False),
+    Endpoint(("GET",), "/metrics", Endpoints.show_metrics, False),
+    Endpoint(("GET",), "/version", Endpoints.version, False),
+)
+"""Every path of the server."""
 
 
 async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str]:

@@ -152,6 +152,27 @@ def test_a_cache_salt_isolates(client: openai.OpenAI, model_folder: Path) -> Non
     assert cached("tenant one") == len(prompt) // 64 * 64
 
 
+def test_a_reset_of_the_prefix_cache_leaves_nothing_to_reuse(
+    serving: Cluster, client: openai.OpenAI, model_folder: Path
+) -> None:
+    """Neither in DRAM nor on SSD, although the last blocks of an answer are written after its end."""
+    prompt = reference.prompts(model_folder)[9]
+
+    def cached() -> int:
+        answer = client.completions.create(
+            model="default", prompt=prompt, max_tokens=1, temperature=0, extra_body={"cache_salt": "reset"}
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    for _ in range(2):
+        assert cached() == 0
+        reply = httpx.post(f"{serving.base_url}/reset_prefix_cache", timeout=60)
+        assert reply.json()["removed_blocks"] >= len(prompt) // 64
+        assert reply.json()["kept_blocks"] == 0
+
+
 def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI, model_folder: Path) -> None:
     """A cold prompt moves its KV twice over MPI; all ZeroMQ channels together carry under 2 % of it.
 

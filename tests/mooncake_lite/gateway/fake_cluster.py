@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mooncake_lite import messages as m
@@ -77,14 +78,16 @@ def free_port() -> int:
 class FakeCluster:
     """A conductor and its ranks. `behaviour` is called with each Submit, in the cluster's thread.
 
-    received    every message of the gateway, in order
-    silent      the conductor hears, and says nothing
+    received       every message of the gateway, in order
+    pool_answers   to its next queries about the pool
+    silent         the conductor hears, and says nothing
     """
 
     def __init__(self, run_dir: Path, curve: CurveKeys | None = None):
         self.behaviour: Callable[[FakeCluster, m.Submit], None] = echo
         self.status = m.ClusterStatus(True, "all ranks are ready")
         self.metrics: list[m.Metric] = []
+        self.pool_answers: list[m.PoolEnded] = []
         self.silent = False
         self.received: list[m.Message] = []
         self._curve = curve
@@ -178,6 +181,8 @@ class FakeCluster:
         elif isinstance(message, m.MetricsRequest):
             # not `to_gateway`: a gateway that was told to end may ping once more and be gone
             self._hub.send("gateway-0", m.MetricsReply(message.number, self.metrics))
+        elif isinstance(message, m.PoolQuery):
+            self.to_gateway(replace(self.pool_answers.pop(0), number=message.number))
         elif isinstance(message, m.Submit):
             self.behaviour(self, message)
 
