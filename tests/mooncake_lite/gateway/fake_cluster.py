@@ -198,6 +198,9 @@ def answer(cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish:
     token_ids = token_ids[: submit.max_tokens]
     cached = {"dram": 16, "ssd": 4}
     spans = [m.Span("prefill", 1, 0.25, 0, len(submit.token_ids))]
+    if not submit.max_tokens:
+        cluster.tokens(1, m.Tokens(submit.request_id, 0, [], "length", cached, spans))
+        return
     cluster.tokens(1, m.Tokens(submit.request_id, 0, token_ids[:1], None, cached, spans))
     for index in range(1, len(token_ids)):
         cluster.tokens(2, m.Tokens(submit.request_id, index, token_ids[index : index + 1]))

@@ -50,7 +50,7 @@ def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
         ("/v1/chat/completions", {"messages": HELLO, "n": 2}, 400, "n", None),
         ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", None),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": "x"}, 400, "temperature", None),
-        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", None),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": -1}, 400, "max_tokens", None),
         ("/v1/chat/completions", {"messages": HELLO, "max_tokens": MAX_MODEL_LEN}, 400, "max_tokens",
          "context_length_exceeded"),
         ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
