@@ -14,7 +14,6 @@ import time
 import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,10 +25,12 @@ from starlette.routing import Route
 
 import mooncake_lite
 from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
 from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import error_headers, error_object
@@ -199,6 +200,10 @@ class Endpoints:
         """GET /version: of mooncake-lite."""
         return _json({"version": mooncake_lite.__version__})
 
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: the description of all endpoints."""
+        return _json(describe(ENDPOINTS, has_key=bool(self._settings.config.api_key)))
+
     # ------------------------------------------------------------------ around every endpoint
 
     async def _body(self, request: Request) -> bytes:
@@ -248,29 +253,62 @@ class Endpoints:
         return _problem(problem, dict(error.headers or {}))
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What one path answers. guarded: whether it needs the API key, if there is one."""
-
-    methods: tuple[str, ...]
-    path: str
-    handler: Callable[[Endpoints, Request], Awaitable[Response]]
-    guarded: bool
-
-
 ENDPOINTS = (
-    Endpoint(("POST",), "/v1/chat/completions", Endpoints.chat_completions, True),
-    Endpoint(("POST",), "/v1/completions", Endpoints.completions, True),
-    Endpoint(("GET",), "/v1/models", Endpoints.models, True),
-    Endpoint(("GET",), "/v1/models/{model:path}", Endpoints.model, True),
-    Endpoint(("POST",), "/tokenize", Endpoints.tokenize, True),
-    Endpoint(("POST",), "/detokenize", Endpoints.detokenize, True),
-    Endpoint(("POST",), "/reset_prefix_cache", Endpoints.reset_prefix_cache, True),
-    Endpoint(("GET",), "/health", Endpoints.health, False),
-    Endpoint(("GET", "POST"), "/ping", Endpoints.ping, False),
-    Endpoint(("GET",), "/metrics", Endpoints.show_metrics, False),
-    Endpoint(("GET",), "/version", Endpoints.version, False),
-)
+    Endpoint(
+        methods=("POST",), path="/v1/chat/completions", handler=Endpoints.chat_completions, guarded=True,
+        summary="A chat completion, whole or as events",
+        body=bodies.ChatBody, answer=types.ChatCompletion, streams=True, errors=(*OF_BODIES, 429),
+    ),
+    Endpoint(
+        methods=("POST",), path="/v1/completions", handler=Endpoints.completions, guarded=True,
+        summary="A text completion, whole or as events",
+        body=bodies.CompletionBody, answer=types.TextCompletion, streams=True, errors=(*OF_BODIES, 429),
+    ),
+    Endpoint(
+        methods=("GET",), path="/v1/models", handler=Endpoints.models, guarded=True,
+        summary="A list of the one model that is served", answer=types.ModelList,
+    ),
+    Endpoint(
+        methods=("GET",), path="/v1/models/{model:path}", handler=Endpoints.model, guarded=True,
+        summary="The served model", answer=types.ModelCard, errors=(404,),
+    ),
+    Endpoint(
+        methods=("POST",), path="/tokenize", handler=Endpoints.tokenize, guarded=True,
+        summary="The token ids of a text or a chat",
+        body=bodies.TokenizeBody, answer=types.TokenIds, errors=OF_BODIES,
+    ),
+    Endpoint(
+        methods=("POST",), path="/detokenize", handler=Endpoints.detokenize, guarded=True,
+        summary="The text of token ids",
+        body=bodies.DetokenizeBody, answer=types.Text, errors=OF_BODIES,
+    ),
+    Endpoint(
+        methods=("POST",), path="/reset_prefix_cache", handler=Endpoints.reset_prefix_cache, guarded=True,
+        summary="Remove every block of the pool, in DRAM and on SSD",
+        answer=types.ResetAnswer, errors=(500, 503),
+    ),
+    Endpoint(
+        methods=("GET",), path="/health", handler=Endpoints.health, guarded=False,
+        summary="Whether every rank is ready, and what does not work as it should",
+        answer=types.Health, errors=(503,), details=types.Health,
+    ),
+    Endpoint(
+        methods=("GET", "POST"), path="/ping", handler=Endpoints.ping, guarded=False,
+        summary="The status of /health, without a body", answer=None, errors=(503,), details=None,
+    ),
+    Endpoint(
+        methods=("GET",), path="/metrics", handler=Endpoints.show_metrics, guarded=False,
+        summary="Metrics of the whole cluster, for Prometheus", answer="text/plain",
+    ),
+    Endpoint(
+        methods=("GET",), path="/version", handler=Endpoints.version, guarded=False,
+        summary="The version of mooncake-lite", answer=types.Version,
+    ),
+    Endpoint(
+        methods=("GET",), path="/openapi.json", handler=Endpoints.openapi, guarded=False,
+        summary="This description", answer=dict,
+    ),
+)  # fmt: skip
 """Every path of the server."""
 
 
