@@ -19,6 +19,10 @@ from mooncake_lite.gateway.shapes import to_json
 from mooncake_lite.origins import Origins
 
 
+LINGER_S = 1.0
+"""Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
+
+
 class Connection(H11Protocol):
     """Limits the time of headers, answers what is no HTTP with an error object, serves half-closed clients.
 
@@ -31,6 +35,7 @@ class Connection(H11Protocol):
     origins = Origins()
 
     conn: AnswerAhead
+    _refused = False
     _header_timer: asyncio.TimerHandle | None = None
     _half_closed: asyncio.Task[None] | None = None
 
@@ -45,7 +50,10 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""
-        super().data_received(data)
+        if not self._refused:
+            super().data_received(data)
+        if self._refused:
+            return
         between = self.cycle is None or self.cycle.response_complete
         if not between:
             self._stop_timer()
@@ -53,22 +61,31 @@ class Connection(H11Protocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless its request has an answer or a part of one. Close the connection."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
-            headers = {
-                "content-type": "application/json",
-                "content-length": str(len(body)),
-                "connection": "close",
-                **headers_for(self.origins, self._origin()),
-            }
-            for event in (
-                h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request"),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        """Answer what is no HTTP, unless its request has an answer or a part of one. Close the connection.
+
+        The connection is read on for LINGER_S, because bytes that come after its end reset it, and the client
+        may not see the answer then.
+        """
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self._refused = True
+        body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **headers_for(self.origins, self._origin()),
+        }
+        for event in (
+            h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self._stop_timer()
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Note that the client sends no more. Returns False, and asyncio closes, if it gets no answer."""

@@ -44,10 +44,12 @@ class CrossOrigin(CORSMiddleware):
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
-        reason = bytes(response.body).decode()
-        kept = ("content-length", "content-type")
-        headers = {name: value for name, value in response.headers.items() if name not in kept}
-        answer = error_object(RequestError(f"{reason}; `serve --allowed-origins` lists the origins"))
+        origin, reason = request_headers["origin"], bytes(response.body).decode()
+        if not self.is_allowed_origin(origin):
+            reason = f"pages of {origin} may not call this server; `serve --allowed-origins` allows origins"
+        others = ("content-length", "content-type")
+        headers = {name: value for name, value in response.headers.items() if name not in others}
+        answer = error_object(RequestError(reason))
         return Response(to_json(answer), 400, headers, media_type="application/json")
 
 

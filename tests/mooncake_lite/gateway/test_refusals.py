@@ -251,6 +251,48 @@ def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess
     assert b'"/ is not a path of this server"' in said
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "part"),
+    [
+        (b"HEAD /health HTTP/1.1\r\nHost: x", 200, b"content-length: "),
+        (b"HEAD /v1/completions HTTP/1.1\r\nHost: x", 405, b"allow: POST"),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: x", 405, b"does not take OPTIONS"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x", 404, b'"/* is not a path'),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
+        (b"BREW /health HTTP/1.1\r\nHost: x", 405, b"does not take BREW"),
+        (b"GET /%68ealth HTTP/1.1\r\nHost: x", 200, b'"status":"ok"'),
+        (b"GET /v1/models/%ff%00%0d%0a HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2**20, 400, b"not valid HTTP"),
+        (b"GET /health HTTP/1.0", 200, b'"status":"ok"'),
+        (b"GET /health HTTP/1.1", 400, b"not valid HTTP"),
+    ],
+)
+def test_an_unusual_request_gets_its_answer_or_an_error_object(
+    http: httpx.Client, gateway: GatewayProcess, words: bytes, status: int, part: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(words + b"\r\nConnection: close\r\n\r\n")
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status)
+    assert part in said
+    if body and status >= 400:
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_before_its_answer(
+    http: httpx.Client, gateway: GatewayProcess
+) -> None:
+    body = b'{"prompt": "hello"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_body_that_breaks_after_its_answer_is_no_bug_of_ours(start: Start) -> None:
     gateway, _ = start()
     head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
