@@ -110,8 +110,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=30,
     )
     server = QuietServer(config)
-    few = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
-    config.app = CrossOrigin(few, origins)
+    limited = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
+    config.app = CrossOrigin(limited, origins)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())
