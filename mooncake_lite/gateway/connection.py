@@ -18,7 +18,6 @@ from mooncake_lite.gateway.problems import error_object
 from mooncake_lite.gateway.shapes import to_json
 from mooncake_lite.origins import Origins
 
-
 LINGER_S = 1.0
 """Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
 
