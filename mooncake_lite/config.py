@@ -17,6 +17,7 @@ from typing import Any, Literal
 from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
+from mooncake_lite.origins import LOOPBACK, parse_origins
 from store.errors import UnknownPolicy
 from store.policies import policy_factory
 
@@ -78,6 +79,7 @@ def check_weight_choice(weights: str, dtype: str, device: str) -> None:
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
+    allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
     pool_bytes          DRAM of one store rank's segment
@@ -103,6 +105,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str = ""
+    allowed_origins: str = LOOPBACK
     prefill: int = 1
     decode: int = 1
     store: int = 1
@@ -164,6 +167,7 @@ class ServeConfig:
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
         kv_events_config(self.kv_events_config)
+        parse_origins(self.allowed_origins)
         if self.kv_codec not in CODECS:
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
         check_weight_choice(self.weights, self.dtype, self.device)

@@ -9,6 +9,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from mooncake_lite.gateway.endpoints import ENDPOINTS
 from mooncake_lite.gateway.fields import NEUTRAL
 from mooncake_lite.roles.cluster_metrics import HELP
 from store.ledger import COUNTERS as POOL_COUNTERS
@@ -31,8 +32,7 @@ def cells(page: str, begin: str, end: str) -> set[str]:
 
 
 def test_the_page_lists_each_endpoint_with_its_method() -> None:
-    code = (ROOT / "mooncake_lite/gateway/endpoints.py").read_text(encoding="utf-8")
-    routes = {f"{method} {path}" for method, path in re.findall(r'\("(GET|POST)", "([^"]+)", self', code)}
+    routes = {f"{method} {endpoint.path}" for endpoint in ENDPOINTS for method in endpoint.methods}
 
     assert len(routes) > 5
     assert cells(HTTP, "## Endpoints", "The key is wanted") == routes

@@ -20,14 +20,17 @@ import uvicorn
 
 from mooncake_lite.errors import ConfigError, UserError
 from mooncake_lite.gateway.cluster_view import ClusterView
+from mooncake_lite.gateway.connection import connection_type
+from mooncake_lite.gateway.cross_origin import CrossOrigin
 from mooncake_lite.gateway.endpoints import Endpoints
-from mooncake_lite.gateway.plumbing import QuietServer, bounded, timed_protocol
+from mooncake_lite.gateway.plumbing import QuietServer, bounded, well_framed
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model import load_tokenizer
+from mooncake_lite.origins import parse_origins
 
 PARENT_END_S = 0.2
 """How long rank 0 may take to end after its first thread has; mpirun kills 0.5 s after its SIGTERM."""
@@ -93,9 +96,10 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         loop.add_signal_handler(number, on_signal)
     prompts = Prompts(settings, load_tokenizer(settings.model_folder))
     app = Endpoints(settings, cluster, prompts).app()
+    origins = parse_origins(settings.config.allowed_origins)
     config = uvicorn.Config(
         app,
-        http=timed_protocol(settings.limits.header_timeout_s),
+        http=connection_type(settings.limits.header_timeout_s, origins),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -106,7 +110,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=30,
     )
     server = QuietServer(config)
-    config.app = bounded(app, settings.limits.connections, server.server_state.connections)
+    limited = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
+    config.app = CrossOrigin(limited, origins)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())

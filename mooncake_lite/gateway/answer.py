@@ -76,7 +76,8 @@ async def pieces_of(
         while True:
             for message in await request.next(token_timeout_s):
                 now = time.monotonic()
-                metrics.observe_tokens(now - began if last is None else None, now - (last or now))
+                if submit.max_tokens:
+                    metrics.observe_tokens(now - began if last is None else None, now - (last or now))
                 last = now
                 _note(tally, message)
                 piece = text.push(message)

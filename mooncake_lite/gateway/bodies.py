@@ -100,7 +100,7 @@ class Ask:
     """One valid request to generate, before its prompt is tokenised.
 
     prompt       text, token ids, or the messages of a chat as a template wants them
-    max_tokens   None when the client left it out
+    max_tokens   None when the client left it out; 0: the prompt's KV is computed, and no answer
     """
 
     chat: bool
@@ -237,8 +237,8 @@ def _max_tokens(body: GenerateBody) -> int | None:
             param="max_completion_tokens",
         )
     name, wanted = ("max_tokens", first) if first is not None else ("max_completion_tokens", second)
-    if wanted is not None and wanted < 1:
-        raise RequestError(f"{name}={wanted} must be at least 1", param=name)
+    if wanted is not None and wanted < 0:
+        raise RequestError(f"{name}={wanted} must be at least 0", param=name)
     return wanted
 
 

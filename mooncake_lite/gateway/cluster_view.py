@@ -27,6 +27,8 @@ from mooncake_lite.messages import (
     MetricsReply,
     MetricsRequest,
     OpenTokens,
+    PoolEnded,
+    PoolQuery,
     Rejected,
     Stop,
     Submit,
@@ -130,6 +132,8 @@ class ClusterView:
         self._ping = 0
         self._replied = 0
         self._news = asyncio.Event()
+        self._num_removals = 0
+        self._removals: dict[int, asyncio.Future[PoolEnded]] = {}
         self.metrics: list[Metric] = []
 
     # ------------------------------------------------------------------ is it there?
@@ -196,9 +200,12 @@ class ClusterView:
             self.sockets.send(Cancel(request.request_id))
 
     def fail_all(self, reason: str) -> None:
-        """Every open request ends now with this reason."""
+        """Every open request, and every removal of blocks, ends now with this reason."""
         for request in list(self._open.values()):
             request.fail(Unavailable(reason))
+        for ended in self._removals.values():
+            if not ended.done():
+                ended.set_exception(Unavailable(reason))
 
     def stop(self, reason: str) -> None:
         """Refuse new requests from now on, and end the open ones."""
@@ -216,6 +223,26 @@ class ClusterView:
         except TimeoutError:
             pass
         return self.metrics
+
+    async def remove_all_blocks(self, limit_s: float) -> PoolEnded:
+        """Remove every block of the pool that is not being written; the conductor's answer.
+
+        Raises Unavailable when the cluster is not ready, or the answer does not come within limit_s.
+        """
+        if self.state is not State.READY:
+            raise Unavailable(self.detail)
+        self._num_removals += 1
+        number = self._num_removals
+        ended = self._removals[number] = asyncio.get_running_loop().create_future()
+        try:
+            if not self.sockets.send(PoolQuery("rm-all", force=True, number=number)):
+                raise Unavailable("the conductor cannot be reached")
+            async with asyncio.timeout(limit_s):
+                return await ended
+        except TimeoutError:
+            raise Unavailable(f"the conductor has not answered for {limit_s:g} s") from None
+        finally:
+            del self._removals[number]
 
     # ------------------------------------------------------------------ messages
 
@@ -272,6 +299,9 @@ class ClusterView:
             self._replied = max(self._replied, message.number)
             self.metrics = message.metrics
             self._news.set()
+        elif isinstance(message, PoolEnded):
+            if (ended := self._removals.get(message.number)) is not None and not ended.done():
+                ended.set_result(message)
         elif isinstance(message, Rejected):
             self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
         elif isinstance(message, Failed):

@@ -14,6 +14,7 @@ import time
 import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,11 +25,14 @@ from starlette.routing import Route
 
 import mooncake_lite
 from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
 from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
+from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import error_headers, error_object
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
@@ -44,7 +48,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoints:
-    """All endpoints over one cluster."""
+    """All endpoints over one cluster; ENDPOINTS lists them."""
 
     def __init__(self, settings: Settings, cluster: ClusterView, prompts: Prompts):
         self._settings = settings
@@ -58,20 +62,9 @@ class Endpoints:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        table: list[tuple[str, str, Handler, bool]] = [
-            ("POST", "/v1/chat/completions", self.chat_completions, True),
-            ("POST", "/v1/completions", self.completions, True),
-            ("GET", "/v1/models", self.models, True),
-            ("GET", "/v1/models/{model:path}", self.model, True),
-            ("POST", "/tokenize", self.tokenize, True),
-            ("POST", "/detokenize", self.detokenize, True),
-            ("GET", "/health", self.health, False),
-            ("GET", "/metrics", self.show_metrics, False),
-            ("GET", "/version", self.version, False),
-        ]
         routes = [
-            Route(path, self._answered(path, handler, guarded), methods=[method])
-            for method, path, handler, guarded in table
+            Route(e.path, self._answered(e.path, partial(e.handler, self), e.guarded), methods=e.methods)
+            for e in ENDPOINTS
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._no_route})
 
@@ -189,6 +182,15 @@ class Endpoints:
         }
         return _json(answer, status=200 if ready else 503)
 
+    async def ping(self, request: Request) -> Response:
+        """GET and POST /ping: the status of /health, without a body."""
+        return Response(status_code=200 if self._cluster.state is State.READY else 503)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache: remove all blocks of the pool. Raises RequestError."""
+        reset = await reset_prefix_cache(self._cluster)
+        return _json({"removed_blocks": reset.removed, "kept_blocks": reset.kept})
+
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text, of the whole cluster."""
         await self._cluster.fresh_metrics()
@@ -197,6 +199,10 @@ class Endpoints:
     async def version(self, request: Request) -> Response:
         """GET /version: of mooncake-lite."""
         return _json({"version": mooncake_lite.__version__})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: the description of all endpoints."""
+        return _json(describe(ENDPOINTS, has_key=bool(self._settings.config.api_key)))
 
     # ------------------------------------------------------------------ around every endpoint
 
@@ -245,6 +251,65 @@ class Endpoints:
         )
         problem = RequestError(f"{request.url.path} {what}", status=error.status_code)
         return _problem(problem, dict(error.headers or {}))
+
+
+ENDPOINTS = (
+    Endpoint(
+        methods=("POST",), path="/v1/chat/completions", handler=Endpoints.chat_completions, guarded=True,
+        summary="A chat completion, whole or as events",
+        body=bodies.ChatBody, answer=types.ChatCompletion, streams=True, errors=(*OF_BODIES, 429),
+    ),
+    Endpoint(
+        methods=("POST",), path="/v1/completions", handler=Endpoints.completions, guarded=True,
+        summary="A text completion, whole or as events",
+        body=bodies.CompletionBody, answer=types.TextCompletion, streams=True, errors=(*OF_BODIES, 429),
+    ),
+    Endpoint(
+        methods=("GET",), path="/v1/models", handler=Endpoints.models, guarded=True,
+        summary="A list of the one model that is served", answer=types.ModelList,
+    ),
+    Endpoint(
+        methods=("GET",), path="/v1/models/{model:path}", handler=Endpoints.model, guarded=True,
+        summary="The served model", answer=types.ModelCard, errors=(404,),
+    ),
+    Endpoint(
+        methods=("POST",), path="/tokenize", handler=Endpoints.tokenize, guarded=True,
+        summary="The token ids of a text or a chat",
+        body=bodies.TokenizeBody, answer=types.TokenIds, errors=OF_BODIES,
+    ),
+    Endpoint(
+        methods=("POST",), path="/detokenize", handler=Endpoints.detokenize, guarded=True,
+        summary="The text of token ids",
+        body=bodies.DetokenizeBody, answer=types.Text, errors=OF_BODIES,
+    ),
+    Endpoint(
+        methods=("POST",), path="/reset_prefix_cache", handler=Endpoints.reset_prefix_cache, guarded=True,
+        summary="Remove every block of the pool, in DRAM and on SSD",
+        answer=types.ResetAnswer, errors=(500, 503),
+    ),
+    Endpoint(
+        methods=("GET",), path="/health", handler=Endpoints.health, guarded=False,
+        summary="Whether every rank is ready, and what does not work as it should",
+        answer=types.Health, errors=(503,), details=types.Health,
+    ),
+    Endpoint(
+        methods=("GET", "POST"), path="/ping", handler=Endpoints.ping, guarded=False,
+        summary="The status of /health, without a body", answer=None, errors=(503,), details=None,
+    ),
+    Endpoint(
+        methods=("GET",), path="/metrics", handler=Endpoints.show_metrics, guarded=False,
+        summary="Metrics of the whole cluster, for Prometheus", answer="text/plain",
+    ),
+    Endpoint(
+        methods=("GET",), path="/version", handler=Endpoints.version, guarded=False,
+        summary="The version of mooncake-lite", answer=types.Version,
+    ),
+    Endpoint(
+        methods=("GET",), path="/openapi.json", handler=Endpoints.openapi, guarded=False,
+        summary="This description", answer=dict,
+    ),
+)  # fmt: skip
+"""Every path of the server."""
 
 
 async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str]:

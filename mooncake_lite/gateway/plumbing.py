@@ -1,25 +1,25 @@
-"""HTTP below the endpoints: time limits on headers and bodies, clients that leave, event streams.
+"""HTTP below the endpoints: time limits on bodies, clients that leave, event streams.
 
 Used by `endpoints` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
-A client that leaves is noticed at once, streaming or not, because its connection is watched.
+A client that leaves is noticed, streaming or not, because its connection is watched (`half_closed`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
-import h11
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.problems import Unavailable, error_object
+from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object
 from mooncake_lite.gateway.shapes import to_json
 
 T = TypeVar("T")
@@ -134,6 +134,45 @@ class EventStream(Response):
             raise ClientGone from None
 
 
+def well_framed(app: ASGIApp) -> ASGIApp:
+    """`app` without requests of which two readers may disagree where they end (RFC 9112, section 6.3).
+
+    A proxy that takes the other header for the length would pass on a second request, hidden in the body of
+    the first. The connection is closed after such a request. `app` gets the path alone of a target that is a
+    whole URL.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        names = [name for name, _ in scope["headers"]]
+        if b"transfer-encoding" in names:
+            problem = ""
+            if b"content-length" in names:
+                problem = "Content-Length and Transfer-Encoding contradict each other; send one of them"
+            elif scope["http_version"] == "1.0":
+                problem = "HTTP/1.0 has no Transfer-Encoding; send Content-Length"
+            if problem:
+                await closing_answer(RequestError(problem))(scope, receive, send)
+                return
+        await app(_in_origin_form(scope), receive, send)
+
+    return answer
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A scope whose path begins after the authority: `http://host/path` is `/path`."""
+    url = re.match(rb"https?://[^/]*", scope["raw_path"], re.IGNORECASE)
+    if url is None:
+        return scope
+    raw_path = scope["raw_path"][url.end() :] or b"/"
+    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
+
+
+def closing_answer(error: RequestError) -> Response:
+    """An error object, after which the connection is closed."""
+    headers = {**error_headers(error), "Connection": "close"}
+    return Response(to_json(error_object(error)), error.status, headers, "application/json")
+
+
 def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
     """`app`, which answers only while at most `limit` connections are open, those that are idle included.
 
@@ -145,66 +184,9 @@ def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
             await app(scope, receive, send)
             return
         error = Unavailable(f"{limit} connections are open, which is the limit; come back later")
-        refusal = Response(
-            to_json(error_object(error)), error.status, {"Connection": "close"}, "application/json"
-        )
-        await refusal(scope, receive, send)
+        await closing_answer(error)(scope, receive, send)
 
     return answer
-
-
-def timed_protocol(header_limit_s: float) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol, with a limit on the time that a request's headers may take, and an error
-    object for what is no HTTP.
-
-    uvicorn limits only the pause between two requests: a client that sends half a header would keep
-    its connection for ever.
-    """
-
-    class TimedProtocol(H11Protocol):
-        _header_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            between = self.cycle is None or self.cycle.response_complete
-            if not between:
-                self._stop_timer()
-            elif self._header_timer is None:
-                self._start_timer()
-
-        def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else it has its answer, or a part
-                body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
-                headers = [
-                    ("content-type", "application/json"),
-                    ("content-length", str(len(body))),
-                    ("connection", "close"),
-                ]
-                for event in (
-                    h11.Response(status_code=400, headers=headers, reason="Bad Request"),
-                    h11.Data(data=body),
-                    h11.EndOfMessage(),
-                ):
-                    self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _start_timer(self) -> None:
-            self._header_timer = self.loop.call_later(header_limit_s, self.transport.close)
-
-        def _stop_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-
-    return TimedProtocol
 
 
 class QuietServer(uvicorn.Server):

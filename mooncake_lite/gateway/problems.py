@@ -59,4 +59,6 @@ def error_headers(error: RequestError) -> dict[str, str]:
         return {"Retry-After": str(math.ceil(min(max(1.0, error.retry_after_s), LONGEST_RETRY_S)))}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if error.status == 408:  # the rest of the body may still come, and would be taken for the next request
+        return {"Connection": "close"}
     return {}

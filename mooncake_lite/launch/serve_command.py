@@ -30,6 +30,8 @@ HELP: dict[str, str] = {
     "host": "Address of the HTTP server.",
     "port": "Port of the HTTP server.",
     "api_key": f"Key that clients must send. Prefer the variable {SECRET}: other users can read flags.",
+    "allowed_origins": "Origins of web pages that may call the server, separated by commas, as "
+    "https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.",
     "prefill": "Number of ranks that compute prompts.",
     "decode": "Number of ranks that generate answers.",
     "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier.",

@@ -46,6 +46,7 @@ from mooncake_lite.messages.pool import (
     BlocksChecked,
     CheckBlocks,
     CompactTier,
+    PoolEnded,
     PoolQuery,
 )
 from mooncake_lite.messages.ranks import (
@@ -101,6 +102,7 @@ __all__ = [
     "MetricsRequest",
     "OpenTokens",
     "Plain",
+    "PoolEnded",
     "PoolQuery",
     "Preempted",
     "Prefill",
@@ -152,7 +154,7 @@ TO_CONDUCTOR = (
     | BlocksChecked
     | PoolQuery
 )
-TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | Stop
+TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
 TO_COMPUTE = Prefill | Decode | Cancel | PutGranted | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop

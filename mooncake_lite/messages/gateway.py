@@ -22,6 +22,7 @@ class Submit(Message, frozen=True):
     keys         prefix key of each full block of the prompt; empty when reuse is off
     digests      second digest of each full block's tokens, same length as keys
     salt         what the key chain started from; decode ranks continue the chain with it
+    max_tokens   longest answer; 0: the prompt is computed into the pool, and nothing is answered
     stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
     wait_limit_s how long the gateway waits for the first token
     """

@@ -1,4 +1,4 @@
-"""Between `mooncake-lite store` and the conductor of a running cluster, and what store ranks do for it.
+"""Between the conductor and `mooncake-lite store` or a gateway, and what store ranks do for these.
 
 Explained in docs/reference/hdf5-tier.md.
 """
@@ -11,7 +11,7 @@ from mooncake_lite.messages.parts import BlockRef, Message, Plain
 
 
 class PoolQuery(Message, frozen=True):
-    """The command -> conductor.
+    """The command, or a gateway -> conductor.
 
     after   ls: go on behind the object of this id
     keys    get: the one block; rm and pin: those meant, all or none
@@ -19,6 +19,7 @@ class PoolQuery(Message, frozen=True):
     force   rm and rm-all: also what is leased
     hard    pin: never evicted
     soft_s  pin: for so long evicted only when nothing else is left; 0.0 with not hard unpins
+    number  chosen by the sender; PoolEnded repeats it
     """
 
     what: Literal["ls", "stat", "get", "verify", "compact", "rm", "rm-all", "pin"]
@@ -28,6 +29,7 @@ class PoolQuery(Message, frozen=True):
     force: bool = False
     hard: bool = False
     soft_s: float = 0.0
+    number: int = 0
 
 
 class PoolRow(Plain, frozen=True):
@@ -81,11 +83,13 @@ class PoolEnded(Message, frozen=True):
     """The command has ended; problem: why it could not be done, "" when it could.
 
     blocks   how many it has removed or pinned; kept: how many it has not, because they are in use
+    number   of the PoolQuery
     """
 
     problem: str = ""
     blocks: int = 0
     kept: int = 0
+    number: int = 0
 
 
 class CheckBlocks(Message, frozen=True):

@@ -97,10 +97,10 @@ class Answers:
 
     @_tell.register
     def _token(self, token: outcomes.Token) -> None:
-        """Send a token straight to the gateway. The first and the last one carry spans."""
+        """Send a token of the answer straight to the gateway. The first and the last one carry spans."""
         asked = self._asked[token.job]
         message = asked.message
-        ids = [] if token.finish == "stop" else [token.token]
+        ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
         cached = message.cached_tokens if isinstance(message, Prefill) else {}
         spans = asked.all_spans if isinstance(message, Prefill) or token.finish else []
         tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans)

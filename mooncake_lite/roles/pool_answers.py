@@ -1,4 +1,5 @@
-"""`mooncake-lite store ... live`: reads the pool's books, and passes on commands and their answers.
+"""Queries about the pool, from `mooncake-lite store ... live` and from gateways: reads the pool's books, and
+passes on commands and their answers.
 
 Used by the conductor role. Commands that change the pool, or need store ranks, are carried out by the control
 plane (`mooncake_lite.control.commands`). See docs/reference/hdf5-tier.md.
@@ -53,10 +54,10 @@ class PoolAnswers:
 
     def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message]:
         """Return the peer of a command, and the message for it."""
-        peer, _ = self._open[effect.command]
+        peer, query = self._open[effect.command]
         if effect.ended:
             del self._open[effect.command]
-            return peer, p.PoolEnded(effect.problem, effect.blocks, effect.kept)
+            return peer, p.PoolEnded(effect.problem, effect.blocks, effect.kept, query.number)
         bad = [p.PoolRow(b.object_id, b.key, "dram", b.rank, b.nbytes, "bad") for b in effect.bad]
         return peer, p.PoolProgress(effect.done, effect.nbytes, bad)
 

@@ -29,7 +29,7 @@ class Job:
                     both: computes the prompt and decodes on
         token_ids   the prompt, then the answer so far
         answered    number of token_ids that belong to the answer
-        max_tokens  longest answer
+        max_tokens  longest answer; 0: only the prompt's KV is wanted
         max_len     longest prompt and answer together
         stop_ids    tokens that end the answer
         sampling    how the next token is chosen

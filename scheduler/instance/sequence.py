@@ -11,7 +11,7 @@ class Sequence:
 
         token_ids      prompt, then answer; opaque integers
         answered       number of token_ids that belong to the answer
-        max_tokens     longest answer
+        max_tokens     longest answer; 0: only the prompt's KV is wanted
         max_len        longest prompt and answer together
         stop_ids       tokens that end the answer
         num_computed   tokens whose KV is written, from the first one on
@@ -31,8 +31,11 @@ class Sequence:
     def append(self, token: int) -> str | None:
         """Append the next token of the answer. Return why the answer ends with it, or None.
 
-        "stop": an end token, which is not part of the answer. "length": max_tokens or max_len is reached.
+        "stop": an end token, which is not part of the answer. "length": max_tokens or max_len is reached;
+        with max_tokens 0, the token is not part of the answer either.
         """
+        if self.max_tokens == 0:
+            return "length"
         if token in self.stop_ids:
             return "stop"
         self.token_ids.append(token)

@@ -152,6 +152,34 @@ def test_a_cache_salt_isolates(client: openai.OpenAI, model_folder: Path) -> Non
     assert cached("tenant one") == len(prompt) // 64 * 64
 
 
+def test_a_reset_of_the_prefix_cache_leaves_nothing_to_reuse(
+    serving: Cluster, client: openai.OpenAI, model_folder: Path
+) -> None:
+    """Neither in DRAM nor on SSD, although the last blocks of an answer are written after its end.
+
+    A request for no token fills the cache.
+    """
+    prompt = reference.prompts(model_folder)[9]
+    blocks = len(prompt) // 64
+
+    def ask(max_tokens: int) -> tuple[str, int, int | None]:
+        answer = client.completions.create(
+            model="default", prompt=prompt, max_tokens=max_tokens, extra_body={"cache_salt": "reset"}
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        return answer.choices[0].finish_reason, answer.usage.completion_tokens, cached
+
+    for _ in range(2):
+        assert ask(0) == ("length", 0, 0)
+        reply = httpx.post(f"{serving.base_url}/reset_prefix_cache", timeout=60).json()
+        assert reply["removed_blocks"] >= blocks
+        assert reply["kept_blocks"] == 0
+    assert ask(0) == ("length", 0, 0)
+    machine.wait_until(lambda: ask(0) == ("length", 0, 64 * blocks), patient(5.0))
+
+
 def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI, model_folder: Path) -> None:
     """A cold prompt moves its KV twice over MPI; all ZeroMQ channels together carry under 2 % of it.
 

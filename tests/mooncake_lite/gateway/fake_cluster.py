@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mooncake_lite import messages as m
@@ -77,14 +78,16 @@ def free_port() -> int:
 class FakeCluster:
     """A conductor and its ranks. `behaviour` is called with each Submit, in the cluster's thread.
 
-    received    every message of the gateway, in order
-    silent      the conductor hears, and says nothing
+    received       every message of the gateway, in order
+    pool_answers   to its next queries about the pool
+    silent         the conductor hears, and says nothing
     """
 
     def __init__(self, run_dir: Path, curve: CurveKeys | None = None):
         self.behaviour: Callable[[FakeCluster, m.Submit], None] = echo
         self.status = m.ClusterStatus(True, "all ranks are ready")
         self.metrics: list[m.Metric] = []
+        self.pool_answers: list[m.PoolEnded] = []
         self.silent = False
         self.received: list[m.Message] = []
         self._curve = curve
@@ -178,6 +181,8 @@ class FakeCluster:
         elif isinstance(message, m.MetricsRequest):
             # not `to_gateway`: a gateway that was told to end may ping once more and be gone
             self._hub.send("gateway-0", m.MetricsReply(message.number, self.metrics))
+        elif isinstance(message, m.PoolQuery):
+            self.to_gateway(replace(self.pool_answers.pop(0), number=message.number))
         elif isinstance(message, m.Submit):
             self.behaviour(self, message)
 
@@ -193,6 +198,9 @@ def answer(cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish:
     token_ids = token_ids[: submit.max_tokens]
     cached = {"dram": 16, "ssd": 4}
     spans = [m.Span("prefill", 1, 0.25, 0, len(submit.token_ids))]
+    if not submit.max_tokens:
+        cluster.tokens(1, m.Tokens(submit.request_id, 0, [], "length", cached, spans))
+        return
     cluster.tokens(1, m.Tokens(submit.request_id, 0, token_ids[:1], None, cached, spans))
     for index in range(1, len(token_ids)):
         cluster.tokens(2, m.Tokens(submit.request_id, index, token_ids[index : index + 1]))

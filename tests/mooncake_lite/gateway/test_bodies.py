@@ -79,11 +79,10 @@ def test_harmless_and_unknown_fields_are_ignored() -> None:
         ({"seed": 2**63}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": "one"}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": [1]}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": ""}, "stop"),
@@ -188,6 +187,7 @@ def test_messages_become_role_and_text() -> None:
 def test_both_names_of_max_tokens_mean_the_same() -> None:
     assert completion(max_completion_tokens=7).max_tokens == 7
     assert completion(max_tokens=7, max_completion_tokens=7).max_tokens == 7
+    assert completion(max_tokens=0).max_tokens == completion(max_completion_tokens=0).max_tokens == 0
     assert completion().max_tokens is None
 
 

@@ -35,6 +35,12 @@ def first_token_only(cluster: FakeCluster, submit: m.Submit) -> None:
     cluster.tokens(1, m.Tokens(submit.request_id, 0, submit.token_ids[:1]))
 
 
+def pings(gateway: GatewayProcess) -> list[tuple[int, bytes]]:
+    """Status and body of both forms of /ping."""
+    replies = [httpx.request(method, f"{gateway.url}/ping", trust_env=False) for method in ("GET", "POST")]
+    return [(reply.status_code, reply.content) for reply in replies]
+
+
 def data_of(lines: Any) -> dict[str, Any]:
     """The next event's data; lines is an iterator that the caller keeps."""
     return dict(json.loads(next(line for line in lines if line).removeprefix("data: ")))
@@ -59,13 +65,16 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
     while gateway.wait_health(503)["detail"] != "waiting for rank 2 (decode)":
         pass
 
-    refused = httpx.post(f"{gateway.url}/v1/completions", json=BODY, trust_env=False)
-    assert refused.status_code == 503
-    assert "rank 2" in refused.json()["error"]["message"]
+    for path in ("/v1/completions", "/reset_prefix_cache"):
+        refused = httpx.post(f"{gateway.url}{path}", json=BODY, trust_env=False)
+        assert refused.status_code == 503
+        assert "rank 2" in refused.json()["error"]["message"]
+    assert pings(gateway) == [(503, b""), (503, b"")]
 
     cluster.tell_gateway(m.ClusterStatus(True, ""))
     ready = {"status": "ok", "detail": "ready", "weights": "float32", "degraded": []}
     assert gateway.wait_health(200) == ready
+    assert pings(gateway) == [(200, b""), (200, b"")]
     gateway.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +50,7 @@ def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
         ("/v1/chat/completions", {"messages": HELLO, "n": 2}, 400, "n", None),
         ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", None),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": "x"}, 400, "temperature", None),
-        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", None),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": -1}, 400, "max_tokens", None),
         ("/v1/chat/completions", {"messages": HELLO, "max_tokens": MAX_MODEL_LEN}, 400, "max_tokens",
          "context_length_exceeded"),
         ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
@@ -172,7 +173,8 @@ def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) ->
         assert half_a_header.recv(100) == b""
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_body:
         half_a_body.sendall(head + b"Content-Length: 10\r\n\r\n{")
-        assert half_a_body.recv(100).startswith(b"HTTP/1.1 408")
+        status, error = said_over(half_a_body)  # the connection is closed: the rest is no new request
+        assert (status, error["type"]) == (b"HTTP/1.1 408 Request Timeout", "invalid_request_error")
     gateway.close()
 
 
@@ -203,6 +205,92 @@ def test_what_is_no_http_gets_an_error_object(
     assert error == {
         "message": "this is not valid HTTP/1.1", "type": "invalid_request_error", "param": None, "code": None,
     }  # fmt: skip
+
+
+SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "version", "lengths", "message"),
+    [
+        (
+            "/v1/completions",
+            "1.1",
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+            "contradict each other",
+        ),
+        ("/v2/nothing", "1.1", "Transfer-Encoding: chunked\r\nContent-Length: 0", "contradict each other"),
+        ("/v1/completions", "1.0", "Transfer-Encoding: chunked", "HTTP/1.0 has no Transfer-Encoding"),
+    ],
+)
+def test_a_request_of_two_lengths_is_refused_and_nothing_behind_it_is_read(
+    http: httpx.Client, gateway: GatewayProcess, path: str, version: str, lengths: str, message: str
+) -> None:
+    head = f"POST {path} HTTP/{version}\r\nHost: x\r\n{lengths}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head.encode() + b"0\r\n\r\n" + SMUGGLED)
+        status, error = said_over(client)
+
+    assert status.startswith(b"HTTP/1.1 400")
+    assert message in error["message"]
+
+
+def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess) -> None:
+    url = f"http://127.0.0.1:{gateway.port}".encode()
+    body = b'{"prompt": "hello"}'
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(
+            b"POST %s/v1/completions?x=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+            b"GET HTTP://x/v1/models/tiny%%2Dmodel HTTP/1.1\r\nHost: x\r\n\r\n"
+            b"GET http://x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % (url, len(body), body)
+        )
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert re.findall(rb"HTTP/1\.1 (\d+)", said) == [b"200", b"200", b"404"]
+    assert b'"text":"hello"' in said
+    assert b'"/ is not a path of this server"' in said
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "part"),
+    [
+        (b"HEAD /health HTTP/1.1\r\nHost: x", 200, b"content-length: "),
+        (b"HEAD /v1/completions HTTP/1.1\r\nHost: x", 405, b"allow: POST"),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: x", 405, b"does not take OPTIONS"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x", 404, b'"/* is not a path'),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
+        (b"BREW /health HTTP/1.1\r\nHost: x", 405, b"does not take BREW"),
+        (b"GET /%68ealth HTTP/1.1\r\nHost: x", 200, b'"status":"ok"'),
+        (b"GET /v1/models/%ff%00%0d%0a HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2**20, 400, b"not valid HTTP"),
+        (b"GET /health HTTP/1.0", 200, b'"status":"ok"'),
+        (b"GET /health HTTP/1.1", 400, b"not valid HTTP"),
+    ],
+)
+def test_an_unusual_request_gets_its_answer_or_an_error_object(
+    http: httpx.Client, gateway: GatewayProcess, words: bytes, status: int, part: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(words + b"\r\nConnection: close\r\n\r\n")
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status)
+    assert part in said
+    if body and status >= 400:
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_before_its_answer(
+    http: httpx.Client, gateway: GatewayProcess
+) -> None:
+    body = b'{"prompt": "hello"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_breaks_after_its_answer_is_no_bug_of_ours(start: Start) -> None:

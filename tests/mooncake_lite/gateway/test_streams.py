@@ -190,6 +190,36 @@ def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
     cluster.wait_for(m.Cancel)  # the gateway's stderr must be empty at its end: see GatewayProcess.close
 
 
+def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
+    http: httpx.Client, cluster: FakeCluster
+) -> None:
+    def tokens_in_metrics() -> list[str]:
+        names = (
+            "generation_tokens_total",
+            "time_to_first_token_seconds_count",
+            "inter_token_latency_seconds_count",
+        )
+        wanted = tuple(f"mooncake_lite_{name} " for name in names)
+        return [line for line in http.get("/metrics").text.splitlines() if line.startswith(wanted)]
+
+    before = tokens_in_metrics()
+    reply = complete(http, prompt=[5] * 30, max_tokens=0)
+    only, usage = events(http, prompt=[5] * 30, max_tokens=0, stream_options={"include_usage": True})
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 0}
+    chat = http.post("/v1/chat/completions", json=body).json()
+
+    assert cluster.wait_for(m.Submit).max_tokens == 0
+    assert (reply["choices"][0]["text"], reply["choices"][0]["finish_reason"]) == ("", "length")
+    assert (only["choices"][0]["text"], only["choices"][0]["finish_reason"]) == ("", "length")
+    assert (chat["choices"][0]["message"]["content"], chat["choices"][0]["finish_reason"]) == ("", "length")
+    assert reply["usage"] == usage["usage"] == {
+        "prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30,
+        "prompt_tokens_details": {"cached_tokens": 20},
+    }  # fmt: skip
+    assert tokens_in_metrics() == before
+    assert not [message for message in cluster.received if isinstance(message, m.Cancel)]
+
+
 def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cluster: FakeCluster) -> None:
     prompt = [5] * 130
     for salt in (None, None, "alice"):

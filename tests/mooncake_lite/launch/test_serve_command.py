@@ -51,6 +51,11 @@ def test_paths_are_made_absolute_because_ranks_may_start_elsewhere(
     assert build_config("SmolLM2-135M-Instruct", {}, None).model == "SmolLM2-135M-Instruct"
 
 
+def test_an_origin_that_is_none_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "serve", "--allowed-origins", "https://app.example,app.example/page")
+    assert "'app.example/page' is not an origin" in said
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("belady", "needs the future"), ("mru", "no eviction policy is called 'mru'")]
 )

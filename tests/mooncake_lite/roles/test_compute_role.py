@@ -103,8 +103,8 @@ def prefill(tokens: list[int], load: list[m.BlockRef], store: int, **more: Any) 
     tail = refs.pop() if len(tokens) % BLOCK else None
     spans = [m.Span("queue", 0, 0.5)]
     return m.Prefill(
-        "a", "gateway-0", tokens, load, refs, tail, GREEDY, 30, [], 0, {"dram": len(load) * BLOCK}, spans,
-        more.get("attempt", 3),
+        "a", "gateway-0", tokens, load, refs, tail, GREEDY, more.get("max_tokens", 30), [], 0,
+        {"dram": len(load) * BLOCK}, spans, more.get("attempt", 3),
     )  # fmt: skip
 
 
@@ -125,6 +125,17 @@ def test_a_prefill_tells_its_token_at_once_and_its_end_when_every_byte_is_in_the
     assert (done.load_s, done.compute_s, done.store_s) == (
         done.spans[1].seconds, done.spans[2].seconds, done.spans[3].seconds,
     )  # fmt: skip
+
+
+def test_a_prefill_for_no_token_stores_its_blocks_and_ends_without_one() -> None:
+    rank = Rank(PREFILL)
+    tokens = [*range(14)]
+    rank.hear(prefill(tokens, [], store=4, max_tokens=0))
+    told = rank.until(m.Tokens)
+    assert (told.index, told.token_ids, told.finish, told.cached_tokens) == (0, [], "length", {"dram": 0})
+    done = rank.until(m.PrefillDone)
+    assert done.finish == "length"
+    assert done.checksums == [tuple(kv_of(tokens)[n : n + 4]) for n in (0, 4, 8)]
 
 
 def test_the_time_of_a_full_hit_does_not_include_its_load() -> None:

@@ -168,6 +168,14 @@ def test_all_that_is_not_in_use_is_removed_and_the_rest_with_force() -> None:
     assert talk.ask(p.PoolQuery("rm-all"))[-1] == p.PoolEnded()  # nothing is there
 
 
+def test_the_answer_to_a_gateway_names_its_query() -> None:
+    talk = Conversation()
+    talk.tell("gateway-0", p.PoolQuery("rm-all", force=True, number=7))
+    talk.tell("rank-3", m.BlocksRemoved(list(range(BLOCKS)), for_good=True))
+    answers = [message for peer, message in talk.hub.sent if peer == "gateway-0"]
+    assert answers == [p.PoolEnded(blocks=BLOCKS, number=7)]
+
+
 def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) -> None:
     told: list[Any] = []
     engine: Any = SimpleNamespace(local=np.zeros(LAYOUT.nbytes, np.uint8), counters={})

@@ -1,0 +1,146 @@
+"""The types of answers, for the description of the interface at /openapi.json.
+
+Used by `openapi` alone: `shapes` makes the answers as dictionaries, and a test compares both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens whose KV was reused."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer of a chat."""
+
+    role: Literal["assistant"]
+    content: str | None
+
+
+class ChatChoice(msgspec.Struct):
+    """The one answer of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: Any = None
+
+
+class TextChoice(msgspec.Struct):
+    """The one answer of a text completion."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: Any = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """What both completions have in common. mooncake_lite: the trace, if the client asked for it."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+    mooncake_lite: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(Completion, kw_only=True):
+    """OpenAI's chat completion."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class TextCompletion(Completion, kw_only=True):
+    """OpenAI's text completion."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelCard(msgspec.Struct):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """A list of the one model."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenIds(msgspec.Struct):
+    """The token ids of a text or a chat."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class ResetAnswer(msgspec.Struct):
+    """Blocks that were removed, and blocks that are in use and stay."""
+
+    removed_blocks: int
+    kept_blocks: int
+
+
+class Health(msgspec.Struct):
+    """Whether requests are served, what is missing, and what does not work as it should."""
+
+    status: Literal["ok", "starting", "lost", "stopping"]
+    detail: str
+    weights: str
+    degraded: list[str]
+
+
+class Version(msgspec.Struct):
+    """Of mooncake-lite."""
+
+    version: str
+
+
+class ErrorDetails(msgspec.Struct):
+    """param: the field of the body that is wrong, if it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """OpenAI's error object: the answer to every request that has no success."""
+
+    error: ErrorDetails

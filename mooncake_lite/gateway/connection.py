@@ -1,0 +1,134 @@
+"""One HTTP connection: uvicorn's protocol over h11, with what uvicorn leaves out.
+
+Used by `__main__`. Knows no request's meaning; what an ASGI application can do is in `plumbing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway.cross_origin import headers_for
+from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
+from mooncake_lite.gateway.problems import error_object
+from mooncake_lite.gateway.shapes import to_json
+from mooncake_lite.origins import Origins
+
+LINGER_S = 1.0
+"""Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
+
+
+class Connection(H11Protocol):
+    """Limits the time of headers, answers what is no HTTP with an error object, serves half-closed clients.
+
+    uvicorn limits only the pause between two requests: a client that sends half a header would keep
+    its connection forever. And it drops a request when its client ends the sending half of the connection,
+    although that client may wait for the answer (`half_closed`).
+    """
+
+    header_limit_s = 10.0
+    origins = Origins()
+
+    conn: AnswerAhead
+    _refused = False
+    _header_timer: asyncio.TimerHandle | None = None
+    _half_closed: asyncio.Task[None] | None = None
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.conn = AnswerAhead()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for the first request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        if not self._refused:
+            super().data_received(data)
+        if self._refused:
+            return
+        between = self.cycle is None or self.cycle.response_complete
+        if not between:
+            self._stop_timer()
+        elif self._header_timer is None:
+            self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless its request has an answer or a part of one. Close the connection.
+
+        The connection is read on for LINGER_S, because bytes that come after its end reset it, and the client
+        may not see the answer then.
+        """
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self._refused = True
+        body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **headers_for(self.origins, self._origin()),
+        }
+        for event in (
+            h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self._stop_timer()
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Note that the client sends no more. Returns False, and asyncio closes, if it gets no answer."""
+        if self._owes_an_answer() and self._half_closed is None:
+            self._half_closed = self.loop.create_task(abort_when_gone(self.transport, self.conn))
+        return self._owes_an_answer()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next request, if the client has sent one or may send one."""
+        super().on_response_complete()
+        if self._half_closed is not None and not self._owes_an_answer():
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request in progress that its client has left."""
+        self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
+        super().connection_lost(exc)
+
+    def _owes_an_answer(self) -> bool:
+        """Return whether a request has come whole and has no whole answer yet."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def _origin(self) -> str | None:
+        """Return the origin of the request that is being read; None if its headers were not understood."""
+        if self.conn.our_state is h11.IDLE:
+            return None
+        return next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
+
+    def _start_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_limit_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def connection_type(header_limit_s: float, allowed: Origins) -> type[Connection]:
+    """Return the class of a server's connections, which uvicorn makes without arguments of ours."""
+
+    class OneServers(Connection):
+        pass
+
+    OneServers.header_limit_s, OneServers.origins = header_limit_s, allowed
+    return OneServers

@@ -1,0 +1,129 @@
+"""The description of the HTTP interface as OpenAPI 3.1: from the table of endpoints and the types of bodies.
+
+Used by `endpoints`, which serves it at /openapi.json. Knows no cluster. Explained in docs/reference/http.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+import mooncake_lite
+from mooncake_lite.gateway.answer_types import ErrorAnswer
+
+ERRORS = {
+    400: "The request is no HTTP/1.1 or no JSON, or a field is wrong; param names it",
+    401: "The API key is missing or wrong",
+    404: "Another model",
+    408: "The body took too long",
+    413: "The body is too long",
+    429: "Too many requests; Retry-After gives the seconds to wait",
+    500: "The request could not be finished",
+    503: "The cluster is not ready, or is stopping",
+}
+"""Status of an error -> when it is answered."""
+
+OF_BODIES = (400, 404, 408, 413, 500, 503)
+
+Schemas = dict[type, dict[str, Any]]
+"""JSON schema of each type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What one path answers.
+
+    handler   of the class that has all handlers
+    guarded   whether it needs the API key, if there is one
+    answer    the type of a success, as JSON; or the media type of a text; None: no body
+    body      the type of the request's body; None: no body is read
+    streams   the answer comes as server-sent events if the body says so
+    errors    statuses of errors besides 401
+    details   of the error 503, if that is no error object
+    """
+
+    methods: tuple[str, ...]
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    summary: str
+    guarded: bool
+    answer: type | str | None
+    body: type | None = None
+    streams: bool = False
+    errors: tuple[int, ...] = ()
+    details: type | str | None = ErrorAnswer
+
+
+def describe(endpoints: Iterable[Endpoint], *, has_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI document. has_key: whether the guarded endpoints need a key."""
+    endpoints = list(endpoints)
+    mentioned = [kind for e in endpoints for kind in (e.body, e.answer, e.details, ErrorAnswer)]
+    types = list(dict.fromkeys(kind for kind in mentioned if isinstance(kind, type)))
+    found, named = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas: Schemas = dict(zip(types, found))
+    components: dict[str, Any] = {"schemas": named}
+    if has_key:
+        components["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        operation = _operation(endpoint, schemas, has_key and endpoint.guarded)
+        for method in endpoint.methods:
+            name = f"{method.lower()}_{endpoint.handler.__name__}"
+            item = paths.setdefault(_template(endpoint.path), {})
+            item[method.lower()] = {"operationId": name, **operation}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mooncake-lite",
+            "version": mooncake_lite.__version__,
+            "description": "A KVCache-centric LLM server with OpenAI's interface. docs/reference/http.md "
+            "explains each field.",
+        },
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _template(path: str) -> str:
+    """Write a path as OpenAPI does: without the types of its parameters."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+
+
+def _operation(endpoint: Endpoint, schemas: Schemas, needs_key: bool) -> dict[str, Any]:
+    success = {"200": {"description": "Success", **_content(endpoint.answer, schemas)}}
+    if endpoint.streams:
+        events = {"text/event-stream": {"schema": {"type": "string"}}}
+        success["200"]["content"] |= events
+    statuses = sorted({*endpoint.errors, *([401] if needs_key else [])})
+    errors = {
+        str(status): {
+            "description": ERRORS[status],
+            **_content(endpoint.details if status == 503 else ErrorAnswer, schemas),
+        }
+        for status in statuses
+    }
+    operation: dict[str, Any] = {"summary": endpoint.summary, "responses": success | errors}
+    names = re.findall(r"\{(\w+)", endpoint.path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if endpoint.body is not None:
+        operation["requestBody"] = {"required": True, **_content(endpoint.body, schemas)}
+    if needs_key:
+        operation["security"] = [{"api_key": []}]
+    return operation
+
+
+def _content(kind: type | str | None, schemas: Schemas) -> dict[str, Any]:
+    """The content of a body or a response: JSON of a type, or text of a media type."""
+    if kind is None:
+        return {}
+    if isinstance(kind, str):
+        return {"content": {kind: {"schema": {"type": "string"}}}}
+    return {"content": {"application/json": {"schema": schemas[kind]}}}

@@ -1,0 +1,139 @@
+"""Pages of allowed origins can call the server from a browser, and pages of other origins cannot."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from mooncake_lite import messages as m
+from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess
+
+PAGE = "http://localhost:3000"
+STRANGER = "https://evil.example"
+
+
+@pytest.fixture
+def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as client:
+        yield client
+
+
+def check_allowed(reply: httpx.Response, origin: str) -> None:
+    assert reply.headers["access-control-allow-origin"] == origin
+    assert "Origin" in reply.headers["vary"]
+
+
+def check_not_allowed(reply: httpx.Response) -> None:
+    assert "access-control-allow-origin" not in reply.headers
+    assert "Origin" in reply.headers["vary"]
+
+
+def test_a_preflight_is_answered_without_a_key(start: Start) -> None:
+    gateway, _ = start(api_key="secret")
+    wanted = "authorization, content-type, x-mooncake-lite-trace, x-stainless-os"
+    preflight = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": wanted,
+        "Access-Control-Request-Private-Network": "true",
+    }
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
+        for path in ("/v1/chat/completions", "/v1/models", "/health", "/metrics"):
+            reply = http.options(path, headers=preflight)
+            assert reply.status_code == 200
+            check_allowed(reply, PAGE)
+            assert reply.headers["access-control-allow-headers"] == wanted
+            assert "POST" in reply.headers["access-control-allow-methods"]
+            assert reply.headers["access-control-allow-private-network"] == "true"
+            stranger = http.options(path, headers=preflight | {"Origin": STRANGER})
+            assert stranger.status_code == 400
+            assert stranger.json()["error"]["message"].startswith(f"pages of {STRANGER} may not call")
+            check_not_allowed(stranger)
+        refused = http.get("/v1/models", headers={"Origin": PAGE})
+
+    assert refused.status_code == 401
+    check_allowed(refused, PAGE)
+    gateway.close()
+
+
+def test_answers_errors_and_streams_can_be_read_by_the_page_and_by_no_other(
+    http: httpx.Client, cluster: FakeCluster
+) -> None:
+    def replies(origin: str) -> Iterator[tuple[int, httpx.Response]]:
+        headers = {"Origin": origin}
+        for path in ("/v1/models", "/health", "/metrics", "/version"):
+            yield 200, http.get(path, headers=headers)
+        for stream in (False, True):
+            body = {"prompt": "hello", "stream": stream}
+            yield 200, http.post("/v1/completions", json=body, headers=headers)
+        yield 400, http.post("/v1/completions", json={}, headers=headers)
+        yield 404, http.get("/v2/nothing", headers=headers)
+        yield 405, http.delete("/v1/models", headers=headers)
+        yield 413, http.post("/v1/completions", content=b" " * 9 * 2**20, headers=headers)
+
+    for status, reply in replies(PAGE):
+        assert reply.status_code == status
+        check_allowed(reply, PAGE)
+        assert reply.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
+    for status, reply in replies(STRANGER):
+        assert reply.status_code == status
+        check_not_allowed(reply)
+    assert "access-control-allow-origin" not in http.get("/health").headers
+
+
+def test_refusals_for_lack_of_room_can_be_read_by_the_page(start: Start) -> None:
+    gateway, cluster = start({"open_requests": 1, "connections": 2})
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
+    ask = {"prompt": "x", "stream": True}
+    with (
+        httpx.Client(base_url=gateway.url, trust_env=False, headers={"Origin": PAGE}) as http,
+        http.stream("POST", "/v1/completions", json=ask) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)  # kept: a stream whose iterator is gone is closed
+        refused = http.post("/v1/completions", json=ask)
+        crowded = httpx.get(f"{gateway.url}/version", headers={"Origin": PAGE}, trust_env=False)
+
+    assert (refused.status_code, crowded.status_code) == (429, 503)
+    check_allowed(refused, PAGE)
+    check_allowed(crowded, PAGE)
+    gateway.close()
+
+
+def said_to(gateway: GatewayProcess, words: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(words)
+        return b"".join(iter(lambda: client.recv(65536), b"")).lower()
+
+
+def test_an_answer_below_asgi_can_be_read_by_the_page(gateway: GatewayProcess, cluster: FakeCluster) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nOrigin: %s\r\n\r\n"
+    page = said_to(gateway, head % PAGE.encode() + b"no number\r\n")
+    stranger = said_to(gateway, head % STRANGER.encode() + b"no number\r\n")
+    nonsense = said_to(gateway, b"garbage\r\n\r\n")
+
+    assert b"\r\naccess-control-allow-origin: http://localhost:3000\r\n" in page
+    for said in (page, stranger, nonsense):
+        assert said.startswith(b"http/1.1 400")
+        assert b"\r\nvary: origin\r\n" in said
+    assert b"access-control" not in stranger + nonsense
+
+
+def test_a_star_allows_every_page(start: Start) -> None:
+    gateway, _ = start(allowed_origins="*")
+    reply = httpx.get(f"{gateway.url}/health", headers={"Origin": STRANGER}, trust_env=False)
+    check_allowed(reply, "*")
+    assert b"access-control-allow-origin: *" in said_to(gateway, b"garbage\r\n\r\n")
+    gateway.close()
+
+
+def test_a_list_of_origins_takes_the_place_of_those_of_this_machine(start: Start) -> None:
+    gateway, _ = start(allowed_origins="https://app.example")
+    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
+        check_allowed(http.get("/health", headers={"Origin": "https://app.example"}), "https://app.example")
+        check_not_allowed(http.get("/health", headers={"Origin": PAGE}))
+    gateway.close()
