@@ -1,7 +1,7 @@
 """How much text one token can stand for: a text that is long enough is too long, and need not be tokenised.
 
-Used by tokenizer.py. Reads the description in tokenizer.json and runs nothing. A kind of step that it does not
-know may shrink a text or leave parts of it out: then there is no bound. Explained in docs/model.md.
+Used by tokenizer.py. Reads the description in tokenizer.json and runs nothing. A kind of step that it does
+not know may shrink a text or leave parts of it out: then there is no bound. Explained in docs/model.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 COMPOSITION = 4
-"""No Unicode normal form has less than a quarter of its text's UTF-8 bytes (a bold Z of 4 bytes becomes "Z")."""
+"""No Unicode normal form has less than a quarter of its text's UTF-8 bytes: a bold Z of 4 bytes becomes "Z"."""
 
 CHARACTER_BYTES = 4
 """The longest character in UTF-8; an unknown token may stand for any one character."""

@@ -63,7 +63,7 @@ class Tokenizer:
         return self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def fewest_tokens(self, text: str) -> int:
-        """A number of tokens that encode(text) certainly has, found by its length alone; 0 when there is none."""
+        """A number of tokens that encode(text) is sure to have, by its length alone; 0 when there is none."""
         if self._token_bytes is None:
             return 0
         return self._token_bytes.fewest_tokens(text.encode(errors="replace"))

@@ -12,8 +12,8 @@ import pytest
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway import bodies
-from mooncake_lite.gateway.prompts import Prompts, salt_of
+from mooncake_lite.gateway.prompt_work import salt_of
+from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Limits, Settings
 from mooncake_lite.messages import Submit
 from mooncake_lite.model import load_tokenizer
@@ -40,8 +40,7 @@ def prompts(model_folder: Path) -> Iterator[Prompts]:
 
 
 def submit(prompts: Prompts, **fields: Any) -> Submit:
-    ask = bodies.parse_completion(msgspec.json.encode(fields))
-    return asyncio.run(prompts.submit_for("r", ask))
+    return asyncio.run(prompts.prepare("completion", "r", msgspec.json.encode(fields))).submit
 
 
 def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompts) -> None:
@@ -102,8 +101,8 @@ def test_the_default_length_is_16_for_completions_and_the_rest_of_the_context_fo
 ) -> None:
     assert submit(prompts, prompt=[5] * 10).max_tokens == 16
     assert submit(prompts, prompt=[5] * 60).max_tokens == 4
-    ask = bodies.parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]}))
-    message = asyncio.run(prompts.submit_for("r", ask))
+    raw = msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]})
+    message = asyncio.run(prompts.prepare("chat", "r", raw)).submit
     assert message.max_tokens == 64 - len(message.token_ids)
 
 

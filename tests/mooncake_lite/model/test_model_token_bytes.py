@@ -64,7 +64,9 @@ def unigram() -> Inner:
 
 def short_of_words() -> Inner:
     """Each character that is unknown is one unknown token."""
-    return Inner(models.BPE(vocab={"<unk>": 0, "a": 1, "ab": 2, "b": 3}, merges=[("a", "b")], unk_token="<unk>"))
+    return Inner(
+        models.BPE(vocab={"<unk>": 0, "a": 1, "ab": 2, "b": 3}, merges=[("a", "b")], unk_token="<unk>")
+    )
 
 
 SHAPES: dict[str, Callable[[], Inner]] = {
