@@ -78,7 +78,7 @@ class LongPrompts:
         except TimeoutError:
             self._end_child()
             raise RequestError(
-                f"the work on this body of {len(raw)} bytes took longer than the limit of {self._limit_s:g} s; "
+                f"this body of {len(raw)} bytes was worked on for {self._limit_s:g} s, which is the limit; "
                 "send a shorter prompt",
                 code="prompt_too_slow",
             ) from None

@@ -142,8 +142,8 @@ class PromptWork:
         if fewest >= length:
             nbytes = len(text.encode(errors="replace"))
             raise RequestError(
-                f"the prompt has {nbytes} bytes, which are at least {fewest} tokens; the context is {length}, "
-                "of which one is needed for the answer: shorten the prompt",
+                f"the prompt has {nbytes} bytes, at least {fewest} tokens; the context is {length}, of which "
+                "one is needed for the answer: shorten the prompt",
                 param=field,
                 code="context_length_exceeded",
             )

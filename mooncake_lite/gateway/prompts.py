@@ -1,6 +1,6 @@
 """Where the work on a body is done: in two threads when it is short, in a process of its own when it is long.
 
-Used by `endpoints`. Neither holds up the event loop, and a crowd of prompts never holds more than three cores.
+Used by `endpoints`. Neither holds up the event loop; a crowd of prompts never holds more than three cores.
 The work itself is in `prompt_work`. Knows no HTTP and no socket.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 COMPOSITION = 4
-"""No Unicode normal form has less than a quarter of its text's UTF-8 bytes: a bold Z of 4 bytes becomes "Z"."""
+"""No Unicode normal form has less than a quarter of its text's UTF-8 bytes; a bold Z of 4 bytes becomes Z."""
 
 CHARACTER_BYTES = 4
 """The longest character in UTF-8; an unknown token may stand for any one character."""
