@@ -47,7 +47,7 @@ class LongPrompts:
     def __init__(self, command: Sequence[str], queue: int, limit_s: float = LIMIT_S):
         self._command = command
         self._queue = queue
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._here = 0
         self._turn = asyncio.Lock()
         self._child: _Child | None = None
@@ -73,12 +73,12 @@ class LongPrompts:
 
     async def _exchange(self, task: Task, raw: bytes) -> Prepared | list[bytes] | Problem:
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self.limit_s):
                 return await (await self._living_child()).exchange(task, raw)
         except TimeoutError:
             self._end_child()
             raise RequestError(
-                f"this body of {len(raw)} bytes was worked on for {self._limit_s:g} s, which is the limit; "
+                f"this body of {len(raw)} bytes was worked on for {self.limit_s:g} s, which is the limit; "
                 "send a shorter prompt",
                 code="prompt_too_slow",
             ) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ from mooncake_lite.gateway.problems import surprise
 from mooncake_lite.gateway.prompt_work import PromptWork
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.model import load_tokenizer
+
+NICENESS = 5
+"""The ranks that compute come first, and the gateway's other work."""
 
 
 def serve(stream: io.BufferedRWPair, work: PromptWork) -> None:
@@ -42,6 +46,7 @@ def _reply(work: PromptWork, task: Task, raw: bytes) -> list[bytes]:
 
 def main(arguments: list[str]) -> int:
     """Serve the socket that is stdin; returns the exit code."""
+    os.nice(NICENESS)
     try:
         settings = read_settings(Path(arguments[0]))
         work = PromptWork(settings, load_tokenizer(settings.model_folder))

@@ -17,7 +17,7 @@ from mooncake_lite.model import Tokenizer
 THREADS = 2
 """Tokenising releases the interpreter's lock, but the cores belong to the ranks that compute."""
 
-SHORT_BYTES = 64 * 1024
+SHORT_BYTES = 32 * 1024
 """Bodies up to here are short: a thread keeps the interpreter's lock for a few milliseconds at most."""
 
 
