@@ -196,6 +196,19 @@ def test_the_work_for_a_client_that_leaves_is_ended_and_the_next_body_begins(
     with_process(settings_dir, test)
 
 
+def test_a_process_that_holds_much_memory_after_its_work_is_not_kept(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        first = child_of(os.getpid())
+        assert await answer(long)
+        assert child_of(os.getpid()) == first
+        long.keep_bytes = 1
+        assert await answer(long)
+        assert_ends(first)
+        assert await answer(long)
+
+    with_process(settings_dir, test)
+
+
 def test_one_long_body_too_many_is_refused(settings_dir: Path) -> None:
     async def test(long: LongPrompts) -> None:
         os.kill(child_of(os.getpid()), signal.SIGSTOP)
