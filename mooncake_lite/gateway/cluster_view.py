@@ -194,9 +194,9 @@ class ClusterView:
             raise Unavailable("the conductor cannot be reached")
 
     def close(self, request: OpenRequest) -> None:
-        """Forget a request; its work is cancelled unless it has ended."""
-        self._open.pop(request.request_id, None)
-        if request.submitted and not request.ended:
+        """Forget a request; its work is cancelled unless it has ended. Does nothing the second time."""
+        known = self._open.pop(request.request_id, None) is not None
+        if known and request.submitted and not request.ended:
             self.sockets.send(Cancel(request.request_id))
 
     def fail_all(self, reason: str) -> None:

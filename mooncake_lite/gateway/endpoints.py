@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import os
-import sys
 import time
-import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,12 +25,13 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
-from mooncake_lite.gateway.cluster_view import ClusterView, State
+from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
-from mooncake_lite.gateway.plumbing import ClientGone, EventStream, read_body, while_connected
+from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
-from mooncake_lite.gateway.problems import error_headers, error_object
+from mooncake_lite.gateway.problems import error_headers, error_object, surprise
+from mooncake_lite.gateway.prompt_work import Prepared, check_model
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, event, model_card, to_json
@@ -72,29 +70,46 @@ class Endpoints:
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions: an answer, whole or as events. Raises RequestError."""
-        return await self._generate(request, bodies.parse_chat)
+        return await self._generate(request, "chat")
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: likewise, without a chat template. Raises RequestError."""
-        return await self._generate(request, bodies.parse_completion)
+        return await self._generate(request, "completion")
 
-    async def _generate(self, request: Request, parse: Callable[[bytes], bodies.Ask]) -> Response:
+    async def _generate(self, request: Request, kind: Literal["chat", "completion"]) -> Response:
         began = time.monotonic()
-        ask = parse(await self._body(request))
-        self._check_model(ask.model)
-        request_id = ("chatcmpl-" if ask.chat else "cmpl-") + uuid.uuid4().hex
+        raw = await self._body(request)
+        request_id = ("chatcmpl-" if kind == "chat" else "cmpl-") + uuid.uuid4().hex
+        opened = self._cluster.admit(request_id)
+        try:
+            work = self._prompts.prepare(kind, request_id, raw)
+            prepared = await while_connected(request.receive, work)
+            return await self._answer(request, opened, prepared, kind == "chat", began)
+        except BaseException:
+            self._cluster.close(opened)
+            raise
+
+    async def _answer(
+        self, request: Request, opened: OpenRequest, prepared: Prepared, chat: bool, began: float
+    ) -> Response:
+        """The answer of the cluster to a request that is admitted and prepared."""
+        request_id = opened.request_id
         shaper = Shaper(
             request_id=request_id,
             model=self._settings.served_id,
             fingerprint=self._fingerprint,
-            chat=ask.chat,
-            include_usage=ask.include_usage,
+            chat=chat,
+            include_usage=prepared.include_usage,
             trace=request.headers.get(TRACE_HEADER) == "1",
         )
-        tally = Tally(0)
-        pieces = self._pieces(request_id, ask, tally, began)
+        tally = Tally(len(prepared.submit.token_ids))
+        pieces = pieces_of(
+            self._cluster, opened, prepared.submit,
+            AnswerText(self._prompts.tokenizer.detokenizer(), prepared.stops, tally),
+            tally, self.metrics, began=began, token_timeout_s=self._limits.token_timeout_s,
+        )  # fmt: skip
         headers = {"X-Request-Id": request_id}
-        if not ask.stream:
+        if not prepared.stream:
             text, finish = await while_connected(request.receive, _all_of(pieces))
             return _json(shaper.whole(text, finish, tally), headers=headers)
         # The status is decided by the first piece: a refusal must not become a stream.
@@ -107,40 +122,20 @@ class Endpoints:
             lambda whole: self._count(request, 200 if whole else CLIENT_LEFT),
         )
 
-    async def _pieces(
-        self, request_id: str, ask: bodies.Ask, tally: Tally, began: float
-    ) -> AsyncGenerator[Piece, None]:
-        """The whole way of one request, from its admission on."""
-        opened = self._cluster.admit(request_id)
-        try:
-            submit = await self._prompts.submit_for(request_id, ask)
-            tally.prompt_tokens = len(submit.token_ids)
-            text = AnswerText(self._prompts.tokenizer.detokenizer(), ask.stops, tally)
-            pieces = pieces_of(
-                self._cluster, opened, submit, text, tally, self.metrics,
-                began=began, token_timeout_s=self._limits.token_timeout_s,
-            )  # fmt: skip
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    yield piece
-        finally:
-            self._cluster.close(opened)
-
     # ------------------------------------------------------------------ tokens and models
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a text or a chat, also of one that is too long."""
-        model, prompt = bodies.parse_tokenize(await self._body(request))
-        self._check_model(model)
-        ids = await self._prompts.token_ids(prompt, chat=not isinstance(prompt, str))
-        length = self._settings.max_model_len
-        return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None})
+        return await self._converted(request, "tokenize")
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids. Raises RequestError for an id that there is not."""
-        model, token_ids = bodies.parse_detokenize(await self._body(request))
-        self._check_model(model)
-        return _json({"prompt": await self._prompts.text(token_ids)})
+        return await self._converted(request, "detokenize")
+
+    async def _converted(self, request: Request, kind: Literal["tokenize", "detokenize"]) -> Response:
+        raw = await self._body(request)
+        pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
+        return InPieces(pieces, self._limits.write_timeout_s)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: a list of the one model."""
@@ -148,21 +143,11 @@ class Endpoints:
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/ID: its card. Raises RequestError (404) for another id."""
-        self._check_model(request.path_params["model"])
+        check_model(request.path_params["model"], self._settings.served_id)
         return _json(self._card())
 
     def _card(self) -> dict[str, object]:
         return model_card(self._settings.served_id, self._settings.max_model_len, self._created)
-
-    def _check_model(self, model: str | None) -> None:
-        """Left out, the served id and "default" mean the one model there is."""
-        if model not in (None, "default", self._settings.served_id):
-            raise RequestError(
-                f"the model {model!r} does not exist; {self._settings.served_id!r} is served here",
-                param="model",
-                status=404,
-                code="model_not_found",
-            )
 
     # ------------------------------------------------------------------ about the service
 
@@ -232,7 +217,7 @@ class Endpoints:
             except ClientGone:
                 response = Response(status_code=CLIENT_LEFT)
             except Exception as error:
-                response = _problem(_surprise(error))
+                response = _problem(surprise(error))
             if not isinstance(response, EventStream):
                 self._count(request, response.status_code)
             return response
@@ -342,21 +327,11 @@ async def _events(
             yield event(error_object(error))
             return
         except Exception as error:
-            yield event(error_object(_surprise(error)))
+            yield event(error_object(surprise(error)))
             return
         for chunk in shaper.closing(piece.finish, tally):
             yield event(chunk)
         yield LAST_EVENT
-
-
-def _surprise(error: Exception) -> RequestError:
-    """A mistake of ours: its kind for the client, one line with the place for whoever runs the server."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    print(f"gateway: this is a bug: {type(error).__name__}: {error}{where}", file=sys.stderr, flush=True)
-    if os.environ.get("MOONCAKE_LITE_DEBUG"):
-        traceback.print_exception(error)
-    return RequestError(f"internal error: {type(error).__name__}", status=500, code="internal_error")
 
 
 def _problem(error: RequestError, headers: dict[str, str] | None = None) -> Response:

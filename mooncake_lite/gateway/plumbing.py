@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -127,11 +127,37 @@ class EventStream(Response):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._write_limit_s):
-                await send(message)
-        except TimeoutError:
-            raise ClientGone from None
+        await _send_within(self._write_limit_s, send, message)
+
+
+async def _send_within(limit_s: float, send: Send, message: dict[str, Any]) -> None:
+    """Send a message. Raises ClientGone when the client takes nothing for limit_s."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await send(message)
+    except TimeoutError:
+        raise ClientGone from None
+
+
+class InPieces(Response):
+    """A JSON response that may be long: the event loop does other things between two of its pieces."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes], write_limit_s: float):
+        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
+        self._write_limit_s = write_limit_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI side of the response; a client that takes nothing is left."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with contextlib.suppress(ClientGone):
+            for piece in self._pieces:
+                message = {"type": "http.response.body", "body": piece, "more_body": True}
+                await _send_within(self._write_limit_s, send, message)
+                await asyncio.sleep(0)  # a socket that takes all at once lets nobody else in
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def well_framed(app: ASGIApp) -> ASGIApp:

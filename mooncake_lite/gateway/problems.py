@@ -7,6 +7,9 @@ Used by `cluster` (raises) and `endpoints` (answers). The form is OpenAI's error
 from __future__ import annotations
 
 import math
+import os
+import sys
+import traceback
 from typing import Any
 
 from mooncake_lite.errors import RequestError
@@ -62,3 +65,13 @@ def error_headers(error: RequestError) -> dict[str, str]:
     if error.status == 408:  # the rest of the body may still come, and would be taken for the next request
         return {"Connection": "close"}
     return {}
+
+
+def surprise(error: Exception) -> RequestError:
+    """A mistake of ours: its kind for the client, one line with the place for whoever runs the server."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    print(f"gateway: this is a bug: {type(error).__name__}: {error}{where}", file=sys.stderr, flush=True)
+    if os.environ.get("MOONCAKE_LITE_DEBUG"):
+        traceback.print_exception(error)
+    return RequestError(f"internal error: {type(error).__name__}", status=500, code="internal_error")

@@ -7,6 +7,7 @@ folder is ever run: the tokenizer is data, the template runs in a sandbox. Expla
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ import tokenizers
 from mooncake_lite.errors import ModelError, RequestError
 from mooncake_lite.model.chat_template import ChatTemplate
 from mooncake_lite.model.config import load_config, read_json
+from mooncake_lite.model.token_bytes import token_bytes
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""The calls for batches get one text each: without this they would start a thread per core for nothing."""
+
+LONG_IDS = 256
+"""More ids than this are decoded by the call for batches, which releases the interpreter's lock. Fewer take
+less time than getting the lock back can."""
 
 REPLACEMENT = "\ufffd"
 """What decoders put where bytes are not (yet) a character."""
@@ -33,7 +42,9 @@ class Tokenizer:
         self._inner = inner
         self._template = template
         self.eos_ids = eos_ids
-        self._byte_ids = _fallback_byte_ids(inner)
+        description = json.loads(inner.to_str())
+        self._byte_ids = _fallback_byte_ids(inner, description)
+        self._token_bytes = token_bytes(description)
         self._special_ids = frozenset(
             token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
         )
@@ -46,12 +57,21 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. add_special_tokens adds what the model wants around a plain text (BOS);
         False for the text of a chat template, which has brought it along. Half of a surrogate pair, which
-        JSON can carry but UTF-8 cannot, becomes "?"."""
+        JSON can carry but UTF-8 cannot, becomes "?". Other threads run meanwhile."""
         text = text.encode(errors="replace").decode()
-        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        # encode() has the same result and keeps the interpreter's lock.
+        return self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that encode(text) is sure to have, by its length alone; 0 when there is none."""
+        if self._token_bytes is None:
+            return 0
+        return self._token_bytes.fewest_tokens(text.encode(errors="replace"))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know are left out."""
+        if len(ids) > LONG_IDS:
+            return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
@@ -191,9 +211,9 @@ def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _fallback_byte_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
+def _fallback_byte_ids(inner: tokenizers.Tokenizer, description: dict[str, Any]) -> frozenset[int]:
     """Ids of <0x00> .. <0xFF> where the decoder reads them as bytes, else none."""
-    decoder = json.loads(inner.to_str()).get("decoder") or {}
+    decoder = description.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     if not any(step.get("type") == "ByteFallback" for step in steps):
         return frozenset()

@@ -209,6 +209,21 @@ def answer(cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish:
     cluster.tokens(2, m.Tokens(submit.request_id, len(token_ids), [], end, {}, last))
 
 
+def write_settings(
+    run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
+) -> None:
+    """The file that a gateway is started with."""
+    curve = config.pop("curve", None)
+    fields = {
+        "config": ServeConfig(**config).to_dict(), "model_folder": str(model_folder),
+        "served_id": SERVED_ID, "max_model_len": MAX_MODEL_LEN, "fingerprint": FINGERPRINT.hex(),
+        "weights": "float32", "name": "gateway-0", "limits": limits or {}, "parent_pid": os.getpid(),
+    }  # fmt: skip
+    path = run_dir / "gateway.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(fields | ({"curve": curve} if curve else {})))
+
+
 class GatewayProcess:
     """A real gateway on a free port of loopback, in a run folder."""
 
@@ -218,15 +233,7 @@ class GatewayProcess:
         self.run_dir = run_dir
         self.port = config.setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
-        curve = config.pop("curve", None)
-        fields = {
-            "config": ServeConfig(**config).to_dict(), "model_folder": str(model_folder),
-            "served_id": SERVED_ID, "max_model_len": MAX_MODEL_LEN, "fingerprint": FINGERPRINT.hex(),
-            "weights": "float32", "name": "gateway-0", "limits": limits or {}, "parent_pid": os.getpid(),
-        }  # fmt: skip
-        path = run_dir / "gateway.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(fields | ({"curve": curve} if curve else {})))
+        write_settings(run_dir, model_folder, limits, **config)
         command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

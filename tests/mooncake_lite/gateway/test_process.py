@@ -49,7 +49,7 @@ def data_of(lines: Any) -> dict[str, Any]:
 @pytest.mark.quick
 def test_importing_the_gateway_loads_neither_torch_nor_mpi_nor_numba() -> None:
     code = (
-        "import sys, mooncake_lite.gateway.__main__, mooncake_lite.gateway.prompts\n"
+        "import sys, mooncake_lite.gateway.__main__, mooncake_lite.gateway.long_prompts_process\n"
         "heavy = ('torch', 'mpi4py', 'numba', 'h5py', 'transformers')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

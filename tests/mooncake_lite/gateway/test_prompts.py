@@ -12,11 +12,11 @@ import pytest
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway import bodies
-from mooncake_lite.gateway.prompts import Prompts, salt_of
+from mooncake_lite.gateway.prompt_work import MESSAGE_CHARS, PromptWork, salt_of
+from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Limits, Settings
 from mooncake_lite.messages import Submit
-from mooncake_lite.model import load_tokenizer
+from mooncake_lite.model import Tokenizer, load_tokenizer
 from store.keys import block_digest, prefix_keys
 
 pytestmark = pytest.mark.quick
@@ -40,8 +40,7 @@ def prompts(model_folder: Path) -> Iterator[Prompts]:
 
 
 def submit(prompts: Prompts, **fields: Any) -> Submit:
-    ask = bodies.parse_completion(msgspec.json.encode(fields))
-    return asyncio.run(prompts.submit_for("r", ask))
+    return asyncio.run(prompts.prepare("completion", "r", msgspec.json.encode(fields))).submit
 
 
 def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompts) -> None:
@@ -90,6 +89,45 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(prompts: Pr
         assert "64" in caught.value.message
 
 
+class NeverTokenises(Tokenizer):
+    """A tokenizer that must not be asked for tokens."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError(f"{len(text)} characters were tokenised")
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_length_without_being_tokenised(model_folder: Path) -> None:
+    tokenizer = load_tokenizer(model_folder)
+    tokenizer.__class__ = NeverTokenises
+    work = PromptWork(settings(model_folder), tokenizer)
+    text = "hello " * 200
+    messages = [{"role": "user", "content": text}]
+    for kind, body in (("completion", {"prompt": text}), ("chat", {"messages": messages})):
+        with pytest.raises(RequestError, match="bytes, at least") as caught:
+            work.do(kind, "r", msgspec.json.encode(body))  # type: ignore[arg-type]
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.param == next(iter(body))
+        assert "the context is 64" in caught.value.message
+
+
+def test_a_text_that_may_fit_is_not_refused_by_its_length(prompts: Prompts) -> None:
+    longest = "stream " * 9  # as many bytes as a short prompt of long tokens has
+    assert len(submit(prompts, prompt=longest).token_ids) < 64
+
+
+def test_too_many_ids_are_refused_before_any_is_looked_at(prompts: Prompts) -> None:
+    with pytest.raises(RequestError) as caught:
+        submit(prompts, prompt=[-1] * 64)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_an_error_that_quotes_its_body_is_cut(prompts: Prompts) -> None:
+    with pytest.raises(RequestError) as caught:
+        submit(prompts, prompt="x", model="m" * 30_000)
+    assert caught.value.param == "model"
+    assert len(caught.value.message) < 2 * MESSAGE_CHARS
+
+
 def test_max_tokens_beyond_the_context_is_refused_with_what_is_left(prompts: Prompts) -> None:
     assert submit(prompts, prompt=[5] * 60, max_tokens=4).max_tokens == 4
     with pytest.raises(RequestError, match="at most 4") as caught:
@@ -102,8 +140,8 @@ def test_the_default_length_is_16_for_completions_and_the_rest_of_the_context_fo
 ) -> None:
     assert submit(prompts, prompt=[5] * 10).max_tokens == 16
     assert submit(prompts, prompt=[5] * 60).max_tokens == 4
-    ask = bodies.parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]}))
-    message = asyncio.run(prompts.submit_for("r", ask))
+    raw = msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]})
+    message = asyncio.run(prompts.prepare("chat", "r", raw)).submit
     assert message.max_tokens == 64 - len(message.token_ids)
 
 

@@ -136,6 +136,13 @@ def test_token_ids_follow_the_pre_tokenizer_that_the_file_names(
         assert tokenizer.decode(ids) == text
 
 
+def test_a_text_of_the_longest_token_has_no_fewer_tokens_than_its_length_says(tokenizer: Tokenizer) -> None:
+    longest = "\n" + " " * 80
+    assert len(tokenizer.encode(longest)) == tokenizer.fewest_tokens(longest) == 1
+    assert tokenizer.fewest_tokens(longest * 1000) == 1000
+    assert (tokenizer.encode("\x04" * 1000), tokenizer.fewest_tokens("\x04" * 1000)) == ([], 0)
+
+
 def test_half_of_a_surrogate_pair_reads_as_a_question_mark(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("a\ud800b") == tokenizer.encode("a?b")
 

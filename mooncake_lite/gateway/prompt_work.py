@@ -1,0 +1,208 @@
+"""All the work on one request's body: from its bytes to a Submit, or to the JSON of an answer.
+
+Run by `prompts` in a thread, and by `long_prompts_process` in a process of its own; the result is the same.
+Knows the tokenizer and the settings, no event loop and no cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.settings import Settings
+from mooncake_lite.messages import Submit
+from mooncake_lite.messages.parts import Message
+from mooncake_lite.model import Tokenizer
+from store.keys import block_digests, prefix_keys
+
+Kind = Literal["chat", "completion", "tokenize", "detokenize"]
+"""What the body of a request is, and with it what becomes of it."""
+
+MESSAGE_CHARS = 2000
+"""The longest error message: one that quotes its body could be as long as the body."""
+
+ANSWER_BYTES = 64 * 2**20
+"""The longest answer. That of /tokenize to a body of 8 MiB is shorter; of /detokenize it could be longer."""
+
+
+class Prepared(Message, frozen=True):
+    """A request to generate, ready to be sent to the conductor, and what its answer must be like."""
+
+    submit: Submit
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+class PromptWork:
+    """What a gateway does with bodies.
+
+    tokenizer   of the model folder
+    """
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self._settings = settings
+
+    def do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | bytes:
+        """A Prepared for kinds that generate, else the answer's JSON. Raises RequestError."""
+        try:
+            if kind == "tokenize":
+                return self._tokenize(raw)
+            if kind == "detokenize":
+                return self._detokenize(raw)
+            return self._prepare(kind, request_id, raw)
+        except RequestError as error:
+            if len(error.message) > MESSAGE_CHARS:
+                error.message = f"{error.message[:MESSAGE_CHARS]} ..."
+            raise
+
+    def _prepare(self, kind: Kind, request_id: str, raw: bytes) -> Prepared:
+        ask = bodies.parse_chat(raw) if kind == "chat" else bodies.parse_completion(raw)
+        check_model(ask.model, self._settings.served_id)
+        submit = self._submit(request_id, ask)
+        return Prepared(submit, ask.stops, ask.stream, ask.include_usage)
+
+    def _tokenize(self, raw: bytes) -> bytes:
+        """The token ids of a text or a chat, also of one that is too long."""
+        model, prompt = bodies.parse_tokenize(raw)
+        check_model(model, self._settings.served_id)
+        if isinstance(prompt, str):
+            ids = self._some(self.tokenizer.encode(prompt), "prompt")
+        else:
+            text = self.tokenizer.apply_chat_template(prompt)
+            ids = self._some(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+        length = self._settings.max_model_len
+        return msgspec.json.encode(
+            {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}
+        )
+
+    def _detokenize(self, raw: bytes) -> bytes:
+        model, ids = bodies.parse_detokenize(raw)
+        check_model(model, self._settings.served_id)
+        self._check_ids(ids, "tokens")
+        answer = msgspec.json.encode({"prompt": self.tokenizer.decode(ids)})
+        if len(answer) > ANSWER_BYTES:
+            raise RequestError(
+                f"the text of these {len(ids)} tokens has {len(answer)} bytes, the limit is {ANSWER_BYTES}; "
+                "send them in parts",
+                param="tokens",
+            )
+        return answer
+
+    def _submit(self, request_id: str, ask: bodies.Ask) -> Submit:
+        """The message that submits this request. Raises RequestError when the prompt does not fit."""
+        token_ids = self._token_ids(ask)
+        max_tokens = self._max_tokens(ask, len(token_ids))
+        config = self._settings.config
+        salt = salt_of(self._settings.fingerprint, ask.cache_salt)
+        reuse = config.enable_prefix_caching
+        return Submit(
+            request_id=request_id,
+            gateway=self._settings.name,
+            token_ids=token_ids,
+            keys=prefix_keys(token_ids, config.block_size, salt) if reuse else [],
+            digests=block_digests(token_ids, config.block_size) if reuse else [],
+            salt=salt,
+            sampling=ask.sampling,
+            max_tokens=max_tokens,
+            stop_ids=[] if ask.ignore_eos else list(self.tokenizer.eos_ids),
+            wait_limit_s=self._settings.limits.token_timeout_s,
+        )
+
+    def _token_ids(self, ask: bodies.Ask) -> list[int]:
+        """The ids of a prompt that may fit: what cannot is refused by its length, before the long work."""
+        field = _prompt_field(ask)
+        if isinstance(ask.prompt, str):
+            self._check_length(ask.prompt, field)
+            ids = self.tokenizer.encode(ask.prompt)
+        elif ask.chat:
+            text = self.tokenizer.apply_chat_template(ask.prompt)  # type: ignore[arg-type]
+            self._check_length(text, field)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        else:
+            ids = ask.prompt  # type: ignore[assignment]
+            self._check_room(len(ids), field)
+            self._check_ids(ids, field)
+        return self._some(ids, field)
+
+    def _some(self, ids: list[int], field: str) -> list[int]:
+        if not ids:
+            raise RequestError("the prompt has no tokens; at least one is needed", param=field)
+        return ids
+
+    def _check_length(self, text: str, field: str) -> None:
+        """Raises RequestError for a text that cannot fit, however it is tokenised."""
+        length = self._settings.max_model_len
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest >= length:
+            nbytes = len(text.encode(errors="replace"))
+            raise RequestError(
+                f"the prompt has {nbytes} bytes, at least {fewest} tokens; the context is {length}, of which "
+                "one is needed for the answer: shorten the prompt",
+                param=field,
+                code="context_length_exceeded",
+            )
+
+    def _check_room(self, prompt_tokens: int, field: str) -> None:
+        """Raises RequestError when the prompt leaves no room for an answer."""
+        length = self._settings.max_model_len
+        if prompt_tokens >= length:
+            raise RequestError(
+                f"the prompt has {prompt_tokens} tokens; the context is {length}, of which one is needed for "
+                f"the answer: shorten the prompt by {1 + prompt_tokens - length} tokens or more",
+                param=field,
+                code="context_length_exceeded",
+            )
+
+    def _check_ids(self, token_ids: list[int], field: str) -> None:
+        size = self.tokenizer.vocab_size
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < size):
+            return
+        for index, token in enumerate(token_ids):
+            if not 0 <= token < size:
+                raise RequestError(
+                    f"token id {token} is not in the vocabulary, 0 to {size - 1}", param=f"{field}[{index}]"
+                )
+
+    def _max_tokens(self, ask: bodies.Ask, prompt_tokens: int) -> int:
+        """How long the answer may be. Raises RequestError when prompt and answer exceed the context."""
+        self._check_room(prompt_tokens, _prompt_field(ask))
+        length = self._settings.max_model_len
+        room = length - prompt_tokens
+        if ask.max_tokens is None:
+            return room if ask.chat else min(room, bodies.COMPLETION_MAX_TOKENS)
+        if ask.max_tokens > room:
+            raise RequestError(
+                f"max_tokens={ask.max_tokens} and the prompt's {prompt_tokens} tokens exceed the context of "
+                f"{length}; ask for at most {room}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return ask.max_tokens
+
+
+def _prompt_field(ask: bodies.Ask) -> str:
+    return "messages" if ask.chat else "prompt"
+
+
+def check_model(model: str | None, served_id: str) -> None:
+    """Left out, the served id and "default" mean the one model there is. Raises RequestError for others."""
+    if model not in (None, "default", served_id):
+        raise RequestError(
+            f"the model {model!r} does not exist; {served_id!r} is served here",
+            param="model",
+            status=404,
+            code="model_not_found",
+        )
+
+
+def salt_of(fingerprint: bytes, cache_salt: str) -> bytes:
+    """What a key chain starts from: the weights, and what a tenant adds to be alone with its KV."""
+    if not cache_salt:
+        return fingerprint
+    return fingerprint + hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()

@@ -1,0 +1,287 @@
+"""Long bodies have a process of their own: same results, nobody waits for it, and it never stays behind.
+
+A process that was suspended stands for one that works for a long time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import prompts as prompts_module
+from mooncake_lite.gateway.long_prompts import LongPrompts, command
+from mooncake_lite.gateway.problems import Broken, Refused
+from mooncake_lite.gateway.prompts import SHORT_BYTES, Prompts
+from mooncake_lite.gateway.settings import read_settings
+from mooncake_lite.model import load_tokenizer
+from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, GatewayProcess, write_settings
+
+BODY = json.dumps({"prompt": "hello"}).encode()
+NAME = "mooncake_lite.gateway.long_prompts_process"
+LONG_TEXT = "hello world " * (SHORT_BYTES // 10)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes for long prompts of a gateway, those included that have ended and are not reaped."""
+    children = psutil.Process(pid).children()
+    return [
+        child.pid for child in children if child.status() == "zombie" or NAME in " ".join(child.cmdline())
+    ]
+
+
+def child_of(pid: int) -> int:
+    """The only one."""
+    (child,) = children_of(pid)
+    return child
+
+
+def assert_ends(pid: int) -> None:
+    """Waits for the end of a process that is no child of this one, or is reaped elsewhere."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([watched], [], [], LIMIT_S)[0], f"process {pid} stays"
+    finally:
+        os.close(watched)
+
+
+Test = Callable[[LongPrompts], Coroutine[Any, Any, None]]
+
+
+def with_process(run_dir: Path, test: Test, queue: int = 4) -> None:
+    """Run a test with a process that has answered once."""
+
+    async def run() -> None:
+        long = LongPrompts(command(run_dir), queue)
+        try:
+            assert b"".join(await answer(long)) == b'{"prompt":"a"}'
+            await test(long)
+        finally:
+            long.close()
+
+    asyncio.run(run())
+    assert children_of(os.getpid()) == []
+
+
+async def answer(long: LongPrompts) -> list[bytes]:
+    reply = await long.do("detokenize", "", b'{"tokens": [%d]}' % A)
+    assert isinstance(reply, list)
+    return reply
+
+
+A = 66
+"""The id of "a" in the tokenizer of these tests."""
+
+
+@pytest.fixture
+def settings_dir(run_dir: Path, model_folder: Path) -> Path:
+    write_settings(run_dir, model_folder)
+    return run_dir
+
+
+def test_a_body_has_the_same_result_in_a_thread_and_in_the_process(
+    settings_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings(settings_dir)
+    hello = [{"role": "user", "content": "hello"}]
+    common = {"seed": 5, "stop": ["a", "b"], "stream": True, "cache_salt": "x", "temperature": 0.5}
+    bodies: list[tuple[Any, Any]] = [
+        ("chat", {"messages": hello, **common}),
+        ("completion", {"prompt": "hello " * 20, "stream_options": {"include_usage": True}, **common}),
+        ("completion", {"prompt": [5] * 200, **common}),
+        ("completion", {"prompt": "x", "model": "other"}),
+        ("completion", {"prompt": [5, -1]}),
+        ("completion", {"prompt": "hello " * 10_000}),
+        ("chat", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("tokenize", {"messages": hello}),
+        ("tokenize", {"prompt": "hello " * 100_000}),
+        ("detokenize", {"tokens": [5, 6, 7]}),
+        ("detokenize", [1]),
+    ]
+
+    async def results() -> list[Any]:
+        prompts = Prompts(settings, load_tokenizer(settings.model_folder))
+        try:
+            return [await result(prompts, kind, json.dumps(body).encode()) for kind, body in bodies]
+        finally:
+            prompts.close()
+
+    async def result(prompts: Prompts, kind: Any, raw: bytes) -> Any:
+        try:
+            if kind.endswith("tokenize"):
+                return b"".join(await prompts.answer(kind, raw))
+            return await prompts.prepare(kind, "r", raw)
+        except RequestError as error:
+            return vars(error)
+
+    monkeypatch.setattr(prompts_module, "SHORT_BYTES", 10**9)
+    here = asyncio.run(results())
+    assert children_of(os.getpid()) == []
+    monkeypatch.setattr(prompts_module, "SHORT_BYTES", 0)
+    assert asyncio.run(results()) == here
+
+
+def test_work_beyond_its_limit_is_ended_and_the_next_body_has_another_process(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        first = child_of(os.getpid())
+        os.kill(first, signal.SIGSTOP)
+        long.limit_s = 0.05
+        with pytest.raises(RequestError, match=r"worked on for 0\.05 s, which is the limit") as caught:
+            await answer(long)
+        assert (caught.value.status, caught.value.code) == (400, "prompt_too_slow")
+        long.limit_s = LIMIT_S
+        await answer(long)
+        assert_ends(first)
+
+    with_process(settings_dir, test)
+
+
+def test_a_process_that_dies_costs_one_request_and_says_why(
+    settings_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def test(long: LongPrompts) -> None:
+        pid = child_of(os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        first, second = asyncio.create_task(answer(long)), asyncio.create_task(answer(long))
+        await asyncio.sleep(0)  # the first one has been sent
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Broken, match="send the request again"):
+            await first
+        assert await second
+
+    with_process(settings_dir, test)
+    assert "the process for long prompts was killed by signal 9 (SIGKILL)" in capfd.readouterr().err
+
+
+def test_a_process_that_dies_while_it_has_no_work_costs_nothing(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        pid = child_of(os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert await answer(long)
+
+    with_process(settings_dir, test)
+
+
+def test_the_work_for_a_client_that_leaves_is_ended_and_the_next_body_begins(
+    settings_dir: Path,
+) -> None:
+    async def test(long: LongPrompts) -> None:
+        pid = child_of(os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        working, waiting, staying = (asyncio.create_task(answer(long)) for _ in range(3))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert child_of(os.getpid()) == pid
+        working.cancel()
+        assert await staying
+
+    with_process(settings_dir, test)
+
+
+def test_a_process_that_holds_much_memory_after_its_work_is_not_kept(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        first = child_of(os.getpid())
+        assert await answer(long)
+        assert child_of(os.getpid()) == first
+        long.keep_bytes = 1
+        assert await answer(long)
+        assert_ends(first)
+        assert await answer(long)
+
+    with_process(settings_dir, test)
+
+
+def test_one_long_body_too_many_is_refused(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        os.kill(child_of(os.getpid()), signal.SIGSTOP)
+        tasks = [asyncio.create_task(answer(long)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="2 long prompts are waiting"):
+            await answer(long)
+        os.kill(child_of(os.getpid()), signal.SIGCONT)
+        assert all(await asyncio.gather(*tasks))
+        assert await answer(long)
+
+    with_process(settings_dir, test, queue=2)
+
+
+def test_a_process_that_cannot_start_is_an_error_for_its_request(
+    settings_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (settings_dir / "gateway.json").unlink()
+
+    async def run() -> None:
+        long = LongPrompts(command(settings_dir), 1)
+        with pytest.raises(Broken):
+            await answer(long)
+        long.close()
+
+    asyncio.run(run())
+    assert "gateway.json cannot be read" in capfd.readouterr().err
+
+
+def tokenize(gateway: GatewayProcess, text: str) -> dict[str, Any]:
+    reply = httpx.post(f"{gateway.url}/tokenize", json={"prompt": text}, trust_env=False, timeout=LIMIT_S)
+    assert reply.status_code == 200
+    return dict(reply.json())
+
+
+def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
+    gateway, _ = start()
+    tokenize(gateway, LONG_TEXT)
+    child = child_of(gateway.process.pid)
+    os.kill(child, signal.SIGSTOP)
+    found: list[dict[str, Any]] = []
+    long = threading.Thread(target=lambda: found.append(tokenize(gateway, LONG_TEXT)))
+    long.start()
+
+    for _ in range(3):
+        reply = httpx.post(f"{gateway.url}/v1/completions", content=BODY, trust_env=False, timeout=LIMIT_S)
+        assert reply.status_code == 200
+        assert found == []
+
+    os.kill(child, signal.SIGCONT)
+    long.join(LIMIT_S)
+    tokens = tokenize(gateway, "hello world ")["tokens"]
+    assert found[0]["count"] == len(found[0]["tokens"]) > SHORT_BYTES // 10
+    assert found[0]["tokens"][: len(tokens) - 1] == tokens[:-1]
+    gateway.close()
+    assert_ends(child)
+
+
+def test_a_long_body_is_admitted_before_it_is_worked_on_and_gives_its_place_back(start: Start) -> None:
+    gateway, cluster = start({"open_requests": 1})
+    url = f"{gateway.url}/v1/completions"
+    for _ in range(2):
+        reply = httpx.post(url, json={"prompt": LONG_TEXT}, trust_env=False, timeout=LIMIT_S)
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert httpx.post(url, content=BODY, trust_env=False, timeout=LIMIT_S).status_code == 200
+    assert len([message for message in cluster.received if isinstance(message, m.Submit)]) == 1
+    gateway.close()
+
+
+def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> None:
+    gateway, _ = start()
+    tokenize(gateway, LONG_TEXT)
+    child = child_of(gateway.process.pid)
+    gateway.process.kill()
+    gateway.process.communicate(timeout=LIMIT_S)
+    assert_ends(child)
