@@ -21,16 +21,17 @@ PARTS = ("kernels", "transport", "store", "scheduler")
 HEAD = """# Benchmarks
 
 `python docs/make_benchmarks.py` writes this page from the results of `mooncake-lite bench`, which are in
-[measured/](measured/). Each command measures our code, a peer where one exists, and a limit, all in turns in the same run.
+[measured/](measured/). Each command measures our code, a peer where one exists, and a limit, in the same run.
 
 * *Ratio* is above 1 where our code is faster than the peer.
-* *Share* compares with the limit: the simplest program for the same job, such as one copy by torch or one read of all bytes.
-  It is not a bound of the hardware. Our read of 16 MiB, for example, copies with two threads and `np.copyto` with one, so its
-  share is above 1.
+* *Share* compares with the limit: the simplest program for the same job, such as one copy by torch or one
+  read of all bytes. It is not a bound of the hardware: our read of 16 MiB copies with two threads,
+  `np.copyto` with one, and its share is above 1.
 * Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
 
-The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data through shared memory,
-so these ratios compare two systems as they are installed, and not two implementations of one path.
+The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data
+through shared memory, so these ratios compare two systems as they are installed, and not two implementations
+of one path.
 """
 
 TITLES = {
@@ -53,8 +54,8 @@ def section(part: str) -> str:
     lines = [
         f"## {TITLES[part]}",
         "",
-        f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of {machine['cpu']}, "
-        f"Python {machine['python']}, load {machine['load']} before the run.",
+        f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of "
+        f"{machine['cpu']}, Python {machine['python']}, load {machine['load']} before the run.",
         "",
         "| measured | ours | peer | peer's figure | ratio | limit | limit's figure | share |",
         "|---|---:|---|---:|---:|---|---:|---:|",

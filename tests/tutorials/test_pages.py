@@ -80,6 +80,7 @@ def test_a_console_block_without_a_command_is_an_error() -> None:
         ("1+1 (x)", "1+1 (x)", True),
         ("1+1", "111", False),
         ("?", "anything", False),
+        ("a", "compiling kernels for this machine; ...\ncompiled 9 groups of kernels in 3 s\na\n", True),
     ],
 )
 def test_dots_stand_for_anything_and_the_rest_for_itself(expected: str, output: str, same: bool) -> None:
