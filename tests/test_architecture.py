@@ -66,8 +66,13 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((name.name, node.lineno) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield node.module, node.lineno
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
             yield from ((str(a.value), node.lineno) for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+def _last_name(function: ast.expr) -> str:
+    """`c` of the call a.b.c()."""
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

@@ -70,9 +70,9 @@ def show(found: dict[str, Any]) -> None:
         console = Console(width=PLAIN_WIDTH)
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
-        console.print(f"limit: {name}", highlight=False)
+        console.print(f"limit: {name}", highlight=False, markup=False)
     for note in dict.fromkeys(row["note"] for row in found["rows"] if row.get("note")):
-        console.print(f"no peer: {note}", highlight=False)
+        console.print(f"no peer: {note}", highlight=False, markup=False)
 
 
 def _cells(row: dict[str, Any]) -> list[float | None]:

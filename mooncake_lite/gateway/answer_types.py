@@ -78,13 +78,14 @@ class TextCompletion(Completion, kw_only=True):
 
 
 class ModelCard(msgspec.Struct):
-    """The served model."""
+    """The served model. default_sampling: temperature, top_p and top_k, as far as the model names them."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling: dict[str, float]
 
 
 class ModelList(msgspec.Struct):

@@ -26,6 +26,9 @@ MAX_STOP_CHARS = 1024
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
 
+OPENAI = Sampling()
+"""What a request samples with that names nothing, where its model names nothing either."""
+
 _INT64 = 2**63
 
 
@@ -115,16 +118,16 @@ class Ask:
     cache_salt: str
 
 
-def parse_chat(raw: bytes) -> Ask:
-    """The Ask of a chat completion's body. Raises RequestError."""
+def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
+    """The Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, ChatBody)
-    return _ask(body, True, template_messages(body.messages))
+    return _ask(body, True, template_messages(body.messages), defaults)
 
 
-def parse_completion(raw: bytes) -> Ask:
-    """The Ask of a completion's body. Raises RequestError."""
+def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
+    """The Ask of a completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, CompletionBody)
-    return _ask(body, False, _one_prompt(body.prompt))
+    return _ask(body, False, _one_prompt(body.prompt), defaults)
 
 
 def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
@@ -213,14 +216,16 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
     raise RequestError("prompt must be a string or a list of token ids, and not empty", param="prompt")
 
 
-def _ask(body: GenerateBody, chat: bool, prompt: str | list[int] | list[dict[str, str]]) -> Ask:
+def _ask(
+    body: GenerateBody, chat: bool, prompt: str | list[int] | list[dict[str, str]], defaults: Sampling
+) -> Ask:
     options = body.stream_options
     return Ask(
         chat=chat,
         model=body.model,
         prompt=prompt,
         max_tokens=_max_tokens(body),
-        sampling=_sampling(body),
+        sampling=_sampling(body, defaults),
         stops=_stops(body.stop),
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
@@ -242,10 +247,10 @@ def _max_tokens(body: GenerateBody) -> int | None:
     return wanted
 
 
-def _sampling(body: GenerateBody) -> Sampling:
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_p = 1.0 if body.top_p is None else body.top_p
-    top_k = 0 if body.top_k is None else body.top_k
+def _sampling(body: GenerateBody, defaults: Sampling) -> Sampling:
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_p = defaults.top_p if body.top_p is None else body.top_p
+    top_k = defaults.top_k if body.top_k is None else body.top_k
     seed = secrets.randbits(63) if body.seed is None else body.seed
     if not 0 <= temperature <= 2:
         raise RequestError(f"temperature={temperature} must be from 0 to 2", param="temperature")

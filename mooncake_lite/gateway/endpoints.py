@@ -35,6 +35,7 @@ from mooncake_lite.gateway.prompt_work import Prepared, check_model
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, event, model_card, to_json
+from mooncake_lite.model.generation_config import default_sampling
 
 TRACE_HEADER = "x-mooncake-lite-trace"
 """With the value 1: the answer also says where cached tokens came from and where the time went."""
@@ -54,6 +55,7 @@ class Endpoints:
         self._cluster = cluster
         self._prompts = prompts
         self._created = int(time.time())
+        self._default_sampling = default_sampling(settings.model_folder)
         self._fingerprint = f"mooncake-lite-{settings.fingerprint.hex()[:12]}"
         self.metrics = GatewayMetrics()
         self.metrics.attach(cluster, settings.served_id)
@@ -147,7 +149,8 @@ class Endpoints:
         return _json(self._card())
 
     def _card(self) -> dict[str, object]:
-        return model_card(self._settings.served_id, self._settings.max_model_len, self._created)
+        settings = self._settings
+        return model_card(settings.served_id, settings.max_model_len, self._created, self._default_sampling)
 
     # ------------------------------------------------------------------ about the service
 

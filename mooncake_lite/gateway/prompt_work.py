@@ -14,9 +14,10 @@ import msgspec
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.messages import Submit
+from mooncake_lite.messages import Sampling, Submit
 from mooncake_lite.messages.parts import Message
 from mooncake_lite.model import Tokenizer
+from mooncake_lite.model.generation_config import default_sampling
 from store.keys import block_digests, prefix_keys
 
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]
@@ -47,6 +48,7 @@ class PromptWork:
     def __init__(self, settings: Settings, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self._settings = settings
+        self._defaults = Sampling(**default_sampling(settings.model_folder))
 
     def do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | bytes:
         """A Prepared for kinds that generate, else the answer's JSON. Raises RequestError."""
@@ -62,7 +64,8 @@ class PromptWork:
             raise
 
     def _prepare(self, kind: Kind, request_id: str, raw: bytes) -> Prepared:
-        ask = bodies.parse_chat(raw) if kind == "chat" else bodies.parse_completion(raw)
+        parse = bodies.parse_chat if kind == "chat" else bodies.parse_completion
+        ask = parse(raw, self._defaults)
         check_model(ask.model, self._settings.served_id)
         submit = self._submit(request_id, ask)
         return Prepared(submit, ask.stops, ask.stream, ask.include_usage)

@@ -109,14 +109,17 @@ class Shaper:
         return {**self._common, "object": kind, "choices": choices, **usage}
 
 
-def model_card(served_id: str, max_model_len: int, created: int) -> dict[str, Any]:
-    """One entry of /v1/models."""
+def model_card(
+    served_id: str, max_model_len: int, created: int, default_sampling: dict[str, Any]
+) -> dict[str, Any]:
+    """One entry of /v1/models. default_sampling: what the model names for requests that do not."""
     return {
         "id": served_id,
         "object": "model",
         "created": created,
         "owned_by": "mooncake-lite",
         "max_model_len": max_model_len,
+        "default_sampling": default_sampling,
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.bench import result
+from mooncake_lite.bench.command import show
 from mooncake_lite.bench.result import Other, Row, against
 from mooncake_lite.cli import main
 
@@ -63,3 +64,13 @@ def test_an_unknown_subject_and_a_missing_folder_are_one_line(capsys: pytest.Cap
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert "the folder /nonexistent does not exist" in said[1]
+
+
+def test_the_table_names_limits_and_missing_peers_as_they_are_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = Row("get", "us", 5.0, None, Other("a [bold]copy", 4.0), 3, "pip install 'x[peers]'")
+    show(result.report([row], MACHINE))
+    said = capsys.readouterr().out
+    assert "limit: a [bold]copy" in said
+    assert "no peer: pip install 'x[peers]'" in said

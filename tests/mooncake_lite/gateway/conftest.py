@@ -37,7 +37,7 @@ def start(run_dir: Path, model_folder: Path) -> Iterator[Start]:
         ) -> tuple[GatewayProcess, FakeCluster]:
             cluster = FakeCluster(run_dir, config.pop("keys", None))
             stack.callback(cluster.close)
-            gateway = GatewayProcess(run_dir, model_folder, limits, **config)
+            gateway = GatewayProcess(run_dir, config.pop("model_folder", model_folder), limits, **config)
             stack.callback(lambda: gateway.process.poll() is None and gateway.process.kill())
             if ready:
                 gateway.wait_ready()

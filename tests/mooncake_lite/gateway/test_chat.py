@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -21,7 +23,13 @@ from mooncake_lite.chat import TEMPERATURE, ChatFailed, Turn, chat, texts_of
 from mooncake_lite.cli import main
 from mooncake_lite.errors import UserError
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, free_port
+from tests.mooncake_lite.gateway.fake_cluster import (
+    LIMIT_S,
+    FakeCluster,
+    GatewayProcess,
+    free_port,
+    make_model_folder,
+)
 
 CODE = """
 import signal, sys
@@ -195,6 +203,18 @@ def test_the_temperature_is_low_unless_the_user_names_one(
     submits = [message for message in cluster.received if isinstance(message, m.Submit)]
     assert [submit.sampling.temperature for submit in submits] == [TEMPERATURE, 0.7]
     assert TEMPERATURE < 0.5
+
+
+def test_a_temperature_that_the_model_names_is_used(start: Start, run: Run, tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.6, "top_k": 20}')
+    gateway, cluster = start(model_folder=folder)
+    run(["--url", gateway.url], "hello\n")
+    httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello", "top_k": 3}, trust_env=False)
+    gateway.close()
+
+    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    assert [(it.sampling.temperature, it.sampling.top_k) for it in submits] == [(0.6, 20), (0.6, 3)]
 
 
 def test_an_answer_cannot_command_the_terminal(

@@ -1,0 +1,33 @@
+"""The sampling that a model's authors name in generation_config.json: the defaults of its requests.
+
+Used by the gateway. The end tokens of the same file are read by config.py. Explained in docs/model.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.config import read_json
+
+FILE = "generation_config.json"
+
+RANGES = {"temperature": (0.0, 2.0), "top_p": (1e-6, 1.0), "top_k": (0, 2**31 - 1)}
+"""name -> smallest and largest value, as for a request."""
+
+
+def default_sampling(folder: Path) -> dict[str, Any]:
+    """The values among `RANGES` that the model folder names; empty when it has no such file.
+
+    Raises ModelError for a value that is no number, or out of its range.
+    """
+    path = folder / FILE
+    named = read_json(path) if path.exists() else {}
+    found = {name: named[name] for name in RANGES if named.get(name) is not None}
+    for name, value in found.items():
+        low, high = RANGES[name]
+        kinds = (int,) if name == "top_k" else (int, float)
+        if type(value) not in kinds or not low <= value <= high:
+            raise ModelError(f"{path}: {name}={value!r} must be a number from {low} to {high}")
+    return found
