@@ -2,7 +2,7 @@
 
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.runner import Runner
-from mooncake_lite.engine.sampler import sample
+from mooncake_lite.engine.sampler import Drawn, sample
 from mooncake_lite.engine.staging import StagingBlocks
 
-__all__ = ["Engine", "Runner", "StagingBlocks", "sample"]
+__all__ = ["Drawn", "Engine", "Runner", "StagingBlocks", "sample"]

@@ -15,7 +15,7 @@ import torch
 import kernels_numba
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
-from mooncake_lite.engine.sampler import sample
+from mooncake_lite.engine.sampler import Drawn, sample
 from mooncake_lite.model import AttentionBatch, Model
 from scheduler.instance.step import Chunk
 
@@ -54,17 +54,17 @@ class Engine:
 
     # ------------------------------------------------------------------------------ computing
 
-    def compute(self, chunks: Seq[Chunk]) -> list[int]:
+    def compute(self, chunks: Seq[Chunk]) -> list[Drawn]:
         """Compute the KV of the tokens of all chunks in one forward pass.
 
-        Returns the next token of each chunk that samples, in their order. The pages of a chunk must hold all
-        tokens up to its end.
+        Returns the next token of each chunk that has a draw, in their order. The pages of a chunk must hold
+        all tokens up to its end.
         """
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         slots = [slot for chunk in chunks for slot in _slots(chunk)]
         ends = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))
-        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.samples]
+        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.draw is not None]
         device = self.model.device
         batch = AttentionBatch(
             query_lens=self._int32([len(chunk.token_ids) for chunk in chunks]),
@@ -79,8 +79,7 @@ class Engine:
             batch,
             torch.tensor(rows, dtype=torch.int64, device=device),
         )
-        sampling = [chunk for chunk in chunks if chunk.samples]
-        return [sample(row, chunk.sampling, chunk.end) for row, chunk in zip(logits.cpu().numpy(), sampling)]
+        return sample(logits.cpu().numpy(), [chunk.draw for chunk in chunks if chunk.draw is not None])
 
     def _int32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.model.device)

@@ -45,13 +45,15 @@ class Runner:
         """Do the parts of a step, in the order of its fields. It does not wait for transfers to end."""
         written, saved = self._move(step) if self._staging is not None else ([], [])
         began = time.perf_counter()
-        tokens = self.engine.compute(step.chunks) if step.chunks else []
+        drawn = self.engine.compute(step.chunks) if step.chunks else []
         compute_s = time.perf_counter() - began
+        tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
-            return Result(step, tokens, compute_s=compute_s)
+            return Result(step, tokens, compute_s=compute_s, logprobs=logprobs)
         if step.only_waits and not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
             time.sleep(WAIT_S)
-        return Result(step, tokens, written, saved, self._halves.ended(), self._puts.ended(), compute_s)
+        halves, puts = self._halves.ended(), self._puts.ended()
+        return Result(step, tokens, written, saved, halves, puts, compute_s, logprobs)
 
     def _move(self, step: Step) -> tuple[list[list[list[int]]], list[list[int]]]:
         """Copy blocks within the rank and begin transfers. Returns checksums of `writes`, and of `saves`."""

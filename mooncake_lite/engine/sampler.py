@@ -1,72 +1,79 @@
-"""The next token from one row of logits.
+"""The next token of each row of logits.
 
-Called by `engine.Engine`, on whichever rank holds the request. The draw is a function of (seed, position)
-alone: a request that moves to another rank goes on with the same tokens.
+Called by `engine.Engine`, on the rank that holds the request. A token is a function of the logits, the
+sampling parameters, and the sequence's tokens alone. So a request that moves to another rank continues with
+the same tokens, and no row depends on the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 
-from mooncake_lite.messages import Sampling
+from mooncake_lite.engine.logprobs import logprobs_of
+from mooncake_lite.engine.nucleus import kept
+from mooncake_lite.engine.penalties import adjust, changes_logits
+from mooncake_lite.messages import Logprobs, Sampling
+from scheduler.instance.step import Draw
 
-CANDIDATES = 1024
-"""Sorting a whole vocabulary costs milliseconds; the tokens that top_p keeps are nearly always among
-the best 1024. When they are not, everything is sorted."""
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token, and its logprobs where the request asks for them."""
+
+    token: int
+    logprobs: Logprobs | None = None
 
 
-def sample(logits: np.ndarray, sampling: Sampling, position: int) -> int:
-    """Token id chosen from `logits` (vocab,) float32 for the answer's token at `position` of the sequence.
+def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:
+    """Choose a token for each row of `logits` (rows, vocab), float32.
 
-    Greedy at temperature 0 (the lowest id among equals). Otherwise softmax(logits / temperature), cut to the
-    top_k best, then to the smallest set of best tokens whose probabilities reach top_p (nucleus sampling,
-    Holtzman et al. 2020).
+    In this order: logprobs are taken from the logits as they are; bias, min_tokens and penalties change the
+    logits (penalties.py); at temperature 0 the best token is taken, the lowest id among equals; otherwise
+    softmax(logits / temperature), cut to min_p, top_k and top_p (nucleus.py), and one number drawn.
     """
-    if sampling.temperature == 0.0:
-        return int(np.argmax(logits))
-    behind = logits.astype(np.float64) - float(logits.max())
-    with np.errstate(over="ignore"):  # a very small temperature: infinitely far behind the best
-        weights = np.exp(behind / sampling.temperature)
+    samplings: list[Sampling] = [draw.sampling for draw in draws]
+    logprobs = [row for row, how in enumerate(samplings) if how.logprobs >= 0]
+    raw = dict(zip(logprobs, torch.from_numpy(logits[logprobs]).log_softmax(dim=1).numpy()))
+    changed = [row for row, draw in enumerate(draws) if changes_logits(draw)]
+    if changed:
+        logits = logits.copy()
+        for row in changed:
+            adjust(logits[row], draws[row])
+    tokens = logits.argmax(axis=1)
+    drawn = [row for row, how in enumerate(samplings) if how.temperature > 0]
+    for row, probabilities in zip(drawn, _softmax(logits, drawn, samplings)):
+        tokens[row] = _draw(probabilities, samplings[row], len(draws[row].token_ids))
+    return [
+        Drawn(int(token), logprobs_of(raw[row], int(token), how.logprobs) if row in raw else None)
+        for row, (token, how) in enumerate(zip(tokens, samplings))
+    ]
+
+
+def _softmax(logits: np.ndarray, rows: list[int], samplings: list[Sampling]) -> np.ndarray:
+    """Probabilities (len(rows), vocab) float32 of logits / temperature, whatever the temperature."""
+    if not rows:
+        return np.empty((0, logits.shape[1]), dtype=np.float32)
+    behind = logits[rows] - logits[rows].max(axis=1, keepdims=True)
+    temperatures = np.array([samplings[row].temperature for row in rows], dtype=np.float64)
+    # Below this temperature all but the best tokens have no weight; a smaller one would divide 0 by 0.
+    behind /= np.maximum(temperatures, 1e-30).astype(np.float32)[:, None]
+    return torch.from_numpy(behind).softmax(dim=1).numpy()
+
+
+def _draw(probabilities: np.ndarray, sampling: Sampling, position: int) -> int:
+    """Token id drawn from `probabilities` (vocab,) for `position` of the sequence, by inversion."""
     uniform = _uniform(sampling.seed, position)
-    if sampling.top_k <= 0 and sampling.top_p >= 1.0:
-        return _pick(weights, uniform)
-    ids = _best_first(weights, sampling)
-    return int(ids[_pick(weights[ids], uniform)])
-
-
-def _best_first(weights: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Ids that survive top_k and top_p, best first; equal weights by ascending id."""
-    keep = sampling.top_k if sampling.top_k > 0 else len(weights)
-    count = min(len(weights), min(keep, CANDIDATES) if sampling.top_p < 1.0 else keep)
-    ids = _top(weights, count)
-    if sampling.top_p < 1.0:
-        total = weights[_top(weights, keep)].sum() if keep < len(weights) else weights.sum()
-        reached = np.cumsum(weights[ids])
-        if reached[-1] < sampling.top_p * total and count < keep:
-            ids = _top(weights, min(keep, len(weights)))
-            reached = np.cumsum(weights[ids])
-        cut = int(np.searchsorted(reached, sampling.top_p * total)) + 1
-        ids = ids[:cut]
-    return ids
-
-
-def _top(weights: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the `count` largest weights, largest first, equal ones by ascending id."""
-    if count < len(weights):
-        threshold = np.partition(weights, -count)[-count]
-        ids = np.flatnonzero(weights >= threshold)
-    else:
-        ids = np.arange(len(weights))
-    return ids[np.argsort(-weights[ids], kind="stable")][:count]
+    ids = kept(probabilities, sampling)
+    reached = np.cumsum(probabilities if ids is None else probabilities[ids], dtype=np.float64)
+    index = min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), len(reached) - 1)
+    return index if ids is None else int(ids[index])
 
 
 def _uniform(seed: int, position: int) -> float:
     """A number in [0, 1) from a counter-based generator (Philox, Salmon et al. 2011)."""
     generator = np.random.Philox(key=seed % 2**64, counter=position)
     return float(np.random.Generator(generator).random())
-
-
-def _pick(weights: np.ndarray, uniform: float) -> int:
-    """Index i with probability weights[i] / sum(weights), by inversion."""
-    reached = np.cumsum(weights)
-    return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), len(weights) - 1)

@@ -8,7 +8,7 @@ from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
 from scheduler.instance import pages_for
-from scheduler.instance.step import Chunk
+from scheduler.instance.step import Chunk, Draw
 
 
 def warm_up(engine: Engine) -> None:
@@ -20,7 +20,8 @@ def warm_up(engine: Engine) -> None:
     def compute(start: int, end: int) -> None:
         ids = (1,) * (end - start)
         prompt = end <= length
-        engine.compute([Chunk(("warm-up", 0), ids, start, pages, end >= length, Sampling(0.0), prompt)])
+        draw = Draw(Sampling(0.0), ids, 0, frozenset()) if end >= length else None
+        engine.compute([Chunk(("warm-up", 0), ids, start, pages, draw, prompt)])
 
     compute(0, block)
     compute(block, length)

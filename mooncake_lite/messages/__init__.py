@@ -36,6 +36,7 @@ from mooncake_lite.messages.gateway import (
 )
 from mooncake_lite.messages.parts import (
     BlockRef,
+    Logprobs,
     Message,
     Metric,
     Plain,
@@ -96,6 +97,7 @@ __all__ = [
     "GatewayAt",
     "GatewayHello",
     "LoadBlocks",
+    "Logprobs",
     "Message",
     "Metric",
     "MetricsReply",

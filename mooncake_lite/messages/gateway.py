@@ -5,7 +5,7 @@ Explained in docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
-from mooncake_lite.messages.parts import Message, Metric, Sampling, Span
+from mooncake_lite.messages.parts import Logprobs, Message, Metric, Sampling, Span
 
 
 class GatewayHello(Message, frozen=True):
@@ -102,6 +102,7 @@ class Tokens(Message, frozen=True):
     cached_tokens   prompt tokens whose KV was reused, by tier: {"dram": n, "ssd": m}; only in
                     the message that carries index 0
     spans           where the time went; only in the first and in the last message
+    logprobs        of each of token_ids, where the request asks for them
     """
 
     request_id: str
@@ -110,3 +111,4 @@ class Tokens(Message, frozen=True):
     finish: str | None = None
     cached_tokens: dict[str, int] = {}
     spans: list[Span] = []
+    logprobs: list[Logprobs] = []

@@ -11,7 +11,7 @@ import msgspec
 
 from store.objects import BlockRef
 
-__all__ = ["BlockRef", "Message", "Metric", "Plain", "Sampling", "Span"]
+__all__ = ["BlockRef", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -26,13 +26,30 @@ class Sampling(Plain, frozen=True):
     """How the next token is chosen. Greedy when temperature is 0.
 
     seed makes the draw of the token at position i a function of (seed, i) alone, so that any
-    rank can continue a request and get the same tokens.
+    rank can continue a request and get the same tokens. engine/nucleus.py tells of top_p, top_k and min_p,
+    engine/penalties.py of what follows.
+
+    logprobs   how many of the best tokens are told with their logprobs; -1: none, and not the chosen one's
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    logprobs: int = -1
+
+
+class Logprobs(Plain, frozen=True):
+    """Logprob of a token of the answer, and (token id, logprob) of the best tokens in its place."""
+
+    chosen: float
+    best: list[tuple[int, float]]
 
 
 class Span(Plain, frozen=True):

@@ -103,7 +103,8 @@ class Answers:
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
         cached = message.cached_tokens if isinstance(message, Prefill) else {}
         spans = asked.all_spans if isinstance(message, Prefill) or token.finish else []
-        tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans)
+        logprobs = [token.logprobs] if ids and token.logprobs is not None else []
+        tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs)
         self._rank.to_gateway(message.gateway, tokens)
 
     # ------------------------------------------------------------------------------ a job ends

@@ -33,5 +33,5 @@ def decode_chunks(state: State, draft: PageDraft) -> tuple[list[Growth], list[Ch
         assert sequence.num_computed == start, (
             f"{task.job.id} runs with {start - sequence.num_computed} to compute"
         )
-        chunks.append(Chunk(task.job.id, last, start, pages, True, task.job.sampling, prompt=False))
+        chunks.append(Chunk(task.job.id, last, start, pages, task.draw, prompt=False))
     return grow, chunks

@@ -35,14 +35,16 @@ class Computed:
 class Token:
     """A job's next token of the answer.
 
-    index    its number within the answer
-    finish   why the answer ends with it ("stop": the token is not part of the answer), or None
+    index     its number within the answer
+    finish    why the answer ends with it ("stop": the token is not part of the answer), or None
+    logprobs  of the token, opaque; None where the request does not ask for them
     """
 
     job: JobId
     index: int
     token: int
     finish: str | None
+    logprobs: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ def next_chunk(state: State) -> Chunk | None:
         tuple(sequence.token_ids[start:end]),
         start,
         tuple(sequence.pages),
-        samples=end == len(sequence.token_ids),
-        sampling=task.job.sampling,
+        draw=task.draw if end == len(sequence.token_ids) else None,
         prompt=True,
     )

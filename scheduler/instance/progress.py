@@ -5,6 +5,9 @@ Called by `planner.on` alone.
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import (
     Computed,
@@ -88,31 +91,31 @@ def _preempt(state: State, task: Task) -> Preempted:
 def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token."""
     said: list[Outcome] = []
-    tokens = iter(result.tokens)
+    tokens = zip(result.tokens, result.logprobs or itertools.repeat(None))
     iterated = 0
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
         task.sequence.num_computed = chunk.end
         if not chunk.prompt:
             iterated += 1
-            said += _decoded(state, task, next(tokens), now)
+            said += _decoded(state, task, *next(tokens), now)
             continue
         task.compute_s += result.compute_s
         task.computed += len(chunk.token_ids)
-        if chunk.samples:
-            said += _computed(state, task, chunk, next(tokens), now)
+        if chunk.draw is not None:
+            said += _computed(state, task, chunk, *next(tokens), now)
     if iterated:
         said.insert(0, Iterated(iterated, result.compute_s))
     return said
 
 
-def _computed(state: State, task: Task, chunk: Chunk, token: int, now: float) -> list[Outcome]:
+def _computed(state: State, task: Task, chunk: Chunk, token: int, logprobs: Any, now: float) -> list[Outcome]:
     """Advance a task whose prompt is computed."""
     index = task.sequence.answered
     task.first_token, task.finish = token, task.sequence.append(token)
     said: list[Outcome] = [
         Computed(task.job.id, task.compute_s, task.computed, chunk.end - task.computed),
-        Token(task.job.id, index, token, task.finish),
+        Token(task.job.id, index, token, task.finish, logprobs),
     ]
     state.prefilling = None
     task.store_began = now
@@ -138,7 +141,7 @@ def _stored(state: State, task: Task, now: float) -> list[Outcome]:
     ]
 
 
-def _decoded(state: State, task: Task, token: int, now: float) -> list[Outcome]:
+def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) -> list[Outcome]:
     """Append a token to a task of the running batch; a complete answer leaves the batch."""
     sequence = task.sequence
     index = sequence.answered
@@ -146,7 +149,7 @@ def _decoded(state: State, task: Task, token: int, now: float) -> list[Outcome]:
     if full:
         state.filled.append(task)
     finish = sequence.append(token)
-    said: list[Outcome] = [Token(task.job.id, index, token, finish)]
+    said: list[Outcome] = [Token(task.job.id, index, token, finish, logprobs)]
     if finish is None:
         return said
     state.running.remove(task)

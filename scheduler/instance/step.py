@@ -81,13 +81,28 @@ class WritePut:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """How the next token of a sequence is chosen.
+
+    sampling    what the request asks for, opaque
+    token_ids   the whole sequence so far, as it is when the step begins
+    answered    number of token_ids that belong to the answer
+    stop_ids    tokens that end the answer
+    """
+
+    sampling: Any
+    token_ids: Seq[int]
+    answered: int
+    stop_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens of one job that a forward pass computes.
 
     token_ids   tokens start .. start+len-1 of the sequence
     pages       of the whole sequence
-    samples     whether the last of them gives the sequence's next token
-    sampling    how that token is chosen, opaque
+    draw        how the sequence's next token is chosen after the last of them; None: it is not
     prompt      whether they belong to a prefill; otherwise the job is in the running batch
     """
 
@@ -95,8 +110,7 @@ class Chunk:
     token_ids: Seq[int]
     start: int
     pages: Seq[int]
-    samples: bool
-    sampling: Any
+    draw: Draw | None
     prompt: bool
 
     @property
@@ -153,12 +167,13 @@ class TransferEnded:
 class Result:
     """The outcome of a step.
 
-    tokens      one per chunk that samples, in their order
+    tokens      one per chunk that has a draw, in their order
     written     checksums per block of `writes`, one list per group; opaque
     saved       checksums of each of `saves` that has a slot, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts
     compute_s   seconds of the forward pass
+    logprobs    of each of `tokens`, opaque; None where the request does not ask for them
     """
 
     step: Step
@@ -168,3 +183,4 @@ class Result:
     halves: Seq[TransferEnded] = ()
     puts: Seq[TransferEnded] = ()
     compute_s: float = 0.0
+    logprobs: Seq[Any] = ()

@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduler.instance.job import Job
 from scheduler.instance.sequence import Sequence
+from scheduler.instance.step import Draw
 
 
 @dataclass(slots=True)
@@ -51,6 +52,12 @@ class Task:
         """Make the task of a job that has just arrived."""
         ids = list(job.token_ids)
         return cls(job, Sequence(ids, job.answered, job.max_tokens, job.max_len, job.stop_ids))
+
+    @property
+    def draw(self) -> Draw:
+        """Return how the next token is chosen. It names the sequence's own list, which the result extends."""
+        sequence = self.sequence
+        return Draw(self.job.sampling, sequence.token_ids, sequence.answered, sequence.stop_ids)
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -1,12 +1,26 @@
 """The sampler against counting: its shares must be those of the distribution it is asked for."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from mooncake_lite.engine import sample
-from mooncake_lite.messages import Sampling
+from mooncake_lite.engine import Drawn
+from mooncake_lite.engine import sample as sample_rows
+from mooncake_lite.engine.nucleus import kept
+from mooncake_lite.messages import Logprobs, Sampling
+from scheduler.instance.step import Draw
 
 pytestmark = pytest.mark.quick
+
+
+def draw(sampling: Sampling, token_ids: Sequence[int] = (), answered: int = 0) -> Draw:
+    return Draw(sampling, token_ids, answered, frozenset({5}))
+
+
+def sample(logits: np.ndarray, sampling: Sampling, position: int) -> int:
+    """The token of one row, drawn for this position of its sequence."""
+    return sample_rows(logits[None], [draw(sampling, range(position))])[0].token
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -86,3 +100,120 @@ def test_the_draw_depends_on_seed_and_position_alone() -> None:
 
 def test_a_negative_seed_is_a_seed_like_any_other() -> None:
     assert 0 <= sample(LOGITS, Sampling(seed=-5), 3) < len(LOGITS)
+
+
+def test_a_row_gets_the_same_token_whatever_rows_stand_beside_it() -> None:
+    rng = np.random.default_rng(1)
+    logits = (4 * rng.standard_normal((12, 3000))).astype(np.float32)
+    draws = [
+        draw(Sampling(t, p, k, seed, min_p=m, frequency_penalty=f, logprobs=2), range(50), 20)
+        for seed, (t, p, k, m, f) in enumerate(
+            [
+                (0.0, 1.0, 0, 0.0, 0.0),
+                (1.0, 1.0, 0, 0.0, 0.0),
+                (0.7, 0.9, 0, 0.0, 0.5),
+                (2.0, 0.8, 40, 0.1, 0.0),
+            ]
+            * 3
+        )
+    ]
+    together = sample_rows(logits, draws)
+    alone = [sample_rows(logits[row : row + 1], [draws[row]])[0] for row in range(12)]
+    some = sample_rows(logits[[7, 2]], [draws[7], draws[2]])
+
+    assert together == alone
+    assert some == [together[7], together[2]]
+
+
+def test_the_callers_logits_stay_as_they_are() -> None:
+    logits = LOGITS[None].copy()
+    sample_rows(logits, [draw(Sampling(0.7, logit_bias={1: 9.0}, presence_penalty=1.0), [1, 2], 2)])
+    assert (logits[0] == LOGITS).all()
+
+
+def test_min_p_keeps_what_has_a_share_of_the_best() -> None:
+    probabilities = softmax(LOGITS)
+    floor = (probabilities[2] / probabilities[0] + probabilities[3] / probabilities[0]) / 2
+    found = shares(LOGITS, Sampling(min_p=float(floor), seed=7))
+    assert (found[:3] > 0).all()
+    assert found[3:].sum() == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nucleus_cuts_agree_with_their_definition(seed: int) -> None:
+    """Against a plain form: sort everything, cut by min_p, top_k and top_p in this order."""
+    rng = np.random.default_rng(seed)
+    probabilities = softmax(rng.standard_normal(500) * rng.choice([0.1, 1.0, 5.0])).astype(np.float32)
+    sampling = Sampling(
+        top_p=float(rng.choice([0.1, 0.5, 0.9, 0.999, 1.0])),
+        top_k=int(rng.choice([0, 1, 7, 100, 1000])),
+        min_p=float(rng.choice([0.0, 0.01, 0.3])),
+    )
+    ids = np.argsort(-probabilities, kind="stable")
+    ids = ids[probabilities[ids] >= sampling.min_p * float(probabilities.max())]
+    ids = ids[: sampling.top_k or None]
+    if sampling.top_p < 1.0:
+        reached = np.cumsum(probabilities[ids], dtype=np.float64)
+        ids = ids[: int(np.searchsorted(reached, sampling.top_p * reached[-1])) + 1]
+    found = kept(probabilities, sampling)
+
+    assert (np.arange(500) if found is None else np.sort(found)).tolist() == np.sort(ids).tolist()
+
+
+# ------------------------------------------------------------------------------------ penalties
+
+
+def greedy(sampling: Sampling, token_ids: Sequence[int], answered: int) -> int:
+    return sample_rows(LOGITS[None], [draw(sampling, token_ids, answered)])[0].token
+
+
+def test_a_bias_is_added_to_the_logits_of_its_tokens() -> None:
+    assert greedy(Sampling(0.0, logit_bias={4: 4.0}), [], 0) == 4
+    assert greedy(Sampling(0.0, logit_bias={0: -100.0, 1: -100.0}), [], 0) == 2
+
+
+def test_no_end_token_is_chosen_before_min_tokens() -> None:
+    sampling = Sampling(0.0, logit_bias={5: 50.0}, min_tokens=2)
+    assert [greedy(sampling, range(10 + n), n) for n in range(4)] == [0, 0, 5, 5]
+
+
+def test_the_repetition_penalty_counts_prompt_and_answer_and_treats_both_signs_alike() -> None:
+    assert greedy(Sampling(0.0, repetition_penalty=2.5), [0], 0) == 1
+    assert greedy(Sampling(0.0, repetition_penalty=2.5), [0, 1], 1) == 0  # 0.8 and 0.4 are left of 2 and 1
+    below = LOGITS - 10
+    found = sample_rows(below[None], [draw(Sampling(0.0, repetition_penalty=2.0), [0], 0)])[0].token
+    assert found == 1
+
+
+def test_presence_counts_once_and_frequency_each_time_in_the_answer_alone() -> None:
+    assert greedy(Sampling(0.0, presence_penalty=1.1), [0, 0, 0], 0) == 0  # the prompt does not count
+    assert greedy(Sampling(0.0, presence_penalty=1.1), [0, 0, 0], 1) == 1
+    assert greedy(Sampling(0.0, presence_penalty=0.9), [0, 0, 0], 3) == 0
+    assert greedy(Sampling(0.0, frequency_penalty=0.4), [0, 0, 0], 2) == 0
+    assert greedy(Sampling(0.0, frequency_penalty=0.4), [0, 0, 0], 3) == 1
+
+
+# ------------------------------------------------------------------------------------- logprobs
+
+
+def test_logprobs_are_the_models_before_temperature_and_penalties() -> None:
+    sampling = Sampling(0.0, logit_bias={3: 50.0}, logprobs=2)
+    (found,) = sample_rows(LOGITS[None], [draw(sampling)])
+    expected = np.log(softmax(LOGITS))
+
+    assert found.token == 3
+    assert found.logprobs is not None
+    assert found.logprobs.chosen == pytest.approx(expected[3])
+    assert [token for token, _ in found.logprobs.best] == [0, 1]
+    assert [value for _, value in found.logprobs.best] == pytest.approx(expected[:2])
+
+
+def test_logprobs_come_only_to_rows_that_ask_and_equal_ones_by_id() -> None:
+    logits = np.zeros((3, 6), dtype=np.float32)
+    wants = [Sampling(0.0), Sampling(0.0, logprobs=0), Sampling(0.0, logprobs=3)]
+    chosen = pytest.approx(float(-np.log(6)))
+    assert sample_rows(logits, [draw(how) for how in wants]) == [
+        Drawn(0),
+        Drawn(0, Logprobs(chosen, [])),
+        Drawn(0, Logprobs(chosen, [(0, chosen), (1, chosen), (2, chosen)])),
+    ]

@@ -22,7 +22,7 @@ from mooncake_lite.engine.compiling import kernel_use
 from mooncake_lite.engine.warm import warm_up
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import load_model
-from scheduler.instance.step import Chunk
+from scheduler.instance.step import Chunk, Draw
 
 
 def compiled():
@@ -36,22 +36,22 @@ ahead = compiled()
 engine = Engine(load_model(Path(sys.argv[1]), sys.argv[2]), 64, 64, sys.argv[3])
 warm_up(engine)
 before = compiled()
-sampling = Sampling(0.7, 0.9, 5, 3)
+draw = Draw(Sampling(0.7, 0.9, 5, 3, 0.1, 1.1, 0.5, 0.5, {3: 1.0}, 2, 3), [1, 2, 3], 1, frozenset({0}))
 ends, first = {}, 0
 for name, length in (("a", 150), ("b", 20), ("c", 64)):
     pages = tuple(range(first, first + 11))
     first += 11
     for start in range(0, length, 48):
         ids = tuple(range(start, min(length, start + 48)))
-        samples = start + len(ids) == length
-        engine.compute([Chunk((name, 0), ids, start, pages, samples, sampling, True)])
+        last = start + len(ids) == length
+        engine.compute([Chunk((name, 0), ids, start, pages, draw if last else None, True)])
     blocks = np.zeros((-(-length // 64), *engine.block_shape), engine.block_dtype)
     engine.store_blocks(pages[: -(-length // 16)], blocks)
     engine.load_blocks(pages[: -(-length // 16)], blocks)
     ends[name] = length, pages
 for step in range(3):
     engine.compute(
-        [Chunk((n, 0), (7,), e + step, pages, True, sampling, False) for n, (e, pages) in ends.items()]
+        [Chunk((n, 0), (7,), e + step, pages, draw, False) for n, (e, pages) in ends.items()]
     )
 print(ahead >= 5, before - ahead, compiled() - before)
 """

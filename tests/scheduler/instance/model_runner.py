@@ -98,7 +98,7 @@ class ModelRunner:
         for position, token in enumerate(chunk.token_ids, chunk.start):
             value = hash((value, token))
             self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
-        return choose(value) if chunk.samples else None
+        return choose(value) if chunk.draw is not None else None
 
     def _at(self, pages: Sequence[int], position: int) -> int | None:
         return self.pages[pages[position // PAGE]][position % PAGE]
