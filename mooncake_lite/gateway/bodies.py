@@ -7,7 +7,6 @@ Types are checked by msgspec, ranges here, fields that cannot be obeyed in `fiel
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ import msgspec
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.fields import refuse_unsupported
+from mooncake_lite.gateway.sampling import OPENAI, SamplingBody, sampling_of, stop_ids_of, top_logprobs
 from mooncake_lite.messages import Sampling
 
 MAX_STOPS = 4
@@ -25,11 +25,6 @@ MAX_STOP_CHARS = 1024
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
-
-OPENAI = Sampling()
-"""What a request samples with that names nothing, where its model names nothing either."""
-
-_INT64 = 2**63
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -54,16 +49,12 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
-class GenerateBody(msgspec.Struct, kw_only=True):
+class GenerateBody(SamplingBody, kw_only=True):
     """What both endpoints that generate have in common."""
 
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -75,12 +66,15 @@ class ChatBody(GenerateBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class CompletionBody(GenerateBody, kw_only=True):
     """POST /v1/completions: text, token ids, or a list that holds one of these."""
 
     prompt: str | list[Any]
+    logprobs: int | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -112,6 +106,7 @@ class Ask:
     max_tokens: int | None
     sampling: Sampling
     stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
     stream: bool
     include_usage: bool
     ignore_eos: bool
@@ -121,13 +116,14 @@ class Ask:
 def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """The Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, ChatBody)
-    return _ask(body, True, template_messages(body.messages), defaults)
+    return _ask(body, True, template_messages(body.messages), defaults, _chat_logprobs(body))
 
 
 def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """The Ask of a completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, CompletionBody)
-    return _ask(body, False, _one_prompt(body.prompt), defaults)
+    logprobs = -1 if body.logprobs is None else top_logprobs("logprobs", body.logprobs)
+    return _ask(body, False, _one_prompt(body.prompt), defaults, logprobs)
 
 
 def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
@@ -216,8 +212,20 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
     raise RequestError("prompt must be a string or a list of token ids, and not empty", param="prompt")
 
 
+def _chat_logprobs(body: ChatBody) -> int:
+    if body.logprobs:
+        return top_logprobs("top_logprobs", body.top_logprobs or 0)
+    if body.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+    return -1
+
+
 def _ask(
-    body: GenerateBody, chat: bool, prompt: str | list[int] | list[dict[str, str]], defaults: Sampling
+    body: GenerateBody,
+    chat: bool,
+    prompt: str | list[int] | list[dict[str, str]],
+    defaults: Sampling,
+    logprobs: int,
 ) -> Ask:
     options = body.stream_options
     return Ask(
@@ -225,8 +233,9 @@ def _ask(
         model=body.model,
         prompt=prompt,
         max_tokens=_max_tokens(body),
-        sampling=_sampling(body, defaults),
+        sampling=sampling_of(body, defaults, logprobs),
         stops=_stops(body.stop),
+        stop_ids=stop_ids_of(body),
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         ignore_eos=bool(body.ignore_eos),
@@ -245,23 +254,6 @@ def _max_tokens(body: GenerateBody) -> int | None:
     if wanted is not None and wanted < 0:
         raise RequestError(f"{name}={wanted} must be at least 0", param=name)
     return wanted
-
-
-def _sampling(body: GenerateBody, defaults: Sampling) -> Sampling:
-    temperature = defaults.temperature if body.temperature is None else body.temperature
-    top_p = defaults.top_p if body.top_p is None else body.top_p
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    if not 0 <= temperature <= 2:
-        raise RequestError(f"temperature={temperature} must be from 0 to 2", param="temperature")
-    if not 0 < top_p <= 1:
-        raise RequestError(f"top_p={top_p} must be above 0 and at most 1", param="top_p")
-    if not -1 <= top_k < 2**31:
-        raise RequestError(f"top_k={top_k} must be -1 or 0 (off), or a number of tokens", param="top_k")
-    if not -_INT64 <= seed < _INT64:
-        raise RequestError(f"seed={seed} does not fit into 64 bits with a sign", param="seed")
-    # The sign bit is dropped: a counter-based generator wants a plain number of 63 bits.
-    return Sampling(temperature=temperature, top_p=top_p, top_k=max(0, top_k), seed=seed & (_INT64 - 1))
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
 from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.logprobs import TokenLogprobs
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
@@ -107,13 +108,15 @@ class Endpoints:
         tally = Tally(len(prepared.submit.token_ids))
         pieces = pieces_of(
             self._cluster, opened, prepared.submit,
-            AnswerText(self._prompts.tokenizer.detokenizer(), prepared.stops, tally),
+            AnswerText(
+                self._prompts.tokenizer, prepared.stops, prepared.submit.sampling.min_tokens, tally
+            ),
             tally, self.metrics, began=began, token_timeout_s=self._limits.token_timeout_s,
         )  # fmt: skip
         headers = {"X-Request-Id": request_id}
         if not prepared.stream:
-            text, finish = await while_connected(request.receive, _all_of(pieces))
-            return _json(shaper.whole(text, finish, tally), headers=headers)
+            whole = await while_connected(request.receive, _all_of(pieces))
+            return _json(shaper.whole(*whole, tally), headers=headers)
         # The status is decided by the first piece: a refusal must not become a stream.
         first = await while_connected(request.receive, anext(pieces))
         events = _events(first, pieces, shaper, tally)
@@ -300,14 +303,16 @@ ENDPOINTS = (
 """Every path of the server."""
 
 
-async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str]:
-    """(text, finish) of a whole answer."""
+async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str, list[TokenLogprobs]]:
+    """(text, finish, logprobs) of a whole answer."""
     texts, finish = [], ""
+    logprobs: list[TokenLogprobs] = []
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             texts.append(piece.text)
             finish = piece.finish or finish
-    return "".join(texts), finish
+            logprobs += piece.logprobs
+    return "".join(texts), finish, logprobs
 
 
 async def _events(
@@ -321,8 +326,8 @@ async def _events(
         piece = first
         try:
             while True:
-                if piece.text:
-                    yield event(shaper.piece(piece.text))
+                if piece.text or piece.logprobs:
+                    yield event(shaper.piece(piece.text, piece.logprobs))
                 if piece.finish is not None:
                     break
                 piece = await anext(pieces)

@@ -24,8 +24,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": _OFF,
     "length_penalty": (None, 1),
     # what else is returned
-    "logprobs": _OFF,
-    "top_logprobs": (None, 0),
     "prompt_logprobs": _ABSENT,
     "echo": _OFF,
     "suffix": (None, ""),
@@ -33,14 +31,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": _OFF,
     "skip_special_tokens": (None, True),
     # which token is chosen
-    "logit_bias": _EMPTY_DICT,
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
     "typical_p": (None, 1),
-    "min_tokens": (None, 0),
-    "stop_token_ids": _EMPTY_LIST,
     "bad_words": _EMPTY_LIST,
     "allowed_token_ids": _EMPTY_LIST,
     "logits_processors": _EMPTY_LIST,

@@ -101,6 +101,7 @@ class PromptWork:
         """The message that submits this request. Raises RequestError when the prompt does not fit."""
         token_ids = self._token_ids(ask)
         max_tokens = self._max_tokens(ask, len(token_ids))
+        self._check_sampling(ask, max_tokens)
         config = self._settings.config
         salt = salt_of(self._settings.fingerprint, ask.cache_salt)
         reuse = config.enable_prefix_caching
@@ -113,9 +114,19 @@ class PromptWork:
             salt=salt,
             sampling=ask.sampling,
             max_tokens=max_tokens,
-            stop_ids=[] if ask.ignore_eos else list(self.tokenizer.eos_ids),
+            stop_ids=[*ask.stop_ids, *([] if ask.ignore_eos else self.tokenizer.eos_ids)],
             wait_limit_s=self._settings.limits.token_timeout_s,
         )
+
+    def _check_sampling(self, ask: bodies.Ask, max_tokens: int) -> None:
+        """Raises RequestError for ids outside the vocabulary, and for more tokens than there may be."""
+        self._check_ids(list(ask.stop_ids), "stop_token_ids")
+        self._check_ids(list(ask.sampling.logit_bias), "logit_bias")
+        if ask.sampling.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens={ask.sampling.min_tokens} is more than the answer may have, {max_tokens}",
+                param="min_tokens",
+            )
 
     def _token_ids(self, ask: bodies.Ask) -> list[int]:
         """The ids of a prompt that may fit: what cannot is refused by its length, before the long work."""

@@ -7,12 +7,16 @@ answer, so that id, time and model are the same in all chunks of a stream.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from mooncake_lite.gateway.logprobs import TokenLogprobs, in_chat_shape, in_text_shape
 from mooncake_lite.messages import Span
+
+Logprobs = Sequence[TokenLogprobs]
 
 
 @dataclass(slots=True)
@@ -68,14 +72,14 @@ class Shaper:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, text: str, finish: str, tally: Tally) -> dict[str, Any]:
+    def whole(self, text: str, finish: str, logprobs: Logprobs, tally: Tally) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         if self.chat:
             message = {"role": "assistant", "content": text, "refusal": None}
             choice: dict[str, Any] = {"index": 0, "message": message}
         else:
             choice = {"index": 0, "text": text}
-        choice |= {"logprobs": None, "finish_reason": finish}
+        choice |= {"logprobs": self._logprobs(logprobs), "finish_reason": finish}
         kind = "chat.completion" if self.chat else "text_completion"
         answer = {**self._common, "object": kind, "choices": [choice], "usage": tally.usage()}
         return answer | ({"mooncake_lite": tally.trace()} if self._trace else {})
@@ -86,9 +90,9 @@ class Shaper:
             return None
         return self._chunk([self._choice({"role": "assistant", "content": ""}, None)])
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """A chunk with text."""
-        return self._chunk([self._choice({"content": text} if self.chat else text, None)])
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
+        """A chunk with text, or with the logprobs of tokens whose text comes later."""
+        return self._chunk([self._choice({"content": text} if self.chat else text, None, logprobs)])
 
     def closing(self, finish: str, tally: Tally) -> list[dict[str, Any]]:
         """The last chunks of a stream: the reason of its end and, when asked for, the usage."""
@@ -99,9 +103,14 @@ class Shaper:
             chunks[-1]["mooncake_lite"] = tally.trace()
         return chunks
 
-    def _choice(self, content: Any, finish: str | None) -> dict[str, Any]:
+    def _choice(self, content: Any, finish: str | None, logprobs: Logprobs = ()) -> dict[str, Any]:
         name = "delta" if self.chat else "text"
-        return {"index": 0, name: content, "logprobs": None, "finish_reason": finish}
+        return {"index": 0, name: content, "logprobs": self._logprobs(logprobs), "finish_reason": finish}
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
+        if not logprobs:
+            return None
+        return in_chat_shape(logprobs) if self.chat else in_text_shape(logprobs)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"

@@ -13,7 +13,13 @@ from mooncake_lite.model.config import read_json
 
 FILE = "generation_config.json"
 
-RANGES = {"temperature": (0.0, 2.0), "top_p": (1e-6, 1.0), "top_k": (0, 2**31 - 1)}
+RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 10.0),
+}
 """name -> smallest and largest value, as for a request."""
 
 

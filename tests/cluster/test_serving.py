@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import torch
 
 from mooncake_lite.demo.cluster import Cluster
 from tests.cluster import machine, reference
@@ -113,6 +114,39 @@ def test_the_same_seed_gives_the_same_sample_and_another_seed_another(client: op
         samples = list(pool.map(sample, [3, 3, 0, 1, 2]))
     assert samples[0] == samples[1]
     assert len(set(samples)) > 1
+
+
+def test_logprobs_and_penalties_are_those_of_transformers_on_the_answer(
+    client: openai.OpenAI, model_folder: Path
+) -> None:
+    """The first token comes from the prefill rank and the others from the decode rank."""
+    from transformers import AutoModelForCausalLM
+
+    prompt = reference.prompts(model_folder)[3]
+    answer = client.completions.create(
+        model="default", prompt=prompt, max_tokens=8, temperature=0, logprobs=3,
+        frequency_penalty=1.5, extra_body={"repetition_penalty": 1.3, "ignore_eos": True},
+    ).choices[0]  # fmt: skip
+    assert answer.logprobs is not None
+    tokenizer = reference.tokenizer(model_folder)
+    oracle = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    ids = list(prompt)
+    for text, logprob, best in zip(
+        answer.logprobs.tokens, answer.logprobs.token_logprobs, answer.logprobs.top_logprobs, strict=True
+    ):
+        with torch.no_grad():
+            logits = oracle(torch.tensor([ids])).logits[0, -1]
+        expected = logits.log_softmax(0)
+        said = torch.tensor(sorted(set(ids)))
+        logits[said] = torch.where(logits[said] > 0, logits[said] / 1.3, logits[said] * 1.3)
+        for token in ids[len(prompt) :]:
+            logits[token] -= 1.5
+        ids.append(int(logits.argmax()))
+        assert text == tokenizer.decode([ids[-1]])
+        assert logprob == pytest.approx(float(expected[ids[-1]]), abs=1e-3)
+        top = sorted(best.values(), reverse=True)[:3]
+        assert top == pytest.approx(expected.topk(3).values.tolist(), abs=1e-3)
+    assert len(ids) == len(prompt) + 8
 
 
 def test_a_follow_up_turn_reuses_the_answers_own_blocks(client: openai.OpenAI, model_folder: Path) -> None:

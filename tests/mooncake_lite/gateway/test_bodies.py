@@ -11,6 +11,7 @@ import pytest
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.fields import NEUTRAL
+from mooncake_lite.messages import Sampling
 
 pytestmark = pytest.mark.quick
 
@@ -25,11 +26,10 @@ def chat(**fields: Any) -> bodies.Ask:
 
 
 REFUSED_VALUES: dict[str, Any] = {
-    "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 0.5, "logprobs": True, "top_logprobs": 5,
+    "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 0.5,
     "prompt_logprobs": 1, "echo": True, "suffix": "end", "return_token_ids": True,
-    "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {"5": -100},
-    "presence_penalty": 0.1, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "min_p": 0.1,
-    "typical_p": 0.9, "min_tokens": 4, "stop_token_ids": [2], "bad_words": ["no"], "allowed_token_ids": [1],
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "typical_p": 0.9,
+    "bad_words": ["no"], "allowed_token_ids": [1],
     "logits_processors": ["x"], "response_format": {"type": "json_object"},
     "structured_outputs": {"json": {}}, "guided_json": {}, "guided_regex": "a*", "guided_choice": ["a"],
     "guided_grammar": "g", "modalities": ["audio"], "audio": {"voice": "x"},
@@ -76,6 +76,19 @@ def test_harmless_and_unknown_fields_are_ignored() -> None:
         ({"top_k": -2}, "top_k"),
         ({"top_k": 2**31}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 11}, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids[0]"),
+        ({"logprobs": "yes"}, "logprobs"),
         ({"seed": 2**63}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": "one"}, "seed"),
@@ -102,6 +115,38 @@ def test_a_wrong_value_names_its_field(fields: dict[str, Any], param: str) -> No
         with pytest.raises(RequestError) as caught:
             parse(**fields)
         assert (caught.value.param, caught.value.status) == (param, 400)
+
+
+def test_logprobs_are_a_number_in_completions_and_a_switch_with_a_number_in_chats() -> None:
+    assert completion().sampling.logprobs == chat().sampling.logprobs == -1
+    assert completion(logprobs=0).sampling.logprobs == chat(logprobs=True).sampling.logprobs == 0
+    assert completion(logprobs=5).sampling.logprobs == chat(logprobs=True, top_logprobs=5).sampling.logprobs
+    assert chat(logprobs=False, top_logprobs=0).sampling.logprobs == -1
+    for parse, fields, param in (
+        (completion, {"logprobs": 21}, "logprobs"),
+        (completion, {"logprobs": -1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"top_logprobs": 2}, "top_logprobs"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            parse(**fields)
+        assert caught.value.param == param
+
+
+def test_what_chooses_tokens_reaches_the_ranks() -> None:
+    ask = chat(
+        min_p=0.1, repetition_penalty=1.2, presence_penalty=-1, frequency_penalty=0.5, seed=5,
+        logit_bias={"7": -100, "8": 2.5}, min_tokens=3, stop_token_ids=[9],
+    )  # fmt: skip
+    assert ask.sampling == Sampling(1.0, 1.0, 0, 5, 0.1, 1.2, -1.0, 0.5, {7: -100.0, 8: 2.5}, 3, -1)
+    assert ask.stop_ids == (9,)
+
+
+def test_what_a_request_leaves_out_is_its_models() -> None:
+    own = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1)
+    raw = msgspec.json.encode({"prompt": "hello", "top_p": 0.5, "seed": 1})
+    assert bodies.parse_completion(raw, own).sampling == Sampling(0.6, 0.5, 20, 1, 0.05, 1.1)
 
 
 @pytest.mark.parametrize(

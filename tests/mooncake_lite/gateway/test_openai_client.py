@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -182,3 +183,58 @@ def test_seeds_are_drawn_when_left_out_and_passed_on_when_given(
     seeds = [message.sampling.seed for message in cluster.received if isinstance(message, m.Submit)]
     assert len(set(seeds[:2])) == 2
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def with_logprobs(cluster: FakeCluster, submit: m.Submit) -> None:
+    """Answers with the first two tokens of the prompt, and with two best tokens for each."""
+    ids = list(submit.token_ids[:2])
+    best = [(ids[1], -0.25), (ids[0], -1.5)]
+    for index, token in enumerate(ids):
+        logprobs = [m.Logprobs(-float("inf") if index else -1.5, best)]
+        finish = "length" if index else None
+        cluster.tokens(1, m.Tokens(submit.request_id, index, [token], finish, logprobs=logprobs))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_chat(client: openai.OpenAI, cluster: FakeCluster, stream: bool) -> None:
+    cluster.behaviour = with_logprobs
+    messages = [{"role": "user", "content": "x"}]
+    asked: dict[str, Any] = {"model": SERVED_ID, "messages": messages, "logprobs": True, "top_logprobs": 2}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        parts = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
+        found = [entry for part in parts for entry in part.content]
+    else:
+        found = client.chat.completions.create(**asked).choices[0].logprobs.content
+
+    assert cluster.wait_for(m.Submit).sampling.logprobs == 2
+    assert [entry.logprob for entry in found] == [-1.5, -9999.0]
+    assert [(best.token, best.logprob) for best in found[0].top_logprobs] == [
+        (found[1].token, -0.25),
+        (found[0].token, -1.5),
+    ]
+    assert found[0].bytes == list(found[0].token.encode())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_completion(client: openai.OpenAI, cluster: FakeCluster, stream: bool) -> None:
+    cluster.behaviour = with_logprobs
+    asked: dict[str, Any] = {"model": SERVED_ID, "prompt": "no\n", "logprobs": 2}
+    if stream:
+        chunks = client.completions.create(**asked, stream=True)
+        parts = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    else:
+        parts = [client.completions.create(**asked).choices[0].logprobs]
+    tokens = [token for part in parts for token in part.tokens]
+
+    assert tokens == ["n", "o"]
+    assert [value for part in parts for value in part.token_logprobs] == [-1.5, -9999.0]
+    assert [offset for part in parts for offset in part.text_offset] == [0, 1]
+    assert [best for part in parts for best in part.top_logprobs] == [
+        {"o": -0.25, "n": -1.5},
+        {"o": -9999.0, "n": -1.5},
+    ]
+
+
+def test_no_logprobs_come_unasked(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    assert client.completions.create(model=SERVED_ID, prompt="hello").choices[0].logprobs is None

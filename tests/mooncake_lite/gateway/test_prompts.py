@@ -161,3 +161,24 @@ def test_an_empty_text_is_refused(prompts: Prompts) -> None:
 def test_ignore_eos_sends_no_end_tokens(prompts: Prompts) -> None:
     assert submit(prompts, prompt="hello").stop_ids == [1]
     assert submit(prompts, prompt="hello", ignore_eos=True).stop_ids == []
+
+
+def test_stop_ids_of_the_request_join_those_of_the_model(prompts: Prompts) -> None:
+    assert submit(prompts, prompt="hello", stop_token_ids=[9, 7]).stop_ids == [9, 7, 1]
+    assert submit(prompts, prompt="hello", stop_token_ids=[9], ignore_eos=True).stop_ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": [5, 10**6]}, "stop_token_ids[1]"),
+        ({"logit_bias": {"1000000": 1.0}}, "logit_bias[0]"),
+        ({"min_tokens": 11, "max_tokens": 10}, "min_tokens"),
+    ],
+)
+def test_sampling_that_cannot_be_obeyed_is_refused(
+    prompts: Prompts, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        submit(prompts, prompt="hello", **fields)
+    assert caught.value.param == param

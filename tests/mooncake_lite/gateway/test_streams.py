@@ -68,6 +68,17 @@ def test_a_stop_string_across_tokens_ends_the_answer_and_cancels_the_work(
         cluster.wait_for(m.Cancel, lambda cancel, wanted=request_id: cancel.request_id == wanted)
 
 
+def test_no_stop_string_is_looked_for_before_min_tokens(
+    http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer
+) -> None:
+    ids = [token for char in "one END two END three" for token in tokenizer.encode(char)]
+    cluster.behaviour = lambda cluster, submit: answer(cluster, submit, ids)
+    early = len("one E")  # a stop string that begins before and ends after it does not count either
+
+    assert complete(http, stop="END")["choices"][0]["text"] == "one "
+    assert complete(http, stop="END", min_tokens=early)["choices"][0]["text"] == "one END two "
+
+
 def test_an_answer_that_ended_by_itself_is_not_cancelled(http: httpx.Client, cluster: FakeCluster) -> None:
     complete(http)
     events(http)
