@@ -6,6 +6,8 @@ move with a request that another rank resumes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 
 from scheduler.instance.step import Draw
@@ -41,10 +43,16 @@ def adjust(logits: np.ndarray, draw: Draw) -> None:
     if draw.answered < how.min_tokens:
         logits[list(draw.stop_ids)] = -np.inf
     if how.repetition_penalty != 1.0:
-        seen = np.unique(np.asarray(draw.token_ids))
+        seen, _ = _counted(draw.token_ids)
         of_seen, penalty = logits[seen], np.float32(how.repetition_penalty)
         logits[seen] = np.where(of_seen > 0, of_seen / penalty, of_seen * penalty)
     if draw.answered and (how.frequency_penalty or how.presence_penalty):
-        answer = np.asarray(draw.token_ids[len(draw.token_ids) - draw.answered :])
-        said, counts = np.unique(answer, return_counts=True)
+        said, counts = _counted(draw.token_ids[len(draw.token_ids) - draw.answered :])
         logits[said] -= (how.frequency_penalty * counts + how.presence_penalty).astype(np.float32)
+
+
+def _counted(token_ids: Seq[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct ids, ascending, and how often each occurs."""
+    counts = np.bincount(np.asarray(token_ids, dtype=np.int64))
+    ids = np.flatnonzero(counts)
+    return ids, counts[ids]
