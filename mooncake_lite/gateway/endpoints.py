@@ -123,7 +123,6 @@ class Endpoints:
         return EventStream(
             events,
             headers,
-            self._limits.write_timeout_s,
             lambda whole: self._count(request, 200 if whole else CLIENT_LEFT),
         )
 
@@ -140,7 +139,7 @@ class Endpoints:
     async def _converted(self, request: Request, kind: Literal["tokenize", "detokenize"]) -> Response:
         raw = await self._body(request)
         pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
-        return InPieces(pieces, self._limits.write_timeout_s)
+        return InPieces(pieces)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: a list of the one model."""
