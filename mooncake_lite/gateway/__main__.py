@@ -99,7 +99,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     origins = parse_origins(settings.config.allowed_origins)
     config = uvicorn.Config(
         app,
-        http=connection_type(settings.limits.header_timeout_s, origins),
+        http=connection_type(settings.limits.header_timeout_s, settings.limits.write_timeout_s, origins),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -6,6 +6,7 @@ Used by `__main__`. Knows no request's meaning; what an ASGI application can do 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import h11
@@ -23,14 +24,16 @@ LINGER_S = 1.0
 
 
 class Connection(H11Protocol):
-    """Limits the time of headers, answers what is no HTTP with an error object, serves half-closed clients.
+    """Limits the time of headers and of writing, answers what is no HTTP with an error object, serves
+    half-closed clients.
 
-    uvicorn limits only the pause between two requests: a client that sends half a header would keep
-    its connection forever. And it drops a request when its client ends the sending half of the connection,
-    although that client may wait for the answer (`half_closed`).
+    uvicorn limits only the pause between two requests: a client that sends half a header, or takes nothing
+    of its answer, would keep its connection forever. And it drops a request when its client ends the sending
+    half of the connection, although that client may wait for the answer (`half_closed`).
     """
 
     header_limit_s = 10.0
+    write_limit_s = 60.0
     origins = Origins()
 
     conn: AnswerAhead
@@ -43,8 +46,13 @@ class Connection(H11Protocol):
         self.conn = AnswerAhead()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
+        """Start to wait for the first request.
+
+        The kernel ends the connection when the client takes nothing for write_limit_s, also after its close.
+        """
         super().connection_made(transport)
+        limit_ms = round(self.write_limit_s * 1e3)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -124,11 +132,16 @@ class Connection(H11Protocol):
             self._header_timer = None
 
 
-def connection_type(header_limit_s: float, allowed: Origins) -> type[Connection]:
-    """Return the class of a server's connections, which uvicorn makes without arguments of ours."""
+def connection_type(header_limit_s: float, write_limit_s: float, allowed: Origins) -> type[Connection]:
+    """Return the class of a server's connections, which uvicorn makes without arguments of ours.
+
+    header_limit_s   from the first byte of a request's headers to their end
+    write_limit_s    longest time that a client takes nothing of what was sent to it
+    """
 
     class OneServers(Connection):
         pass
 
-    OneServers.header_limit_s, OneServers.origins = header_limit_s, allowed
+    OneServers.header_limit_s, OneServers.write_limit_s = header_limit_s, write_limit_s
+    OneServers.origins = allowed
     return OneServers

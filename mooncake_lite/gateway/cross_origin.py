@@ -44,7 +44,8 @@ class CrossOrigin(CORSMiddleware):
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
-        origin, reason = request_headers["origin"], bytes(response.body).decode()
+        origin, method = (request_headers[name] for name in ("origin", "access-control-request-method"))
+        reason = f"pages may not call this server with {method}; use {', '.join(METHODS)}"
         if not self.is_allowed_origin(origin):
             reason = f"pages of {origin} may not call this server; `serve --allowed-origins` allows origins"
         others = ("content-length", "content-type")

@@ -6,6 +6,7 @@ object; every request is counted by path and status. Explained in docs/explain/l
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import time
@@ -31,7 +32,7 @@ from mooncake_lite.gateway.logprobs import TokenLogprobs
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
-from mooncake_lite.gateway.problems import error_headers, error_object, surprise
+from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object, surprise
 from mooncake_lite.gateway.prompt_work import Prepared, check_model
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
@@ -123,7 +124,6 @@ class Endpoints:
         return EventStream(
             events,
             headers,
-            self._limits.write_timeout_s,
             lambda whole: self._count(request, 200 if whole else CLIENT_LEFT),
         )
 
@@ -140,7 +140,7 @@ class Endpoints:
     async def _converted(self, request: Request, kind: Literal["tokenize", "detokenize"]) -> Response:
         raw = await self._body(request)
         pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
-        return InPieces(pieces, self._limits.write_timeout_s)
+        return InPieces(pieces)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: a list of the one model."""
@@ -222,6 +222,8 @@ class Endpoints:
                 response = _problem(error)
             except ClientGone:
                 response = Response(status_code=CLIENT_LEFT)
+            except asyncio.CancelledError:  # at the end of the gateway, when its time for goodbyes is over
+                response = _problem(Unavailable(self._cluster.detail))
             except Exception as error:
                 response = _problem(surprise(error))
             if not isinstance(response, EventStream):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or has taken nothing for too long."""
+    """The client closed its connection, or took nothing for so long that `connection` ended it."""
 
 
 async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
@@ -82,9 +82,8 @@ async def _wait_until_gone(receive: Receive) -> None:
 class EventStream(Response):
     """A response of server-sent events, sent as they come.
 
-    events          bytes of whole events; closed when the client leaves
-    write_limit_s   longest wait for a client that takes nothing
-    on_end          called at the end; False when the client left before
+    events   bytes of whole events; closed when the client leaves
+    on_end   called at the end; False when the client left before
     """
 
     media_type = "text/event-stream"
@@ -93,14 +92,12 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         headers: dict[str, str],
-        write_limit_s: float,
         on_end: Callable[[bool], None],
     ):
         self.status_code = 200
         self.background = None
         self.body = b""
         self._events = events
-        self._write_limit_s = write_limit_s
         self._on_end = on_end
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         # A length of 0 for the empty body: what is streamed has none.
@@ -117,26 +114,12 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
-            await self._send(
-                send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in events:
-                await self._send(send, {"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
                 # Where many events are ready at once, nothing else lets the loop see a lost connection.
                 await asyncio.sleep(0)
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        await _send_within(self._write_limit_s, send, message)
-
-
-async def _send_within(limit_s: float, send: Send, message: dict[str, Any]) -> None:
-    """Send a message. Raises ClientGone when the client takes nothing for limit_s."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await send(message)
-    except TimeoutError:
-        raise ClientGone from None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class InPieces(Response):
@@ -144,20 +127,17 @@ class InPieces(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Sequence[bytes], write_limit_s: float):
+    def __init__(self, pieces: Sequence[bytes]):
         super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
         self._pieces = pieces
-        self._write_limit_s = write_limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI side of the response; a client that takes nothing is left."""
+        """The ASGI side of the response."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        with contextlib.suppress(ClientGone):
-            for piece in self._pieces:
-                message = {"type": "http.response.body", "body": piece, "more_body": True}
-                await _send_within(self._write_limit_s, send, message)
-                await asyncio.sleep(0)  # a socket that takes all at once lets nobody else in
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a socket that takes all at once lets nobody else in
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def well_framed(app: ASGIApp) -> ASGIApp:

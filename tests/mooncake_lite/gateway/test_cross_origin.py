@@ -60,6 +60,15 @@ def test_a_preflight_is_answered_without_a_key(start: Start) -> None:
     gateway.close()
 
 
+def test_a_preflight_for_another_method_names_the_methods(http: httpx.Client, cluster: FakeCluster) -> None:
+    preflight = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
+    reply = http.options("/v1/completions", headers=preflight)
+    assert reply.status_code == 400
+    problem = "pages may not call this server with DELETE; use GET, HEAD, POST"
+    assert reply.json()["error"]["message"] == problem
+    check_allowed(reply, PAGE)
+
+
 def test_answers_errors_and_streams_can_be_read_by_the_page_and_by_no_other(
     http: httpx.Client, cluster: FakeCluster
 ) -> None:

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from mooncake_lite.gateway.prompts import SHORT_BYTES, Prompts
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.model import load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, GatewayProcess, write_settings
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, POLL_S, GatewayProcess, write_settings
 
 BODY = json.dumps({"prompt": "hello"}).encode()
 NAME = "mooncake_lite.gateway.long_prompts_process"
@@ -284,4 +285,29 @@ def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> 
     child = child_of(gateway.process.pid)
     gateway.process.kill()
     gateway.process.communicate(timeout=LIMIT_S)
+    assert_ends(child)
+
+
+def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(start: Start) -> None:
+    gateway, _ = start()
+    tokenize(gateway, LONG_TEXT)
+    child = child_of(gateway.process.pid)
+    os.kill(child, signal.SIGSTOP)
+    found: list[httpx.Response] = []
+
+    def ask() -> None:
+        url, body = f"{gateway.url}/v1/completions", {"prompt": LONG_TEXT}
+        found.append(httpx.post(url, json=body, trust_env=False, timeout=LIMIT_S))
+
+    long = threading.Thread(target=ask)
+    long.start()
+    deadline = time.monotonic() + LIMIT_S
+    while "open_requests 1.0" not in httpx.get(f"{gateway.url}/metrics", trust_env=False).text:
+        assert time.monotonic() < deadline
+        time.sleep(POLL_S)
+    gateway.close()
+    long.join(LIMIT_S)
+
+    assert found[0].status_code == 503
+    assert found[0].json()["error"]["message"].startswith("the service is stopping")
     assert_ends(child)

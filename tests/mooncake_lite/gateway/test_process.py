@@ -156,6 +156,21 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
     cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
 
 
+def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(start: Start) -> None:
+    gateway, _ = start()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.sendall(head)
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is being waited for
+        gateway.process.send_signal(signal.SIGTERM)
+        said = client.makefile("rb").read()
+
+    assert said.startswith(b"HTTP/1.1 503 ")
+    error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+    assert error["message"].startswith("the service is stopping")
+    assert gateway.finish() == (0, "")
+
+
 def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
     gateway, cluster = start()
     cluster.behaviour = lambda cluster, submit: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
     MAX_MODEL_LEN,
+    POLL_S,
     SERVED_ID,
     FakeCluster,
     GatewayProcess,
@@ -318,4 +320,22 @@ def test_one_connection_too_many_is_told_so(start: Start) -> None:
     assert status.startswith(b"HTTP/1.1 503")
     assert error["message"] == "1 connections are open, which is the limit; come back later"
     assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
+    gateway.close()
+
+
+def test_a_client_that_takes_nothing_for_too_long_loses_its_connection(start: Start) -> None:
+    gateway, _ = start({"connections": 1, "write_timeout_s": 0.5})
+    body = json.dumps({"prompt": "x" * 4 * 2**20}).encode()  # the answer is too long for the kernel's buffers
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(LIMIT_S)
+        client.connect(("127.0.0.1", gateway.port))
+        client.sendall(head + body)
+        deadline = time.monotonic() + LIMIT_S
+        while httpx.get(f"{gateway.url}/version", trust_env=False).status_code == 503:  # the place is taken
+            assert time.monotonic() < deadline
+            time.sleep(POLL_S)
+
     gateway.close()
