@@ -26,6 +26,8 @@ def chunks(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             chunk = json.loads(data)
         except ValueError:
             raise BrokenStream(f"the server sent a line that is not JSON: {data[:60]!r}") from None
+        if not isinstance(chunk, dict):
+            raise BrokenStream(f"the server sent an event that is no object: {data[:60]!r}")
         if "error" in chunk:
             raise BrokenStream(f"the server ended the answer: {error_message(data) or chunk['error']}")
         yield chunk

@@ -56,6 +56,14 @@ def test_the_first_command_of_the_readme_stands_in_its_first_fifteen_lines() -> 
     assert "make demo" in "\n".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n")[:15])
 
 
+def test_the_page_of_benchmarks_shows_what_was_measured() -> None:
+    benchmarks = script("make_benchmarks")
+    page = benchmarks.page()
+
+    assert benchmarks.PAGE.read_text(encoding="utf-8") == page, "run python docs/make_benchmarks.py"
+    assert all(f"`mooncake-lite bench {part}` on 2" in page for part in ("kernels", "transport", "store"))
+
+
 def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
     reference = script("make_reference")
 

@@ -178,15 +178,24 @@ def _typed(raw: bytes, kind: type[Any]) -> Any:
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from None
+        raise RequestError(f"the body is not valid JSON: {_json_problem(raw, str(error))}") from None
     if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}")
+        raise RequestError('the body must be a JSON object, as {"prompt": "hello"}')
     refuse_unsupported(body)
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         message = str(error)
         raise RequestError(message.replace("$.", ""), param=_field_of(message)) from None
+
+
+def _json_problem(raw: bytes, message: str) -> str:
+    """What msgspec says of a body that it cannot read; it calls two things "truncated" that are not."""
+    if not raw.strip():
+        return "it is empty"
+    if "truncated" in message and re.search(rb"\\u[dD][89a-fA-F]", raw):
+        return "a text has half of a surrogate pair, which is no character"
+    return message
 
 
 def _field_of(message: str) -> str | None:

@@ -213,6 +213,20 @@ def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b" ", "it is empty"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"prompt": "he', "truncated"),
+        (b"null", "must be a JSON object"),
+    ],
+)
+def test_what_is_wrong_with_the_json_is_told(raw: bytes, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        bodies.parse_completion(raw)
+
+
 def test_messages_become_role_and_text() -> None:
     ask = chat(
         messages=[

@@ -233,6 +233,7 @@ def test_an_answer_cannot_command_the_terminal(
         (['data: {"error": {"message": "rank 2 was lost"}}'], "rank 2 was lost"),
         (['data: {"choices": []}'], "broke off"),
         (["data: {"], "not JSON"),
+        (["data: 5"], "no object"),
         ([], "broke off"),
     ],
 )
