@@ -8,6 +8,7 @@ if the demo itself is killed, the kernel tells the child to stop.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import subprocess
 import sys
@@ -28,10 +29,16 @@ POLL_S = 0.1
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on at this moment.
+
+    It lies below those that the kernel gives to outgoing connections (from 32768 on, by default): one of them
+    could take it before the server that is to have it listens.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Cluster:

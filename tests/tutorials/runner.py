@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
+from mooncake_lite.demo.cluster import free_port
 from tests.tutorials.pages import Step, figures, matches, rewrite, steps
 from tests.tutorials.processes import POLL_S, PythonWorker, Session
 
@@ -39,13 +39,6 @@ def environment(port: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     return {**os.environ, **chosen}
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class PageRun:

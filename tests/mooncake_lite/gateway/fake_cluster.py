@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.demo.cluster import free_port
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
 
@@ -66,13 +66,6 @@ def make_model_folder(folder: Path) -> Path:
         json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"})
     )
     return folder
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class FakeCluster:

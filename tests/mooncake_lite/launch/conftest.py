@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,18 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lite.demo.cluster import free_port
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 
 PROGRAM = Path(__file__).with_name("run_launcher.py")
 LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> bool:
