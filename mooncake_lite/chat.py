@@ -124,7 +124,7 @@ def chat(
 def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, Any]:
     """What the server says of the model, by default of its first; empty when it says nothing of it.
 
-    Raises UserError with one line when nobody answers at the URL, or not with models for us.
+    Raises UserError when no server answers at the URL, or when it does not list its models.
     """
     import httpx
 

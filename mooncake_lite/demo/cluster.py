@@ -29,10 +29,10 @@ POLL_S = 0.1
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on at this moment.
+    """Choose a TCP port of the loopback interface on which no process listens now.
 
-    It lies below those that the kernel gives to outgoing connections (from 32768 on, by default): one of them
-    could take it before the server that is to have it listens.
+    It is below the range of outgoing connections, which begins at 32768 by default. A connection could take a
+    port of that range before the server starts to listen.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)

@@ -80,7 +80,7 @@ def _helpers(use: KernelUse, count: int) -> Iterator[Callable[[], None]]:
         yield start
     finally:
         for process in started:
-            process.terminate()
+            process.kill()  # its locks end with it, and Numba renames whole files into the cache
         for process in started:
             process.wait()
 

@@ -18,7 +18,7 @@ BEGINNING = b"HTTP/1.1 "
 """Every response begins with these bytes, whatever its status."""
 
 PAUSES_S = tuple(0.05 * 3**n for n in range(len(BEGINNING)))
-"""Before each byte: 0.05 s, 0.15 s, ... The last of 9 bytes goes out after 8 minutes."""
+"""Before each byte: 0.05 s, 0.15 s, ... The server sends the last of the 9 bytes after 8 minutes."""
 
 RESET_S = 0.05
 """Time for a reset to arrive after a byte. One that takes longer is seen at the next byte."""

@@ -1,4 +1,4 @@
-"""Long bodies, worked on in a process of their own: whatever they cost, nobody else waits.
+"""Hands long bodies to a separate process, so that other requests do not wait for them.
 
 Used by `prompts`. Owns the process: starts it when the first long body comes, ends it when a body takes too
 long or its client leaves, and starts another for the next. Explained in docs/explain/lifecycle.md.
@@ -159,7 +159,7 @@ class _Child:
         self.process.kill()
 
     def reap(self, unexpected: bool) -> None:
-        """Wait for its end, whose reason is told when nobody wanted it."""
+        """Wait for its end. Report how it ended if that was unexpected."""
         code = self.process.wait()
         if unexpected:
             print(f"gateway: the process for long prompts {how_it_ended(code)}", file=sys.stderr, flush=True)

@@ -136,7 +136,7 @@ class InPieces(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in self._pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # a socket that takes all at once lets nobody else in
+            await asyncio.sleep(0)  # a write that need not wait would let no other task run
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -68,7 +68,7 @@ def error_headers(error: RequestError) -> dict[str, str]:
 
 
 def surprise(error: Exception) -> RequestError:
-    """A mistake of ours: its kind for the client, one line with the place for whoever runs the server."""
+    """Turn an unexpected exception into an error 500. Print its place on stderr, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     print(f"gateway: this is a bug: {type(error).__name__}: {error}{where}", file=sys.stderr, flush=True)

@@ -92,7 +92,7 @@ def warnings(config: ServeConfig) -> list[str]:
     if config.api_key or _is_loopback(config.host):
         return []
     return [
-        f"host={config.host}: whoever can reach this address can use the server, for it asks for no key; "
+        f"host={config.host}: every machine that can reach this address can use the server without a key; "
         "set MOONCAKE_LITE_API_KEY, or use --host 127.0.0.1"
     ]
 

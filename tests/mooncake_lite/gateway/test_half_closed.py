@@ -80,7 +80,7 @@ def test_a_whole_answer_comes_to_a_client_that_sends_no_more(
     client.sendall(ask(version))
     client.shutdown(socket.SHUT_WR)
 
-    ahead = client.recv(1) + client.recv(1)  # they ask: is somebody there?
+    ahead = client.recv(1) + client.recv(1)  # the probes
     go_on(cluster)
     ((status, body),) = answers_in(ahead + rest_of(client))
 
@@ -96,7 +96,7 @@ def test_a_whole_stream_comes_to_a_client_that_sends_no_more(
     client.shutdown(socket.SHUT_WR)
 
     said = b""
-    while not said.endswith(b"\r\n00"):  # they ask: is somebody there?
+    while not said.endswith(b"\r\n00"):  # the probes
         said += client.recv(1)
     go_on(cluster)
     ((status, body),) = answers_in(said + rest_of(client))

@@ -1,4 +1,4 @@
-"""Long bodies have a process of their own: same results, nobody waits for it, and it never stays behind.
+"""Long bodies are handled in a separate process: same results, no delay for others, and it always ends.
 
 A process that was suspended stands for one that works for a long time.
 """
