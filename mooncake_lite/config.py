@@ -32,6 +32,11 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
+_AT_LEAST_ONE = (
+    "prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens",
+    "max_num_partial_prefills",
+)  # fmt: skip
+
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -91,7 +96,9 @@ class ServeConfig:
     copy_cold_s         a copy of a hot block that was not read for so long is the first to leave
     kv_cache_bytes      KV pages of one prefill or decode rank's engine
     max_num_seqs        sequences one decode rank runs at once
-    max_num_batched_tokens   prompt tokens a prefill rank computes in one forward pass (a chunk)
+    max_num_batched_tokens   tokens that a rank computes in one forward pass; prompts get what decode leaves
+    max_num_partial_prefills   prompts that a rank computes at once
+    enable_chunked_prefill   prompts are cut to fit into that; otherwise each is computed in one pass
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     max_queue           requests that may wait; one more is refused with 429
     record              file that every event of the control plane is written to (recording.py); "": none
@@ -126,6 +133,8 @@ class ServeConfig:
     max_model_len: int = 0
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
+    max_num_partial_prefills: int = 1
+    enable_chunked_prefill: bool = True
     max_queue: int = 64
     enable_prefix_caching: bool = True
     kv_events_config: str = ""
@@ -135,7 +144,7 @@ class ServeConfig:
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.ranks > MOST_RANKS:

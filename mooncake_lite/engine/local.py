@@ -18,6 +18,7 @@ from scheduler.instance import (
     PREFILL,
     Arrived,
     Job,
+    Limits,
     Pages,
     Staging,
     State,
@@ -29,6 +30,8 @@ from scheduler.instance import (
 from scheduler.instance.outcomes import Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
+
+LIMITS = Limits(tokens=256, prefills=4)
 
 
 def generate_tokens(
@@ -49,7 +52,7 @@ def generate_all(
     sampling: Sampling,
     max_tokens: int,
     stop_ids: frozenset[int],
-    chunk_tokens: int = 256,
+    limits: Limits = LIMITS,
 ) -> Iterator[tuple[int, int]]:
     """Yield (number of the prompt, next token of its answer) for all prompts in one running batch.
 
@@ -61,7 +64,7 @@ def generate_all(
             raise ConfigError(f"the prompt has {len(prompt)} tokens; the context takes 1 to {context - 1}")
     num_pages = sum(pages_for(min(context, len(prompt) + max_tokens), PAGE_TOKENS) for prompt in prompts)
     duties = frozenset({PREFILL, DECODE})
-    state = State(duties, Pages(num_pages, PAGE_TOKENS), Staging(0, 0), BLOCK_TOKENS, chunk_tokens)
+    state = State(duties, Pages(num_pages, PAGE_TOKENS), Staging(0, 0), BLOCK_TOKENS, limits)
     runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
     for number, prompt in enumerate(prompts):
         job = Job(str(number), 0, duties, prompt, 0, max_tokens, context, stop_ids, sampling)

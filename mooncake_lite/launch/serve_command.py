@@ -52,8 +52,12 @@ HELP: dict[str, str] = {
     "kv_cache_bytes": "Memory for the KV pages of each prefill and decode rank.",
     "staging_bytes": "Shared memory through which each prefill and decode rank moves KV.",
     "max_model_len": "Longest prompt and answer together, in tokens. 0 takes the model's own limit.",
-    "max_num_seqs": "Sequences that one decode rank runs at once.",
-    "max_num_batched_tokens": "Prompt tokens that a prefill rank computes in one pass.",
+    "max_num_seqs": "Sequences that one rank decodes at once.",
+    "max_num_batched_tokens": "Tokens that a rank computes in one forward pass. Prompts get what the running "
+    "sequences leave.",
+    "max_num_partial_prefills": "Prompts that one rank computes at once. They share each forward pass.",
+    "enable_chunked_prefill": "Cut long prompts into chunks. Without, each is computed in one pass, and "
+    "decoding waits for it.",
     "max_queue": "Requests that may wait. Further ones are refused with 429.",
     "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",

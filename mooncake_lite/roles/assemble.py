@@ -39,7 +39,7 @@ from mooncake_lite.roles.kv_event_stream import KVEventStream
 from mooncake_lite.roles.losses import Losses
 from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
-from scheduler.instance import Pages, Staging, State
+from scheduler.instance import Limits, Pages, Staging, State
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
 from transport.curve import CurveKeys
@@ -83,6 +83,16 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
     if config.kv_codec == "none":
         return weights
     return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
+
+
+def limits_of(config: ServeConfig) -> Limits:
+    """Return how much a rank that computes does at once."""
+    return Limits(
+        config.max_num_batched_tokens,
+        config.max_num_seqs,
+        config.max_num_partial_prefills,
+        config.enable_chunked_prefill,
+    )
 
 
 def _address(config: ServeConfig, world: World) -> str:
@@ -394,8 +404,8 @@ class _Compute:
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         pages = Pages(engine.num_pages, PAGE_TOKENS)
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
-        duties, chunk = frozenset({role}), config.max_num_batched_tokens  # a role is one duty today
-        state = State(duties, pages, halves_and_slots, config.block_size, chunk)
+        duties = frozenset({role})  # a role is one duty today
+        state = State(duties, pages, halves_and_slots, config.block_size, limits_of(config))
         self._rank = ComputeRank(
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,

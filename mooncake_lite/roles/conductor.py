@@ -193,8 +193,9 @@ class ConductorRole:
         return None
 
     def _read_rank_hello(self, peer: str, hello: m.RankHello) -> ev.Event | None:
-        """Choose the slots of a rank: one prefill at a time, or a whole decode batch."""
-        slots = {"prefill": 1, "decode": self.config.max_num_seqs}.get(hello.role, 0)
+        """Choose the slots of a rank: the prompts that it computes at once, or a whole decode batch."""
+        config = self.config
+        slots = {"prefill": config.max_num_partial_prefills, "decode": config.max_num_seqs}.get(hello.role, 0)
         if hello.role != "store":
             self.gateways.add_compute_rank(hello.rank)
         return ev.RankJoined(

@@ -7,6 +7,7 @@ nor messages, and reads no clock.
 
 from scheduler.instance.events import Arrived, Cancelled, Granted
 from scheduler.instance.job import DECODE, PREFILL, Job, JobId
+from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages, pages_for
 from scheduler.instance.planner import begin, next_step, on
 from scheduler.instance.staging import Staging
@@ -21,6 +22,7 @@ __all__ = [
     "Granted",
     "Job",
     "JobId",
+    "Limits",
     "Pages",
     "Result",
     "Staging",

@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
-from scheduler.instance.decode_batch import decode_chunks
+from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Granted
 from scheduler.instance.job import Job
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.preemption import to_preempt
-from scheduler.instance.prefill_order import next_admission, next_chunk
 from scheduler.instance.progress import apply
 from scheduler.instance.staging import HalfUse
 from scheduler.instance.state import State
-from scheduler.instance.step import Result, Step
+from scheduler.instance.step import Admission, Result, Step
 from scheduler.instance.task import Task
 
 
@@ -27,17 +26,18 @@ def next_step(state: State, now: float) -> Step:
     """Decide what the rank does next. The state stays as it is.
 
     Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
-    come before the next forward pass. A prompt comes before the running batch.
+    come before the next forward pass.
     """
     draft = PageDraft(state.pages)
     halves = state.staging.free_halves(now)
-    admit = next_admission(state, draft)
-    loading = state.tasks[admit.job] if admit else state.loading
+    admit = next_admissions(state, draft)
+    beginning = (state.tasks[one.job] for one in admit)
+    loading = state.loading or next((task for task in beginning if task.job.load), None)
     writes, lands, saves = next_writes(state, halves), next_lands(state), next_saves(state)
     reads, puts = next_reads(state, loading, halves), next_puts(state)
     step = Step(
         now,
-        admit,
+        tuple(admit),
         reads=tuple(reads),
         lands=tuple(lands),
         writes=tuple(writes),
@@ -46,11 +46,9 @@ def next_step(state: State, now: float) -> Step:
     )
     if lands or writes or saves:
         return step
-    if chunk := next_chunk(state):
-        return replace(step, chunks=(chunk,))
     if preempted := to_preempt(state, draft.num_free):
         return replace(step, preempt=tuple(task.job.id for task in preempted))
-    grow, chunks = decode_chunks(state, draft)
+    grow, chunks = next_batch(state, draft)
     return replace(step, grow=tuple(grow), chunks=tuple(chunks))
 
 
@@ -58,12 +56,8 @@ def begin(state: State, step: Step) -> None:
     """Reserve what a step needs: pages, halves and slots. The next event has to be its result."""
     assert state.under_way is None, "the step before has not ended"
     state.under_way = step
-    if step.admit is not None:
-        task = state.waiting.popleft()
-        assert task.job.id == step.admit.job
-        task.load_began = step.now
-        _grow(state, task, step.admit.pages)
-        state.loading = task
+    for admission in step.admit:
+        _admit(state, admission, step.now)
     for job, pages in step.grow:
         _grow(state, state.tasks[job], pages)
     for group in step.reads:
@@ -91,6 +85,18 @@ def on(state: State, event: Arrived | Cancelled | Granted | Result, now: float) 
     if isinstance(event, Cancelled):
         return _cancel(state, event)
     return _grant(state, event)
+
+
+def _admit(state: State, admission: Admission, now: float) -> None:
+    task = state.waiting.popleft()
+    assert task.job.id == admission.job
+    task.load_began = now
+    _grow(state, task, admission.pages)
+    if task.job.load:
+        assert state.loading is None, f"{state.loading} is loading"
+        state.loading = task
+    else:
+        state.compute(task, now)
 
 
 def _grow(state: State, task: Task, pages: tuple[int, ...]) -> None:
@@ -131,8 +137,8 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
             use.task = None
             if use.kind == "landed":
                 state.staging.free(half)
-    elif task is state.prefilling:
-        state.prefilling = None
+    elif task in state.prefilling:
+        state.prefilling.remove(task)
     elif task in state.running:
         state.running.remove(task)
         if task in state.filled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from scheduler.instance.job import DECODE, PREFILL
+from scheduler.instance.job import DECODE
 from scheduler.instance.outcomes import (
     Computed,
     Decoded,
@@ -36,8 +36,9 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     """Apply a result. Return the outcomes, in order."""
     step = result.step
     said: list[Outcome] = []
-    if step.admit is not None and not state.tasks[step.admit.job].job.load:
-        said += _loaded(state, state.tasks[step.admit.job], now)
+    for admission in step.admit:
+        if not state.tasks[admission.job].job.load:
+            said.append(Loaded(admission.job, 0.0))
     for job in step.preempt:
         said.append(_preempt(state, state.tasks[job]))
     for land in step.lands:
@@ -45,7 +46,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         task = state.tasks[land.job]
         task.landed += land.count
         if task.landed == len(task.job.load):
-            said += _loaded(state, task, now)
+            said.append(_loaded(state, task, now))
     for group, sums in zip(step.writes, result.written):
         state.tasks[group.job].sums += sums
     if step.saves:
@@ -58,7 +59,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     return said
 
 
-def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
+def _loaded(state: State, task: Task, now: float) -> Loaded:
     """Advance a task whose blocks are all in its pages.
 
     On a full hit the last token is computed all the same: its logits choose the next one.
@@ -67,16 +68,8 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     sequence.num_computed = min(task.landed * state.block_tokens, len(sequence.token_ids) - 1)
     task.load_s = now - task.load_began
     state.loading = None
-    if PREFILL in task.job.duties:
-        state.prefilling = task
-    else:
-        _join(state, task, now)
-    return [Loaded(task.job.id, task.load_s)]
-
-
-def _join(state: State, task: Task, now: float) -> None:
-    task.joined = now
-    state.running.append(task)
+    state.compute(task, now)
+    return Loaded(task.job.id, task.load_s)
 
 
 def _preempt(state: State, task: Task) -> Preempted:
@@ -93,6 +86,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     said: list[Outcome] = []
     tokens = zip(result.tokens, result.logprobs or itertools.repeat(None))
     iterated = 0
+    computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
         task.sequence.num_computed = chunk.end
@@ -100,7 +94,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
             iterated += 1
             said += _decoded(state, task, *next(tokens), now)
             continue
-        task.compute_s += result.compute_s
+        task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
         if chunk.draw is not None:
             said += _computed(state, task, chunk, *next(tokens), now)
@@ -117,7 +111,7 @@ def _computed(state: State, task: Task, chunk: Chunk, token: int, logprobs: Any,
         Computed(task.job.id, task.compute_s, task.computed, chunk.end - task.computed),
         Token(task.job.id, index, token, task.finish, logprobs),
     ]
-    state.prefilling = None
+    state.prefilling.remove(task)
     task.store_began = now
     if task.job.store:
         state.storing.append(task)
@@ -129,7 +123,7 @@ def _stored(state: State, task: Task, now: float) -> list[Outcome]:
     """Advance a task whose prompt is computed and stored."""
     if DECODE in task.job.duties:
         if task.finish is None:
-            _join(state, task, now)
+            state.join(task, now)
             return []
         return [_end(state, task)]
     state.remove(task)

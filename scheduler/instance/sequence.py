@@ -28,6 +28,11 @@ class Sequence:
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
 
+    @property
+    def num_uncomputed(self) -> int:
+        """Return the number of tokens whose KV is not written."""
+        return len(self.token_ids) - self.num_computed
+
     def append(self, token: int) -> str | None:
         """Append the next token of the answer. Return why the answer ends with it, or None.
 

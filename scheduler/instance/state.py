@@ -1,7 +1,7 @@
 """The books of one rank: which tasks it has, in which stage, and what they hold. It makes no choice.
 
-Read by the choices (`prefill_order`, `decode_batch`, `preemption`, `block_moves`), changed by `planner.begin`
-and `planner.on` alone.
+Read by the choices (`continuous`, `preemption`, `block_moves`), changed by `planner.begin` and `planner.on`
+alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.instance.job import JobId
+from scheduler.instance.job import PREFILL, JobId
+from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step
@@ -41,11 +42,11 @@ class State:
 
         duties         what this rank serves; a job's duties are some of them
         block_tokens   tokens per block of the pool
-        chunk_tokens   most prompt tokens of one forward pass
+        limits         how much this rank does at once
         tasks          every task of this rank by the id of its job
         waiting        tasks without pages, in the order of their arrival
         loading        the task whose blocks are being read
-        prefilling     the task whose prompt is being computed
+        prefilling     tasks whose prompts are being computed, oldest first
         storing        tasks whose blocks are being written, oldest first
         running        the running batch, oldest first
         leaving        tasks whose answer is complete, and whose last block has to be saved before their end
@@ -61,11 +62,11 @@ class State:
     pages: Pages
     staging: Staging
     block_tokens: int
-    chunk_tokens: int
+    limits: Limits
     tasks: dict[JobId, Task] = field(default_factory=dict)
     waiting: deque[Task] = field(default_factory=deque)
     loading: Task | None = None
-    prefilling: Task | None = None
+    prefilling: list[Task] = field(default_factory=list)
     storing: list[Task] = field(default_factory=list)
     running: list[Task] = field(default_factory=list)
     leaving: list[Task] = field(default_factory=list)
@@ -82,6 +83,17 @@ class State:
         return bool(self.tasks) or flying
 
     @property
+    def num_active(self) -> int:
+        """Return the number of tasks that are loaded, prefilled or decoded."""
+        return len(self.running) + len(self.prefilling) + (self.loading is not None)
+
+    @property
+    def num_prefills(self) -> int:
+        """Return the number of tasks whose prompts are computed, or will be once their blocks are loaded."""
+        loading = self.loading is not None and PREFILL in self.loading.job.duties
+        return len(self.prefilling) + loading
+
+    @property
     def num_waiting(self) -> int:
         """Return the number of tasks that wait for pages or for their blocks."""
         return len(self.waiting) + (self.loading is not None)
@@ -92,6 +104,18 @@ class State:
         pages = task.sequence.pages[first * per_block : (first + count) * per_block]
         assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.job.id} has no page"
         return pages
+
+    def compute(self, task: Task, now: float) -> None:
+        """Let a task whose blocks are in its pages be prefilled, or join the running batch."""
+        if PREFILL in task.job.duties:
+            self.prefilling.append(task)
+        else:
+            self.join(task, now)
+
+    def join(self, task: Task, now: float) -> None:
+        """Add a task to the running batch."""
+        task.joined = now
+        self.running.append(task)
 
     def remove(self, task: Task) -> None:
         """Forget a task whose stage has been left, and free its pages."""
@@ -117,7 +141,9 @@ class State:
 
     def _stages(self) -> Iterator[Task]:
         yield from self.waiting
-        yield from (task for task in (self.loading, self.prefilling) if task is not None)
+        if self.loading is not None:
+            yield self.loading
+        yield from self.prefilling
         yield from self.storing
         yield from self.running
         yield from self.leaving

@@ -124,7 +124,7 @@ class Step:
     """What a rank does next.
 
     now       the time at which it was decided
-    admit     a waiting job that begins
+    admit     waiting jobs that begin
     preempt   jobs that lose their pages and leave the rank
     grow      (job, pages) that the sequences of `chunks` need in addition
     reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
@@ -133,7 +133,7 @@ class Step:
     """
 
     now: float
-    admit: Admission | None = None
+    admit: tuple[Admission, ...] = ()
     preempt: tuple[JobId, ...] = ()
     grow: tuple[tuple[JobId, tuple[int, ...]], ...] = ()
     reads: tuple[ReadGroup, ...] = ()

@@ -18,7 +18,7 @@ class Task:
         copied, written   blocks of job.store that were copied into staging; those whose transfer has ended
         sums              checksums of the copied blocks, opaque
         load_began        when the task was admitted; load_s: seconds until all of its KV was in the pages
-        compute_s         seconds of the forward passes of its prompt
+        compute_s         seconds of forward passes for its prompt; of a shared pass, its share by tokens
         computed          prompt tokens that they computed
         store_began       when its first token was sampled
         joined            when it joined the running batch

@@ -10,6 +10,7 @@ from mooncake_lite.engine.local import generate_all, use_threads
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
 from mooncake_lite.model.config import DType
+from scheduler.instance import Limits
 
 ANSWER_TOKENS = 32
 """Of each answer."""
@@ -58,7 +59,8 @@ def _generate(folder: Path, dtype: DType, prompts: list[list[int]]) -> list[list
     ends = frozenset(tokenizer(folder).eos_ids)
     answers: list[list[int]] = [[] for _ in prompts]
     longest = max((len(prompt) for prompt in prompts), default=1)
-    tokens = generate_all(model(folder, dtype), prompts, Sampling(0.0), ANSWER_TOKENS, ends, longest)
+    whole = Limits(longest, chunked=False)
+    tokens = generate_all(model(folder, dtype), prompts, Sampling(0.0), ANSWER_TOKENS, ends, whole)
     for number, token in tokens:
         answers[number].append(token)
     return answers

@@ -11,6 +11,7 @@ from scheduler.instance import (
     Cancelled,
     Granted,
     Job,
+    Limits,
     Pages,
     Staging,
     State,
@@ -37,13 +38,13 @@ class Rank:
         num_pages: int = 64,
         half_blocks: int = 2,
         num_slots: int = 2,
-        chunk: int = 8,
+        limits: Limits = Limits(8),  # noqa: B008
         pool: dict[Any, Any] | None = None,
         **runner: Any,
     ) -> None:
         self.pool: dict[Any, Any] = {} if pool is None else pool
         staging = Staging(half_blocks, num_slots)
-        self.state = State(frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, chunk)
+        self.state = State(frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, limits)
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
         self.now = 0.0
         self.said: list[Outcome] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, PREFILL
+from scheduler.instance import DECODE, PREFILL, Limits
 from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Prefilled, Token
 from tests.scheduler.instance.model_runner import BLOCK, kv_of
 from tests.scheduler.instance.rank import Rank, job
@@ -35,7 +35,7 @@ def in_pool(rank: Rank, tokens: range) -> list[int]:
 
 
 def test_a_prompt_is_computed_in_chunks_stored_in_groups_and_ends_once() -> None:
-    rank = Rank(PREFILL, chunk=8, half_blocks=2)
+    rank = Rank(PREFILL, half_blocks=2)
     rank.arrive(job("a", [PREFILL], range(18), store=[1, 2, 3, 4, 5]))
     said = rank.settle()
     assert [type(outcome) for outcome in said] == [Loaded, Computed, Token, Prefilled]
@@ -65,7 +65,7 @@ def test_of_a_full_hit_the_last_token_is_computed_all_the_same() -> None:
 
 
 def test_times_of_load_compute_and_store_are_told_apart() -> None:
-    rank = Rank(PREFILL, chunk=4, half_blocks=1)
+    rank = Rank(PREFILL, limits=Limits(4), half_blocks=1)
     rank.arrive(job("a", [PREFILL], range(20), load=in_pool(rank, range(8)), store=[1, 2, 3]))
     done = rank.until(Prefilled)
     assert done.compute_s == 3 * 0.5
@@ -89,7 +89,7 @@ def test_only_one_job_loads_and_is_computed_at_a_time_in_the_order_of_their_arri
         rank.arrive(job(name, [PREFILL], range(9), store=[name + str(n) for n in range(3)]))
     while rank.state.busy:
         rank.step()
-        assert (rank.state.loading is None) or (rank.state.prefilling is None)
+        assert not (rank.state.loading and rank.state.prefilling)
     assert [outcome.job[0] for outcome in rank.said if isinstance(outcome, Computed)] == ["a", "b", "c"]
 
 
@@ -119,7 +119,7 @@ def test_no_chunk_begins_while_blocks_of_another_job_are_on_their_way_to_the_poo
     rank.until(Token)
     rank.arrive(job("b", [PREFILL], range(6)))
     assert not any(step.chunks for step, _ in [rank.step() for _ in range(5)])
-    assert rank.state.prefilling is not None
+    assert rank.state.prefilling
     line.open = True
     assert rank.until(Prefilled).job == ("a", 0)
     assert rank.until(Computed).job == ("b", 0)
@@ -164,9 +164,9 @@ def test_a_cancelled_load_does_not_hold_up_the_running_batch_nor_the_next_load()
 
 
 def test_a_prefill_that_is_cancelled_stops_within_a_chunk() -> None:
-    rank = Rank(PREFILL, chunk=2)
+    rank = Rank(PREFILL, limits=Limits(2))
     rank.arrive(job("a", [PREFILL], range(20), store=[1, 2, 3, 4, 5]))
-    while rank.state.prefilling is None or rank.state.prefilling.computed < 4:
+    while not rank.state.prefilling or rank.state.prefilling[0].computed < 4:
         rank.step()
     assert rank.cancel("a") == [Ended(("a", 0), "cancelled", 0)]
     rank.assert_idle()

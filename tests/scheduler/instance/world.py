@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.instance import DECODE, PREFILL, Granted
+from scheduler.instance import DECODE, PREFILL, Granted, Limits
 from scheduler.instance.outcomes import (
     Ended,
     Failed,
@@ -65,7 +65,10 @@ class World:
         }
         longest = 40 // PAGE + 6
         self.prefill = Rank(
-            PREFILL, num_pages=longest + rng.choice([0, 40]), chunk=rng.choice([5, 64]), **common
+            PREFILL,
+            num_pages=longest + rng.choice([0, 40]),
+            limits=Limits(rng.choice([5, 64]), prefills=rng.choice([1, 3]), chunked=rng.random() < 0.7),
+            **common,
         )
         self.decode = Rank(DECODE, num_pages=longest + rng.choice([0, 10, 60]), **common)
         stem = [rng.randrange(50) for _ in range(24)]

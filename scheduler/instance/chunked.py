@@ -1,0 +1,42 @@
+"""Chunked prefill: how many tokens of each prompt the next forward pass computes.
+
+Called by `continuous.next_batch`. Sarathi-Serve (Agrawal et al., OSDI 2024, section 4) cuts prompts into
+chunks, so that an iteration that also decodes never takes longer than its token budget allows ("stall-free").
+Pure arithmetic: it knows no requests. Explained in docs/explain/batching.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+
+def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
+    """Share `budget` tokens among prompts by max-min fairness.
+
+    wanted   tokens that each prompt still needs, at least 1 each
+
+    Returns the tokens of each prompt. No prompt gets more than it needs, and what a short prompt leaves over
+    goes to the longer ones. A short prompt therefore never waits for all of a long one, and each of n prompts
+    gets at least budget // n tokens per iteration as long as it needs them.
+    """
+    sizes = [0] * len(wanted)
+    shortest_first = sorted(range(len(wanted)), key=lambda prompt: wanted[prompt])
+    for served, prompt in enumerate(shortest_first):
+        share = budget // (len(wanted) - served)
+        sizes[prompt] = min(wanted[prompt], share)
+        budget -= sizes[prompt]
+    return sizes
+
+
+def whole_prompts(budget: int, wanted: Seq[int]) -> list[int]:
+    """Do without chunks: whole prompts, oldest first, as many as fit into `budget`, but at least one.
+
+    A long prompt then stalls the running batch for as long as it takes (Orca, Yu et al., OSDI 2022).
+    """
+    sizes = [0] * len(wanted)
+    for prompt, tokens in enumerate(wanted):
+        if prompt and tokens > budget:
+            break
+        sizes[prompt] = tokens
+        budget -= tokens
+    return sizes

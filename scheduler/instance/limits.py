@@ -1,0 +1,24 @@
+"""Limits: how much one rank does at once. Plain data, the same for the whole life of a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a forward pass of one rank may hold.
+
+    tokens      most tokens; the running batch may exceed it, because each of its sequences has one
+    sequences   most sequences that are loaded, prefilled or decoded
+    prefills    most prompts that are computed at once
+    chunked     whether a prompt may be cut into chunks; otherwise each is computed in one pass, however long
+    """
+
+    tokens: int
+    sequences: int = 1 << 30
+    prefills: int = 1
+    chunked: bool = True
+
+    def __post_init__(self) -> None:
+        assert min(self.tokens, self.sequences, self.prefills) >= 1, f"{self} has no room for a prompt"
