@@ -61,6 +61,15 @@ def prefix_keys(token_ids: Sequence[int], block_tokens: int, salt: bytes = b"") 
     return PrefixChain(block_tokens, salt).extend(token_ids)
 
 
+def next_key(salt: bytes, last_key: int | None, token_ids: Sequence[int]) -> int:
+    """The key of one full block. last_key: of the block before it; None for the first block.
+
+    Raises TokenError for ids that are not u32 or a block without tokens.
+    """
+    (key,) = PrefixChain(len(token_ids), salt, last_key=last_key).extend(token_ids)
+    return key
+
+
 def block_digest(token_ids: Sequence[int]) -> int:
     """A second, independent digest (u64) of one block's tokens, compared on every hit.
 

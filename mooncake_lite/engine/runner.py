@@ -72,10 +72,9 @@ class Runner:
             halves.begin(group.half, "write", group.places, blocks)
         saved = []
         for save in step.saves:
-            if save.slot is not None:
-                block = staging.slot(save.slot)
-                self.engine.store_blocks(save.pages, block)
-                saved.append(staging.layout.checksums(block))
+            block = staging.slot(save.slot)
+            self.engine.store_blocks(save.pages, block)
+            saved.append(staging.layout.checksums(block))
         for put in step.puts:
             puts.begin(put.put, "write", put.places, [staging.slot(slot) for slot in put.slots])
         return written, saved

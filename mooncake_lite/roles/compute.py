@@ -32,7 +32,7 @@ class ComputeRole:
         self.state = rank.state
         self.runner = runner
         self._max_len = max_len
-        self._answers = Answers(rank, rank.state.block_tokens)
+        self._answers = Answers(rank)
 
     def run(self) -> None:
         """Serve until told to stop."""

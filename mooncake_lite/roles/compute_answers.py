@@ -25,16 +25,14 @@ from mooncake_lite.messages import (
 from mooncake_lite.roles.compute_jobs import blocks_to_load, blocks_to_store
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import JobId, outcomes
-from scheduler.instance.step import SaveBlock
-from store.keys import PrefixChain, block_digest
+from store.keys import block_digest
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A job of this rank: its message, the keys of its blocks, and its spans."""
+    """A job of this rank: its message, and its spans."""
 
     message: Prefill | Decode
-    chain: PrefixChain | None
     spans: list[Span] = field(default_factory=list)
 
     @property
@@ -46,18 +44,13 @@ class _Asked:
 class Answers:
     """Open jobs of this rank, and the messages about them."""
 
-    def __init__(self, rank: ComputeRank, block_tokens: int) -> None:
+    def __init__(self, rank: ComputeRank) -> None:
         self._rank = rank
-        self._block_tokens = block_tokens
         self._asked: dict[JobId, _Asked] = {}
 
     def expect(self, job: JobId, message: Prefill | Decode) -> None:
         """Remember the message that asked for a job, until the job ends."""
-        chain = None
-        if isinstance(message, Decode) and message.salt:
-            last_key = message.keys[-1] if message.keys else None
-            chain = PrefixChain(self._block_tokens, message.salt, last_key=last_key)
-        self._asked[job] = _Asked(message, chain)
+        self._asked[job] = _Asked(message)
 
     def tell(self, said: Iterable[outcomes.Outcome]) -> None:
         """Send the messages for the outcomes of a step or an event, in order."""
@@ -154,22 +147,10 @@ class Answers:
 
     @_tell.register
     def _saved(self, saved: outcomes.Saved) -> None:
-        """Continue the chain of keys with full blocks, and ask for places for those in slots."""
-        keys: list[int] = []
-        before: list[tuple[int | None, int]] = []
-        kept: list[SaveBlock] = []
-        for block in saved.blocks:
-            chain = self._asked[block.job].chain
-            assert chain is not None
-            parent = chain.last_key
-            (key,) = chain.extend(block.token_ids)
-            if block.slot is not None:
-                keys.append(key)
-                before.append((parent, block.index))
-                kept.append(block)
-        if saved.put is None:
-            return
-        tokens = [list(block.token_ids) for block in kept]
+        """Ask for places for the blocks in slots."""
+        keys = [block.key for block in saved.blocks]
+        before = [(block.parent, block.index) for block in saved.blocks]
+        tokens = [list(block.token_ids) for block in saved.blocks]
         digests = [block_digest(ids) for ids in tokens]
         self._rank.tell(
             PutWanted(saved.put, self._rank.number, keys, digests, tokens, before, self._rank.epoch)

@@ -36,5 +36,7 @@ def job_of(message: Prefill | Decode, max_len: int) -> Job:
         message.sampling,
         load=blocks_to_load(message),
         store=blocks_to_store(message) if isinstance(message, Prefill) else (),
+        salt=message.salt or None if isinstance(message, Decode) else None,
+        keys=message.keys if isinstance(message, Decode) else (),
         offers=isinstance(message, Decode) and bool(message.salt),
     )

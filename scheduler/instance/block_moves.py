@@ -47,16 +47,27 @@ def next_lands(state: State) -> list[LandGroup]:
 
 
 def next_saves(state: State) -> list[SaveBlock]:
-    """Give staging slots to the blocks that have just become full, as long as slots are free."""
+    """Give staging slots to full blocks that have not been offered to the pool, as long as slots are free.
+
+    The others wait in their pages until slots are free again.
+    """
     slots = list(state.staging.free_slots)
-    saves = []
-    for task in state.filled:
-        sequence, size = task.sequence, state.block_tokens
-        index = sequence.num_computed // size - 1
-        token_ids = tuple(sequence.token_ids[index * size : (index + 1) * size])
-        pages = state.block_pages(task, index, 1)
-        saves.append(SaveBlock(task.job.id, index, token_ids, pages, slots.pop() if slots else None))
+    saves: list[SaveBlock] = []
+    for task in state.offering():
+        full = task.sequence.num_computed // state.block_tokens
+        for index in range(task.saved, full):
+            if not slots:
+                return saves
+            saves.append(_save(state, task, index, slots.pop()))
     return saves
+
+
+def _save(state: State, task: Task, index: int, slot: int) -> SaveBlock:
+    start, size = index * state.block_tokens, state.block_tokens
+    token_ids = tuple(task.sequence.token_ids[start : start + size])
+    parent = task.keys[index - 1] if index else None
+    pages = state.block_pages(task, index, 1)
+    return SaveBlock(task.job.id, index, token_ids, task.keys[index], parent, pages, slot)
 
 
 def next_puts(state: State) -> list[WritePut]:

@@ -35,7 +35,9 @@ class Job:
         sampling    how the next token is chosen
         load        places in the pool of the blocks that hold the first tokens' KV, in order
         store       places in the pool for the blocks that follow those of load, in order
-        offers      whether blocks that become full while decoding are offered to the pool
+        salt        start of the chain of keys, opaque; None: nothing may be reused, and there are no keys
+        keys        of the first full blocks; the planner continues the chain with State.next_key
+        offers      whether blocks that this rank fills are offered to the pool, under their keys
 
     The last block of load or store may be partly filled.
     """
@@ -51,6 +53,8 @@ class Job:
     sampling: Any = None
     load: Seq[Any] = ()
     store: Seq[Any] = ()
+    salt: Any = None
+    keys: Seq[int] = ()
     offers: bool = False
 
     @property

@@ -115,12 +115,12 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Blocks became full while decoding: those with a slot wait there for a place in the pool.
+    """Blocks that this rank has filled wait in staging slots for places in the pool.
 
-    put   number of the offer; None when no block has a slot
+    put   number of the offer
     """
 
-    put: int | None
+    put: int
     blocks: Seq[SaveBlock]
 
 

@@ -68,7 +68,7 @@ def begin(state: State, step: Step) -> None:
         task, count = state.tasks[out.job], len(out.places)
         state.staging.occupy(out.half, HalfUse("writing", task, out.first, count))
         task.copied += count
-    state.staging.take_slots([save.slot for save in step.saves if save.slot is not None])
+    state.staging.take_slots([save.slot for save in step.saves])
     for put in step.puts:
         state.puts[put.put].flying = True
 
@@ -141,8 +141,6 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
         state.prefilling.remove(task)
     elif task in state.running:
         state.running.remove(task)
-        if task in state.filled:
-            state.filled.remove(task)
     else:
         state.waiting.remove(task)
     state.remove(task)

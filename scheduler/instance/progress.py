@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from scheduler.instance.job import DECODE
+from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import (
     Computed,
     Decoded,
@@ -66,6 +66,8 @@ def _loaded(state: State, task: Task, now: float) -> Loaded:
     """
     sequence = task.sequence
     sequence.num_computed = min(task.landed * state.block_tokens, len(sequence.token_ids) - 1)
+    in_pool = len(sequence.token_ids) - (PREFILL not in task.job.duties)
+    task.saved = min(task.landed, in_pool // state.block_tokens)
     task.load_s = now - task.load_began
     state.loading = None
     state.compute(task, now)
@@ -90,6 +92,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
         task.sequence.num_computed = chunk.end
+        _name_blocks(state, task)
         if not chunk.prompt:
             iterated += 1
             said += _decoded(state, task, *next(tokens), now)
@@ -125,7 +128,7 @@ def _stored(state: State, task: Task, now: float) -> list[Outcome]:
         if task.finish is None:
             state.join(task, now)
             return []
-        return [_end(state, task)]
+        return _leave(state, task)
     state.remove(task)
     store_s = now - task.store_began
     return [
@@ -139,20 +142,34 @@ def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) ->
     """Append a token to a task of the running batch; a complete answer leaves the batch."""
     sequence = task.sequence
     index = sequence.answered
-    full = task.job.offers and sequence.num_computed % state.block_tokens == 0
-    if full:
-        state.filled.append(task)
     finish = sequence.append(token)
     said: list[Outcome] = [Token(task.job.id, index, token, finish, logprobs)]
     if finish is None:
         return said
     state.running.remove(task)
     said.insert(0, Decoded(task.job.id, now - task.joined, sequence.answered))
-    if full:
-        state.leaving.append(task)  # its pages stay until the block has been copied
-    else:
-        said.append(_end(state, task))
-    return said
+    return said + _leave(state, task)
+
+
+def _leave(state: State, task: Task) -> list[Outcome]:
+    """End a task whose answer is complete, or let it wait until its last blocks have been copied."""
+    unsaved = task.sequence.num_computed // state.block_tokens - task.saved if task.job.offers else 0
+    if unsaved and state.staging.free_slots:
+        state.leaving.append(task)
+        return []
+    state.dropped_puts += unsaved
+    return [_end(state, task)]
+
+
+def _name_blocks(state: State, task: Task) -> None:
+    """Continue the chain of keys with the blocks that have become full."""
+    if task.job.salt is None:
+        return
+    size = state.block_tokens
+    for index in range(len(task.keys), task.sequence.num_computed // size):
+        assert state.next_key is not None, "a rank that reuses blocks needs their keys"
+        block = task.sequence.token_ids[index * size : (index + 1) * size]
+        task.keys.append(state.next_key(task.job.salt, task.keys[-1] if task.keys else None, block))
 
 
 def _end(state: State, task: Task) -> Ended:
@@ -166,16 +183,12 @@ def _end(state: State, task: Task) -> Ended:
 def _save(state: State, result: Result) -> list[Outcome]:
     """Offer the blocks that are in slots now, and end the tasks that waited for that."""
     saves = result.step.saves
-    kept = [save for save in saves if save.slot is not None]
-    state.dropped_puts += len(saves) - len(kept)
-    number = None
-    if kept:
-        number, state.next_put = state.next_put, state.next_put + 1
-        slots = [save.slot for save in kept if save.slot is not None]
-        state.puts[number] = Put(slots, list(result.saved))
-    state.filled = []
+    number, state.next_put = state.next_put, state.next_put + 1
+    state.puts[number] = Put([save.slot for save in saves], list(result.saved))
+    for save in saves:
+        state.tasks[save.job].saved = save.index + 1
     leaving, state.leaving = state.leaving, []
-    return [Saved(number, saves), *(_end(state, task) for task in leaving)]
+    return [Saved(number, saves), *itertools.chain.from_iterable(_leave(state, task) for task in leaving)]
 
 
 def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]:

@@ -6,8 +6,9 @@ alone.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from scheduler.instance.pages import Pages
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step
 from scheduler.instance.task import Task
+
+NextKey = Callable[[Any, int | None, Seq[int]], int]
 
 
 @dataclass(slots=True)
@@ -49,8 +52,8 @@ class State:
         prefilling     tasks whose prompts are being computed, oldest first
         storing        tasks whose blocks are being written, oldest first
         running        the running batch, oldest first
-        leaving        tasks whose answer is complete, and whose last block has to be saved before their end
-        filled         tasks of running or leaving whose last block has just become full
+        leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
+        next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
         puts           offers to the pool by their number; next_put: the number of the next one
         dropped_puts   full blocks that did not reach the pool
         under_way      the step that has begun and has not ended
@@ -70,7 +73,7 @@ class State:
     storing: list[Task] = field(default_factory=list)
     running: list[Task] = field(default_factory=list)
     leaving: list[Task] = field(default_factory=list)
-    filled: list[Task] = field(default_factory=list)
+    next_key: NextKey | None = None
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
     dropped_puts: int = 0
@@ -97,6 +100,12 @@ class State:
     def num_waiting(self) -> int:
         """Return the number of tasks that wait for pages or for their blocks."""
         return len(self.waiting) + (self.loading is not None)
+
+    def offering(self) -> Iterator[Task]:
+        """Yield the tasks that offer the blocks that they fill, those that wait for it to end first."""
+        for task in itertools.chain(self.leaving, self.running, self.prefilling):
+            if task.job.offers:
+                yield task
 
     def block_pages(self, task: Task, first: int, count: int) -> Seq[int]:
         """Return the pages of blocks first .. first+count-1 of a task; the last block may have fewer."""
@@ -137,7 +146,6 @@ class State:
         assert set(held) == self.pages.held
         self.pages.check()
         self._check_staging()
-        assert all(task in self.running or task in self.leaving for task in self.filled)
 
     def _stages(self) -> Iterator[Task]:
         yield from self.waiting
@@ -160,7 +168,7 @@ class State:
         used = [slot for put in self.puts.values() for slot in put.slots]
         slots = [*self.staging.free_slots, *used]
         if self.under_way is not None:
-            slots += [save.slot for save in self.under_way.saves if save.slot is not None]
+            slots += [save.slot for save in self.under_way.saves]
         assert sorted(slots) == list(range(self.staging.num_slots)), "a slot has no user, or two"
         for use in self.staging.halves:
             if use is None or use.task is None:

@@ -57,18 +57,20 @@ class WriteGroup:
 
 @dataclass(frozen=True, slots=True)
 class SaveBlock:
-    """Copy a block that became full while decoding from pages into a staging slot.
+    """Copy a block that this rank has filled from pages into a staging slot, to offer it to the pool.
 
     index       number of the block in its sequence
     token_ids   of the block
-    slot        None: no slot is free, and the block does not go to the pool
+    key         of the block; parent: key of the block before it, None for the first one
     """
 
     job: JobId
     index: int
     token_ids: Seq[int]
+    key: int
+    parent: int | None
     pages: Seq[int]
-    slot: int | None
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Result:
 
     tokens      one per chunk that has a draw, in their order
     written     checksums per block of `writes`, one list per group; opaque
-    saved       checksums of each of `saves` that has a slot, in their order; opaque
+    saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts
     compute_s   seconds of the forward pass

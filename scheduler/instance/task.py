@@ -15,6 +15,8 @@ class Task:
     """A job and its progress. Times are those of the planner's caller.
 
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
+        keys              of the first full blocks: those of the job, then those of blocks filled since
+        saved             full blocks that are in the pool, or have been offered to it
         copied, written   blocks of job.store that were copied into staging; those whose transfer has ended
         sums              checksums of the copied blocks, opaque
         load_began        when the task was admitted; load_s: seconds until all of its KV was in the pages
@@ -35,6 +37,8 @@ class Task:
     landed: int = 0
     copied: int = 0
     written: int = 0
+    keys: list[int] = field(default_factory=list)
+    saved: int = 0
     sums: list[Any] = field(default_factory=list)
     load_began: float = 0.0
     load_s: float = 0.0
@@ -51,7 +55,8 @@ class Task:
     def of(cls, job: Job) -> Task:
         """Make the task of a job that has just arrived."""
         ids = list(job.token_ids)
-        return cls(job, Sequence(ids, job.answered, job.max_tokens, job.max_len, job.stop_ids))
+        sequence = Sequence(ids, job.answered, job.max_tokens, job.max_len, job.stop_ids)
+        return cls(job, sequence, keys=list(job.keys))
 
     @property
     def draw(self) -> Draw:

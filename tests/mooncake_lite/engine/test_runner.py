@@ -147,9 +147,8 @@ def test_a_write_takes_its_bytes_from_pages_and_tells_their_checksums() -> None:
 
 def test_a_saved_block_stays_in_its_slot_until_it_is_put() -> None:
     rank = Rank()
-    kept = SaveBlock(("a", 0), 0, (1,), (6,), 2)
-    dropped = SaveBlock(("b", 0), 0, (1,), (7,), None)
-    assert rank.runner.run(Step(0.0, saves=(kept, dropped))).saved == [[6]]
+    block = SaveBlock(("a", 0), 0, (1,), 11, None, (6,), 2)
+    assert rank.runner.run(Step(0.0, saves=(block,))).saved == [[6]]
     rank.runner.run(Step(1.0, puts=(WritePut(9, (2,), refs(1)),)))
     (batch,) = rank.transfers.batches
     assert batch.transfers[0].local.view(np.float32)[0] == 6.0

@@ -12,7 +12,7 @@ from mooncake_lite import messages as m
 from mooncake_lite.roles.compute import ComputeRole
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import DECODE, PREFILL, Limits, Pages, Staging, State
-from store.keys import block_digests, prefix_keys
+from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
 
@@ -46,7 +46,14 @@ class Rank:
         self._seen = 0
         self.pool: dict[Any, Any] = {}
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
-        state = State(frozenset(duties), Pages(num_pages, PAGE), Staging(half_blocks, 3), BLOCK, Limits(8))
+        state = State(
+            frozenset(duties),
+            Pages(num_pages, PAGE),
+            Staging(half_blocks, 3),
+            BLOCK,
+            Limits(8),
+            next_key=next_key,
+        )
         transfers: Any = SimpleNamespace(
             counters={}, moved_bytes={}, serving_bytes=0, served_bytes={}, control_counters={},
             socket_counters={},

@@ -81,9 +81,8 @@ class ModelRunner:
             written.append([tuple(block) for block in blocks])
         saved = []
         for save in step.saves:
-            if save.slot is not None:
-                self.slots[save.slot] = self._gather(save.pages)
-                saved.append(tuple(self.slots[save.slot]))
+            self.slots[save.slot] = self._gather(save.pages)
+            saved.append(tuple(self.slots[save.slot]))
         self.flying_puts |= {put.put: put for put in step.puts}
         tokens = [token for chunk in step.chunks if (token := self._compute(chunk)) is not None]
         halves, puts = self._poll(step.now)

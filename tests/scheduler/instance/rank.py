@@ -26,6 +26,11 @@ from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner
 ENDS = (Prefilled, Ended, Failed, Preempted)
 
 
+def key_after(salt: Any, last_key: int | None, tokens: Sequence[int]) -> int:
+    """A key of a block that depends on all tokens before it."""
+    return hash((salt, last_key, *tokens))
+
+
 class Rank:
     """One rank of a test. Time passes by 1 s per step.
 
@@ -44,7 +49,9 @@ class Rank:
     ) -> None:
         self.pool: dict[Any, Any] = {} if pool is None else pool
         staging = Staging(half_blocks, num_slots)
-        self.state = State(frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, limits)
+        self.state = State(
+            frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, limits, next_key=key_after
+        )
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
         self.now = 0.0
         self.said: list[Outcome] = []

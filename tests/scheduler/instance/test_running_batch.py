@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, Granted
+from scheduler.instance import DECODE, PREFILL, Granted, Limits
 from scheduler.instance.outcomes import Decoded, Ended, Iterated, Loaded, Preempted, PutFinished, Saved, Token
 from tests.scheduler.instance.model_runner import kv_of
-from tests.scheduler.instance.rank import Rank, job
+from tests.scheduler.instance.rank import Rank, job, key_after
 from tests.scheduler.instance.test_loads_and_stores import Line, in_pool
 
 pytestmark = pytest.mark.quick
@@ -115,7 +115,7 @@ def test_the_only_running_request_steps_back_for_one_that_is_loading() -> None:
 
 def test_a_block_that_becomes_full_is_offered_with_its_tokens_and_its_number() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
     saved = rank.until(Saved)
     (block,) = saved.blocks
     tokens = rank.said_tokens("a")
@@ -131,7 +131,7 @@ def test_a_block_that_becomes_full_is_offered_with_its_tokens_and_its_number() -
 
 def test_a_request_that_fills_a_block_with_its_last_token_ends_after_the_block_is_saved() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, max_tokens=2)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=2)
     rank.until(Decoded)
     assert rank.state.pages.held
     step, said = rank.step()
@@ -140,17 +140,41 @@ def test_a_request_that_fills_a_block_with_its_last_token_ends_after_the_block_i
     assert not rank.state.pages.held
 
 
-def test_without_a_free_slot_a_block_is_dropped_and_counted() -> None:
+def test_full_blocks_wait_for_a_free_slot_while_their_request_goes_on() -> None:
     rank = Rank(DECODE, num_slots=1)
-    decode(rank, "a", 7, offers=True, max_tokens=30)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=30)
+    first = rank.until(Saved)
+    for _ in range(9):
+        rank.step()
+    rank.tell(Granted(first.put, [None]))
+    second = rank.until(Saved)
+    rank.tell(Granted(second.put, [None]))
+    assert [block.index for block in (*first.blocks, *second.blocks, *rank.until(Saved).blocks)] == [1, 2, 3]
+
+
+def test_blocks_without_a_free_slot_at_the_end_of_their_request_are_dropped_and_counted() -> None:
+    rank = Rank(DECODE, num_slots=1)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=10)
     rank.until(Saved)
-    saved = rank.until(Saved)
-    assert (saved.put, saved.blocks[0].slot, rank.state.dropped_puts) == (None, None, 1)
+    rank.until(Ended)
+    assert rank.state.dropped_puts == 2
+
+
+def test_a_rank_with_both_duties_offers_the_blocks_of_its_prompts_too() -> None:
+    rank = Rank(PREFILL, DECODE, num_slots=4, limits=Limits(8))
+    load = in_pool(rank, range(4))
+    rank.arrive(job("a", [PREFILL, DECODE], range(13), load=load, offers=True, salt="s", max_tokens=4))
+    saved = []
+    while rank.state.busy:
+        said = rank.step()[1]
+        saved += [block for outcome in said if isinstance(outcome, Saved) for block in outcome.blocks]
+    assert [block.index for block in saved] == [1, 2, 3]
+    assert saved[1].parent == saved[0].key == key_after("s", key_after("s", None, range(4)), range(4, 8))
 
 
 def test_slots_of_blocks_that_the_pool_does_not_want_are_free_at_once() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
     saved = rank.until(Saved)
     assert rank.tell(Granted(saved.put, [None])) == []
     assert rank.state.puts == {}
@@ -159,7 +183,7 @@ def test_slots_of_blocks_that_the_pool_does_not_want_are_free_at_once() -> None:
 
 def test_a_rank_whose_offer_is_not_answered_yet_has_nothing_to_do() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
     rank.until(Ended)
     assert rank.state.puts
     assert not rank.state.busy
@@ -169,7 +193,7 @@ def test_blocks_that_could_not_be_written_are_named_and_counted() -> None:
     line = Line()
     rank = line.rank(DECODE)
     line.open = True
-    decode(rank, "a", 7, offers=True, max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
     saved = rank.until(Saved)
     line.problem = "the line is cut"
     rank.tell(Granted(saved.put, [77]))
@@ -182,11 +206,10 @@ def test_blocks_that_could_not_be_written_are_named_and_counted() -> None:
 
 def test_a_cancelled_request_of_the_batch_is_gone_before_the_next_iteration() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, max_tokens=30)
+    decode(rank, "a", 7, offers=True, salt="s", max_tokens=30)
     decode(rank, "b", 7, max_tokens=30)
-    while not rank.state.filled:
+    while len(running(rank)) < 2:
         rank.step()
     (ended,) = rank.cancel("a")
     assert isinstance(ended, Ended)
-    assert rank.state.filled == []
     assert [chunk.job[0] for chunk in rank.step()[0].chunks] == ["b"]

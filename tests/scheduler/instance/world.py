@@ -188,12 +188,10 @@ class World:
             self._end(request, done.finish or "cancelled")
             return
         self.on_rank[request.name] = self.decode
-        self._arrive(request, DECODE, load=request.places, offers=True)
+        self._arrive(request, DECODE, load=request.places, offers=True, salt="s")
 
     def _offered(self, rank: Rank, saved: Saved) -> None:
-        if saved.put is None:
-            return
-        kept = [block for block in saved.blocks if block.slot is not None]
+        kept = saved.blocks
         places = [self._place() if self.rng.random() < 0.7 else None for _ in kept]
         for place, block in zip(places, kept):
             request = self.requests[block.job[0]]
