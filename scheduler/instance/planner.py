@@ -48,7 +48,7 @@ def next_step(state: State, now: float) -> Step:
         return step
     if chunk := next_chunk(state):
         return replace(step, chunks=(chunk,))
-    if preempted := to_preempt(state, draft.num_free):
+    if preempted := to_preempt(state, draft.num_available):
         return replace(step, preempt=tuple(task.job.id for task in preempted))
     grow, chunks = decode_chunks(state, draft)
     return replace(step, grow=tuple(grow), chunks=tuple(chunks))
