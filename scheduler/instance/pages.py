@@ -1,12 +1,19 @@
-"""Page accounting: which pages of one rank's KV cache are free.
+"""Page accounting: which pages of one rank's KV cache are free, used by sequences, or kept for later ones.
 
-Used by the planner, which owns page numbers; the runner owns the bytes. It knows no requests.
+Used by the planner, which owns page numbers; the runner owns the bytes. It knows no requests. Reference
+counts as in vLLM (Kwon et al. 2023, section 4.4). Explained in docs/explain/prefix-sharing.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+
+from scheduler.instance.prefix import NoPrefix, PrefixCache
+
+_NO_PREFIX = NoPrefix()
 
 
 def pages_for(num_tokens: int, page_tokens: int) -> int:
@@ -16,57 +23,178 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 @dataclass(slots=True)
 class Pages:
-    """The pages of one KV cache.
+    """The pages of one KV cache, and how many sequences use each.
 
         num_pages     pages of the cache, numbered from 0
         page_tokens   tokens per page
         free          numbers of the free pages; the last one is taken first
-        held          numbers of the pages that were taken
+        used          page -> number of sequences that use it, at least 1
+        idle          cached pages that no sequence uses, in the order in which their last users left
+        cached        pages whose KV is in the prefix cache, used or idle
 
-    Invariant: free and held are disjoint, and together they are all pages.
+            free --take--> used 1 --share--> used 2 ... --give_back--> used 1 --give_back--> free, or
+            ^                ^                                                                if cached: idle
+            |                `------------------------- share ----------------------------------,  |
+            `------------------------------------------ uncache --------------------------------+--'
+
+    Invariant: free, used and idle are disjoint, and together they are all pages. A cached page is not free.
+    An idle page is cached.
     """
 
     num_pages: int
     page_tokens: int
-    free: list[int] = field(init=False)
-    held: set[int] = field(init=False, default_factory=set)
+    free: deque[int] = field(init=False)
+    used: dict[int, int] = field(init=False, default_factory=dict)
+    idle: OrderedDict[int, None] = field(init=False, default_factory=OrderedDict)
+    cached: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.free = list(range(self.num_pages - 1, -1, -1))
+        self.free = deque(range(self.num_pages - 1, -1, -1))
+
+    @property
+    def held(self) -> KeysView[int]:
+        """Return the numbers of the pages that sequences use."""
+        return self.used.keys()
+
+    @property
+    def num_free(self) -> int:
+        """Return the number of pages that hold nothing."""
+        return len(self.free)
+
+    @property
+    def num_idle(self) -> int:
+        """Return the number of pages that hold cached KV and that no sequence uses."""
+        return len(self.idle)
 
     def needed(self, num_tokens: int) -> int:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
 
-    def take(self, pages: Iterable[int]) -> None:
-        """Take the pages that a PageDraft chose, in its order."""
-        for page in pages:
-            assert self.free[-1:] == [page], f"page {page} is not the next free page"
-            self.held.add(self.free.pop())
+    def is_shared(self, page: int) -> bool:
+        """Tell whether several sequences use a page: one of them must copy it before it writes to it."""
+        return self.used[page] > 1
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """Return pages that were taken."""
+    def take(self, pages: Sequence[int]) -> None:
+        """Take free pages for one sequence: those that a PageDraft chose, in its order."""
         for page in pages:
-            assert page in self.held, f"page {page} is given back but was not taken"
-            self.held.remove(page)
-            self.free.append(page)
+            assert page == (self.free[-1] if self.free else None), f"page {page} is not the next free page"
+            self.used[self.free.pop()] = 1
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Let one more sequence use pages that are used or idle."""
+        for page in pages:
+            if page in self.idle:
+                del self.idle[page]
+                self.used[page] = 1
+            else:
+                assert page in self.used, f"page {page} is shared but is free"
+                self.used[page] += 1
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """End one sequence's use of pages, the last page first.
+
+        The prefix cache evicts in this order: the end of a prefix before its beginning.
+        """
+        for page in reversed(pages):
+            assert page in self.used, f"page {page} is given back but was not taken"
+            self.used[page] -= 1
+            if self.used[page]:
+                continue
+            del self.used[page]
+            if page in self.cached:
+                self.idle[page] = None
+            else:
+                self.free.append(page)
+
+    def cache(self, pages: Sequence[int]) -> None:
+        """Note that used pages are in the prefix cache now: they become idle when their last user leaves."""
+        for page in pages:
+            assert page in self.used, f"page {page} is cached but nothing was written to it"
+            assert page not in self.cached, f"page {page} is cached twice"
+            self.cached.add(page)
+
+    def uncache(self, pages: Sequence[int]) -> None:
+        """Note that pages have left the prefix cache. Idle ones become free, to be taken after the others."""
+        for page in pages:
+            self.cached.remove(page)
+            if page in self.idle:
+                del self.idle[page]
+                self.free.appendleft(page)
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert sorted([*self.free, *self.held]) == list(range(self.num_pages))
+        assert sorted([*self.free, *self.used, *self.idle]) == list(range(self.num_pages))
+        assert all(users >= 1 for users in self.used.values()), "a used page has no user"
+        assert self.cached.isdisjoint(self.free), "a cached page is free"
+        assert self.cached.issuperset(self.idle), "an idle page is not cached"
 
 
 class PageDraft:
-    """Choose free pages for a step without taking them."""
+    """Choose pages for one step without changing anything.
 
-    def __init__(self, pages: Pages) -> None:
-        self._free = pages.free
-        self.num_free = len(pages.free)
+        num_available   pages that `take` can still give
+
+    The caller carries the choice out in this order: `PrefixCache.drop(evicted)`, then `Pages.share` of the
+    kept pages and `Pages.take` in the order of the draft's takes, and only then `Pages.give_back`. The draft
+    may not be used after the first of these changes.
+    """
+
+    def __init__(self, pages: Pages, prefix: PrefixCache = _NO_PREFIX) -> None:
+        self._idle = pages.idle
+        self._kept: set[int] = set()
+        self._evicted: dict[int, None] = {}
+        self._source = self._choose(pages, prefix)
+        self.num_available = pages.num_free + pages.num_idle
+
+    @property
+    def evicted(self) -> tuple[int, ...]:
+        """Return the pages to be dropped from the prefix cache before the step begins, in order."""
+        return tuple(self._evicted)
+
+    def keep(self, pages: Sequence[int]) -> tuple[int, ...]:
+        """Keep the pages of a match from being evicted: they are about to be shared.
+
+        Returns them up to the first that this draft evicts already.
+        """
+        kept = self._not_evicted(pages)
+        idle = self._newly_kept(kept)
+        self._kept.update(idle)
+        self.num_available -= len(idle)
+        return kept
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """Choose `count` pages, or None when fewer are free."""
-        if count > self.num_free:
+        """Choose `count` pages: free ones, then idle ones, which are evicted. None when there are too few."""
+        if count > self.num_available:
             return None
-        chosen = self._free[self.num_free - count : self.num_free]
-        self.num_free -= count
-        return tuple(reversed(chosen))
+        self.num_available -= count
+        return tuple(islice(self._source, count))
+
+    def keep_and_take(
+        self, matched: Sequence[int], total: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Choose the `total` pages of a new sequence, the first of which are a match.
+
+        Returns (pages to share, pages to take), or None when there are too few; then nothing is kept.
+        """
+        shared = self._not_evicted(matched)
+        if total - len(shared) > self.num_available - len(self._newly_kept(shared)):
+            return None
+        self.keep(shared)
+        taken = self.take(total - len(shared))
+        assert taken is not None
+        return shared, taken
+
+    def _not_evicted(self, pages: Sequence[int]) -> tuple[int, ...]:
+        end = next((index for index, page in enumerate(pages) if page in self._evicted), len(pages))
+        return tuple(pages[:end])
+
+    def _newly_kept(self, pages: Sequence[int]) -> list[int]:
+        return [page for page in pages if page in self._idle and page not in self._kept]
+
+    def _choose(self, pages: Pages, prefix: PrefixCache) -> Iterator[int]:
+        """Yield the pages to take. Evicts a unit when its first page is asked for, and skips kept units."""
+        yield from reversed(pages.free)
+        for unit in prefix.victims():
+            if self._kept.isdisjoint(unit):
+                self._evicted.update(dict.fromkeys(unit))
+                yield from unit

@@ -46,7 +46,7 @@ def next_step(state: State, now: float) -> Step:
     )
     if lands or writes or saves:
         return step
-    if preempted := to_preempt(state, draft.num_free):
+    if preempted := to_preempt(state, draft.num_available):
         return replace(step, preempt=tuple(task.job.id for task in preempted))
     grow, chunks = next_batch(state, draft)
     return replace(step, grow=tuple(grow), chunks=tuple(chunks))

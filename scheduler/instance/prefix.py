@@ -1,0 +1,98 @@
+"""The prefix cache of one rank: what every form of it does. `NoPrefix` is the form that shares nothing.
+
+A prefix cache remembers which pages hold the KV of which leading tokens, so that a new sequence can use these
+pages and compute only the rest. Called by the planner and by `pages.PageDraft`. It moves no byte. The forms
+are prefix_hash.py (whole blocks by key) and prefix_radix.py (pages by token ids). Explained in
+docs/explain/prefix-sharing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a prefix cache must know of a sequence beside its tokens. Branches of a request share it.
+
+    salt   separates sequences whose KV differs although their tokens are equal; None: share nothing
+    keys   the pool's key of each full block of the prompt; the form by hash computes those that are missing
+    """
+
+    salt: bytes | None = None
+    keys: Sequence[int] = ()
+
+
+class PrefixCache(Protocol):
+    """Which pages hold which leading tokens. It consists of units: runs of pages that are shared whole.
+
+    Invariants, which the callers and all forms keep:
+
+    - A unit is full: all of its tokens are computed, and nothing writes into its pages any more.
+    - A sequence that uses a unit also uses the units of all tokens before it.
+
+    A unit that is idle therefore has no unit with users after it, and it became idle after all units that
+    follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
+    """
+
+    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+        """Return the pages of the longest leading run of units, of at most most_tokens tokens.
+
+        Changes nothing. The caller passes at most len(token_ids) - 1: the last token of a sequence is always
+        computed, because its logits choose the next one.
+        """
+
+    def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
+        """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
+
+        Where a unit with the same tokens is in the cache already, its pages replace the sequence's own, in
+        `pages` and in the counts. Costs as much as the units that the sequence has filled since its last
+        insert. No step that names the sequence's pages may be under way.
+        """
+
+    def victims(self) -> Iterator[tuple[int, ...]]:
+        """Yield the idle units in the order of their eviction, one at a time."""
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Evict units: exactly the pages that `victims` named, in its order."""
+
+    def clear(self) -> None:
+        """Forget everything. Pages in use stay with their sequences."""
+
+    def drain(self) -> tuple[list[int], list[int]]:
+        """Return the keys of the blocks that (came in, went out) since the last call. No key is in both."""
+
+    def check(self) -> None:
+        """Assert the invariants."""
+
+
+@dataclass(slots=True)
+class NoPrefix:
+    """Shares nothing: every sequence computes all of its tokens."""
+
+    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+        """Return no page."""
+        return ()
+
+    def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
+        """Note nothing."""
+
+    def victims(self) -> Iterator[tuple[int, ...]]:
+        """Yield nothing."""
+        return iter(())
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Accept no pages: none were named."""
+        assert not pages, f"pages {pages} are dropped from a cache that is always empty"
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def drain(self) -> tuple[list[int], list[int]]:
+        """Return no keys."""
+        return [], []
+
+    def check(self) -> None:
+        """Assert nothing."""
