@@ -18,6 +18,7 @@ from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.origins import LOOPBACK, parse_origins
+from scheduler.instance import SHARING
 from store.errors import UnknownPolicy
 from store.policies import policy_factory
 
@@ -100,6 +101,7 @@ class ServeConfig:
     max_num_partial_prefills   prompts that a rank computes at once
     enable_chunked_prefill   prompts are cut to fit into that; otherwise each is computed in one pass
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
+    prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     max_queue           requests that may wait; one more is refused with 429
     record              file that every event of the control plane is written to (recording.py); "": none
     """
@@ -137,6 +139,7 @@ class ServeConfig:
     enable_chunked_prefill: bool = True
     max_queue: int = 64
     enable_prefix_caching: bool = True
+    prefix_sharing: Literal["hash", "radix", "off"] = "hash"
     kv_events_config: str = ""
     record: str = ""
     threads: int = 0
@@ -175,6 +178,8 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
+        if self.prefix_sharing not in SHARING:
+            raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)
         parse_origins(self.allowed_origins)
         if self.kv_codec not in CODECS:

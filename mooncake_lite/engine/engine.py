@@ -57,14 +57,14 @@ class Engine:
     def compute(self, chunks: Seq[Chunk]) -> list[Drawn]:
         """Compute the KV of the tokens of all chunks in one forward pass.
 
-        Returns the next token of each chunk that has a draw, in their order. The pages of a chunk must hold
-        all tokens up to its end.
+        Returns a token for each draw of the chunks, in their order. The pages of a chunk must hold all tokens
+        up to its end.
         """
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         slots = [slot for chunk in chunks for slot in _slots(chunk)]
         ends = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))
-        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.draw is not None]
+        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.draws]
         device = self.model.device
         batch = AttentionBatch(
             query_lens=self._int32([len(chunk.token_ids) for chunk in chunks]),
@@ -79,7 +79,9 @@ class Engine:
             batch,
             torch.tensor(rows, dtype=torch.int64, device=device),
         )
-        return sample(logits.cpu().numpy(), [chunk.draw for chunk in chunks if chunk.draw is not None])
+        draws = [chunk.draws for chunk in chunks if chunk.draws]
+        drawn = logits.cpu().numpy().repeat([len(some) for some in draws], axis=0)
+        return sample(drawn, [draw for some in draws for draw in some])
 
     def _int32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.model.device)
@@ -92,6 +94,12 @@ class Engine:
         return torch.from_numpy(tables).to(self.model.device)
 
     # ------------------------------------------------------------------------------ blocks
+
+    def copy_pages(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy the KV of whole pages to other pages, one to one."""
+        device = self.caches.device
+        source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        self.caches[:, :, target] = self.caches[:, :, source]
 
     def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
         """Copy pool blocks into pages.

@@ -44,6 +44,10 @@ class Runner:
     def run(self, step: Step) -> Result:
         """Do the parts of a step, in the order of its fields. It does not wait for transfers to end."""
         written, saved = self._move(step) if self._staging is not None else ([], [])
+        copies = [growth for growth in step.grow if growth.copies is not None]
+        if copies:
+            targets = [growth.pages[0] for growth in copies]
+            self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
         drawn = self.engine.compute(step.chunks) if step.chunks else []
         compute_s = time.perf_counter() - began

@@ -46,7 +46,7 @@ def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:
     tokens = logits.argmax(axis=1)
     drawn = [row for row, how in enumerate(samplings) if how.temperature > 0]
     for row, probabilities in zip(drawn, _softmax(logits, drawn, samplings)):
-        tokens[row] = _draw(probabilities, samplings[row], len(draws[row].token_ids))
+        tokens[row] = _draw(probabilities, draws[row])
     return [
         Drawn(int(token), logprobs_of(raw[row], int(token), how.logprobs) if row in raw else None)
         for row, (token, how) in enumerate(zip(tokens, samplings))
@@ -64,10 +64,14 @@ def _softmax(logits: np.ndarray, rows: list[int], samplings: list[Sampling]) -> 
     return torch.from_numpy(behind).softmax(dim=1).numpy()
 
 
-def _draw(probabilities: np.ndarray, sampling: Sampling, position: int) -> int:
-    """Token id drawn from `probabilities` (vocab,) for `position` of the sequence, by inversion."""
-    uniform = _uniform(sampling.seed, position)
-    ids = kept(probabilities, sampling)
+def _draw(probabilities: np.ndarray, draw: Draw) -> int:
+    """Token id drawn from `probabilities` (vocab,) by inversion.
+
+    A function of the seed, the branch and the position in the sequence: the branches of a prompt are those of
+    consecutive seeds.
+    """
+    uniform = _uniform(draw.sampling.seed + draw.branch, len(draw.token_ids))
+    ids = kept(probabilities, draw.sampling)
     reached = np.cumsum(probabilities if ids is None else probabilities[ids], dtype=np.float64)
     index = min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), len(reached) - 1)
     return index if ids is None else int(ids[index])

@@ -7,7 +7,7 @@ import numpy as np
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
-from scheduler.instance import pages_for
+from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
 
 
@@ -20,8 +20,8 @@ def warm_up(engine: Engine) -> None:
     def compute(start: int, end: int) -> None:
         ids = (1,) * (end - start)
         prompt = end <= length
-        draw = Draw(Sampling(0.0), ids, 0, frozenset()) if end >= length else None
-        engine.compute([Chunk(("warm-up", 0), ids, start, pages, draw, prompt)])
+        draws = (Draw(Sampling(0.0), ids, 0, frozenset()),) if end >= length else ()
+        engine.compute([Chunk(JobId("warm-up", 0), ids, start, pages, draws, prompt)])
 
     compute(0, block)
     compute(block, length)

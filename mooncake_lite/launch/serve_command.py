@@ -60,6 +60,8 @@ HELP: dict[str, str] = {
     "decoding waits for it.",
     "max_queue": "Requests that may wait. Further ones are refused with 429.",
     "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
+    "prefix_sharing": "How a rank finds prefixes in its own pages. hash: whole blocks, by their keys; radix: "
+    "pages, by their tokens; off: it always takes them from the pool.",
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
     "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
     "The file contains keys, lengths and digests, and no text.",

@@ -10,6 +10,7 @@ follows these messages in their order.
 from __future__ import annotations
 
 from mooncake_lite.messages.compute import (
+    Answer,
     Decode,
     DecodeDone,
     DecodeLoaded,
@@ -78,6 +79,7 @@ __all__ = [
     "TO_GATEWAY_TOKENS",
     "TO_LAUNCHER",
     "TO_STORE",
+    "Answer",
     "BlockRef",
     "BlocksChecked",
     "BlocksCopied",

@@ -7,7 +7,7 @@ Explained in docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
-from mooncake_lite.messages.parts import BlockRef, Message, Sampling, Span
+from mooncake_lite.messages.parts import BlockRef, Message, Plain, Sampling, Span
 
 
 class GatewayAt(Message, frozen=True):
@@ -25,6 +25,9 @@ class Prefill(Message, frozen=True):
     tail     where the KV of the last, partial block goes (None when there is none)
     answered tokens of the answer that the client has already seen; they are the last ones of
              token_ids, and stand there when a request is resumed after a preemption
+    keys     prefix key of each full block of token_ids; salt: start of the chain. Both empty: no reuse
+    n        number of first tokens to draw, one per branch
+    branch   number of the first branch
     """
 
     request_id: str
@@ -40,20 +43,24 @@ class Prefill(Message, frozen=True):
     cached_tokens: dict[str, int]
     spans: list[Span]
     attempt: int = 0
+    keys: list[int] = []
+    salt: bytes = b""
+    n: int = 1
+    branch: int = 0
 
 
 class PrefillDone(Message, frozen=True):
     """Prefill -> conductor: every byte of store and tail is in the pool.
 
     checksums   one list per object of Prefill.store: XXH3-64 of each layer's range
-    finish      set when the first token was already the last one
+    first_tokens, finishes   of each branch; finish is set when the first token was already the last one
     compute_s   time of the forward passes alone; load_s, store_s: until all KV was in the pages, and from the
                 first token until all KV was in the pool
     """
 
     request_id: str
-    first_token: int
-    finish: str | None
+    first_tokens: list[int]
+    finishes: list[str | None]
     checksums: list[list[int]]
     spans: list[Span]
     compute_s: float
@@ -76,12 +83,21 @@ class RequestFailed(Message, frozen=True):
     epoch: int = 0
 
 
+class Answer(Plain, frozen=True):
+    """A branch of a request, and the tokens of its answer so far."""
+
+    branch: int
+    token_ids: list[int]
+
+
 class Decode(Message, frozen=True):
     """Conductor -> decode: load the KV of token_ids[:-1] and continue.
 
     token_ids    prompt and every token of the answer so far; the KV of the last one is not
                  computed yet
     blocks,tail  where the KV of the others lies, in order
+    branch       number of the one branch
+    answers      instead of it, several branches: token_ids is then the prompt, and all of its KV is loaded
     """
 
     request_id: str
@@ -97,6 +113,8 @@ class Decode(Message, frozen=True):
     stop_ids: list[int]
     spans: list[Span]
     attempt: int = 0
+    branch: int = 0
+    answers: list[Answer] = []
 
 
 class DecodeLoaded(Message, frozen=True):
@@ -108,21 +126,23 @@ class DecodeLoaded(Message, frozen=True):
 
 
 class DecodeDone(Message, frozen=True):
-    """Decode -> conductor: the request has ended and its pages are free."""
+    """Decode -> conductor: a branch of the request has ended and its pages are free."""
 
     request_id: str
     attempt: int = 0
     epoch: int = 0
+    branch: int = 0
 
 
 class Preempted(Message, frozen=True):
-    """Decode -> conductor: no page was left. `token_ids` is prompt and answer so far."""
+    """Decode -> conductor: no page was left for a branch. `token_ids` is prompt and answer so far."""
 
     request_id: str
     token_ids: list[int]
     answered: int
     attempt: int = 0
     epoch: int = 0
+    branch: int = 0
 
 
 class PutWanted(Message, frozen=True):

@@ -43,10 +43,12 @@ class Cancel(Message, frozen=True):
     """Forget a request: the client left, or a stop string was found by the gateway.
 
     attempt   between conductor and rank: the only attempt that is meant
+    branch    the only choice that is meant; -1: all
     """
 
     request_id: str
     attempt: int = 0
+    branch: int = -1
 
 
 class MetricsRequest(Message, frozen=True):
@@ -103,6 +105,7 @@ class Tokens(Message, frozen=True):
                     the message that carries index 0
     spans           where the time went; only in the first and in the last message
     logprobs        of each of token_ids, where the request asks for them
+    branch          which of the n choices; each has an index and a finish of its own
     """
 
     request_id: str
@@ -112,3 +115,4 @@ class Tokens(Message, frozen=True):
     cached_tokens: dict[str, int] = {}
     spans: list[Span] = []
     logprobs: list[Logprobs] = []
+    branch: int = 0

@@ -39,7 +39,7 @@ from mooncake_lite.roles.kv_event_stream import KVEventStream
 from mooncake_lite.roles.losses import Losses
 from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
-from scheduler.instance import Limits, Pages, Staging, State
+from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
@@ -406,9 +406,9 @@ class _Compute:
         pages = Pages(engine.num_pages, PAGE_TOKENS)
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
         duties = frozenset({role})  # a role is one duty today
-        state = State(
-            duties, pages, halves_and_slots, config.block_size, limits_of(config), next_key=next_key
-        )
+        size, limits = config.block_size, limits_of(config)
+        prefix = new_prefix_cache(config.prefix_sharing, pages, size, next_key)
+        state = State(duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix)
         self._rank = ComputeRank(
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,

@@ -51,10 +51,11 @@ class ComputeRole:
     def _event(self, message: Message) -> Arrived | Cancelled | Granted:
         """Turn a message of the conductor into an event of the planner."""
         if isinstance(message, Cancel):
-            return Cancelled(message.request_id, message.attempt)
+            branch = message.branch if message.branch >= 0 else None
+            return Cancelled(message.request_id, message.attempt, branch)
         if isinstance(message, PutGranted):
             return Granted(message.number, message.places)
         assert isinstance(message, Prefill | Decode)
         job = job_of(message, self._max_len)
-        self._answers.expect(job.id, message)
+        self._answers.expect(job, message)
         return Arrived(job)

@@ -24,15 +24,17 @@ from mooncake_lite.messages import (
 )
 from mooncake_lite.roles.compute_jobs import blocks_to_load, blocks_to_store
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import JobId, outcomes
+from scheduler.instance import DECODE, Job, JobId, outcomes
 from store.keys import block_digest
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A job of this rank: its message, and its spans."""
+    """A job of this rank: its message, the sequences that have not ended, spans, tokens found in pages."""
 
     message: Prefill | Decode
+    left: int
+    shared: int = 0
     spans: list[Span] = field(default_factory=list)
 
     @property
@@ -46,11 +48,23 @@ class Answers:
 
     def __init__(self, rank: ComputeRank) -> None:
         self._rank = rank
-        self._asked: dict[JobId, _Asked] = {}
+        self._asked: dict[tuple[str, int], _Asked] = {}
 
-    def expect(self, job: JobId, message: Prefill | Decode) -> None:
-        """Remember the message that asked for a job, until the job ends."""
-        self._asked[job] = _Asked(message)
+    def expect(self, job: Job, message: Prefill | Decode) -> None:
+        """Remember the message that asked for a job, until its last branch ends."""
+        sequences = len(job.branches) if DECODE in job.duties else 1
+        self._asked[job.request_id, job.attempt] = _Asked(message, sequences)
+
+    def _of(self, job: JobId) -> _Asked:
+        return self._asked[job.request_id, job.attempt]
+
+    def _close(self, job: JobId) -> _Asked:
+        """End a sequence of a job. The job is forgotten with its last one."""
+        asked = self._of(job)
+        asked.left -= 1
+        if asked.left <= 0:
+            del self._asked[job.request_id, job.attempt]
+        return asked
 
     def tell(self, said: Iterable[outcomes.Outcome]) -> None:
         """Send the messages for the outcomes of a step or an event, in order."""
@@ -65,18 +79,19 @@ class Answers:
 
     @_tell.register
     def _loaded(self, loaded: outcomes.Loaded) -> None:
-        asked = self._asked[loaded.job]
+        asked = self._of(loaded.job)
+        asked.shared = loaded.shared
         refs = blocks_to_load(asked.message)
         span = Span("load", self._rank.number, loaded.load_s, sum(ref.nbytes for ref in refs), len(refs))
         asked.spans.append(span)
         if isinstance(asked.message, Decode):
-            name, attempt = loaded.job
+            name, attempt, _ = loaded.job
             self._rank.tell(DecodeLoaded(name, attempt, self._rank.epoch))
 
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
         span = Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens)
-        self._asked[computed.job].spans.append(span)
+        self._of(computed.job).spans.append(span)
         self._rank.count_prefill(computed.tokens, computed.loaded, computed.compute_s)
 
     @_tell.register
@@ -86,26 +101,27 @@ class Answers:
     @_tell.register
     def _decoded(self, decoded: outcomes.Decoded) -> None:
         span = Span("decode", self._rank.number, decoded.decode_s, 0, decoded.answered)
-        self._asked[decoded.job].spans.append(span)
+        self._of(decoded.job).spans.append(span)
 
     @_tell.register
     def _token(self, token: outcomes.Token) -> None:
         """Send a token of the answer straight to the gateway. The first and the last one carry spans."""
-        asked = self._asked[token.job]
+        asked = self._of(token.job)
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
-        cached = message.cached_tokens if isinstance(message, Prefill) else {}
+        cached = _cached(message.cached_tokens, asked.shared) if isinstance(message, Prefill) else {}
         spans = asked.all_spans if isinstance(message, Prefill) or token.finish else []
         logprobs = [token.logprobs] if ids and token.logprobs is not None else []
-        tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs)
+        branch = token.job.branch
+        tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs, branch)
         self._rank.to_gateway(message.gateway, tokens)
 
     # ------------------------------------------------------------------------------ a job ends
 
     @_tell.register
     def _prefilled(self, done: outcomes.Prefilled) -> None:
-        name, attempt = done.job
-        asked = self._asked.pop(done.job)
+        name, attempt, _ = done.job
+        asked = self._close(done.job)
         assert isinstance(asked.message, Prefill)
         refs = blocks_to_store(asked.message)
         asked.spans.append(
@@ -114,34 +130,34 @@ class Answers:
         checksums = list(done.checksums[: len(asked.message.store)])
         self._rank.tell(
             PrefillDone(
-                name, done.first_token, done.finish, checksums, asked.all_spans, done.compute_s, done.load_s,
-                done.store_s, attempt, self._rank.epoch,
+                name, list(done.first_tokens), list(done.finishes), checksums, asked.all_spans,
+                done.compute_s, done.load_s, done.store_s, attempt, self._rank.epoch,
             )
         )  # fmt: skip
 
     @_tell.register
     def _ended(self, ended: outcomes.Ended) -> None:
-        name, attempt = ended.job
-        asked = self._asked.pop(ended.job)
+        name, attempt, branch = ended.job
+        asked = self._close(ended.job)
         if isinstance(asked.message, Prefill):
             self._rank.tell(RequestFailed(name, ended.finish, False, attempt, self._rank.epoch))
         else:
-            self._rank.tell(DecodeDone(name, attempt, self._rank.epoch))
+            self._rank.tell(DecodeDone(name, attempt, self._rank.epoch, branch))
 
     @_tell.register
     def _failed(self, failed: outcomes.Failed) -> None:
-        name, attempt = failed.job
-        del self._asked[failed.job]
+        name, attempt, _ = failed.job
+        self._close(failed.job)
         writing = failed.may_still_write
         self._rank.tell(RequestFailed(name, failed.reason, writing, attempt, self._rank.epoch))
 
     @_tell.register
     def _preempted(self, preempted: outcomes.Preempted) -> None:
-        name, attempt = preempted.job
-        del self._asked[preempted.job]
+        name, attempt, branch = preempted.job
+        self._close(preempted.job)
         self._rank.count_preemption()
         ids = list(preempted.token_ids)
-        self._rank.tell(Preempted(name, ids, preempted.answered, attempt, self._rank.epoch))
+        self._rank.tell(Preempted(name, ids, preempted.answered, attempt, self._rank.epoch, branch))
 
     # ------------------------------------------------------------------------------ blocks back to the pool
 
@@ -164,3 +180,14 @@ class Answers:
         else:
             ended = PutEnded(ids, list(put.checksums), [], False, self._rank.epoch)
         self._rank.tell(ended)
+
+
+def _cached(in_pool: dict[str, int], shared: int) -> dict[str, int]:
+    """Return reused prompt tokens by tier. What the rank had in its pages was not loaded from the pool."""
+    if not shared:
+        return in_pool
+    cached, left = {"pages": shared}, shared
+    for tier, tokens in in_pool.items():
+        cached[tier] = max(0, tokens - left)
+        left = max(0, left - tokens)
+    return cached

@@ -5,7 +5,7 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import BlockRef, Decode, Prefill
+from mooncake_lite.messages import Answer, BlockRef, Decode, Prefill
 from scheduler.instance import DECODE, PREFILL, Job
 
 
@@ -21,6 +21,10 @@ def blocks_to_store(message: Prefill) -> list[BlockRef]:
     return message.store if message.tail is None else [*message.store, message.tail]
 
 
+def _answers(message: Prefill | Decode) -> list[Answer]:
+    return message.answers if isinstance(message, Decode) else []
+
+
 def job_of(message: Prefill | Decode, max_len: int) -> Job:
     """Turn a message into a job. max_len: longest prompt and answer together, in tokens."""
     prefill = isinstance(message, Prefill)
@@ -34,9 +38,12 @@ def job_of(message: Prefill | Decode, max_len: int) -> Job:
         max_len,
         frozenset(message.stop_ids),
         message.sampling,
+        n=message.n if isinstance(message, Prefill) else 1,
+        branch=message.branch,
+        answers=[(answer.branch, answer.token_ids) for answer in _answers(message)],
         load=blocks_to_load(message),
         store=blocks_to_store(message) if isinstance(message, Prefill) else (),
-        salt=message.salt or None if isinstance(message, Decode) else None,
-        keys=message.keys if isinstance(message, Decode) else (),
+        salt=message.salt or None,
+        keys=message.keys,
         offers=isinstance(message, Decode) and bool(message.salt),
     )

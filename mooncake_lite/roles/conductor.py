@@ -248,8 +248,8 @@ class ConductorRole:
                 self._stream.describe(*held.stored_blocks(self.config.block_size))
             held.first_token(done)
         return ev.PrefillEnded(
-            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums, done.finish is not None,
-            done.load_s, done.compute_s, done.store_s,
+            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums,
+            None not in done.finishes, done.load_s, done.compute_s, done.store_s,
         )  # fmt: skip
 
     def _read_preempted(self, peer: str, preempted: m.Preempted) -> ev.Event | None:

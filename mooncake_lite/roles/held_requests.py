@@ -49,12 +49,12 @@ class HeldRequest:
         return m.Prefill(
             self.request_id, submit.gateway, self.token_ids, order.load, order.store, order.tail,
             submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
-            {} if self.answered else order.cached, self.spans, order.attempt,
+            {} if self.answered else order.cached, self.spans, order.attempt, self.keys, self.salt,
         )  # fmt: skip
 
     def first_token(self, done: m.PrefillDone) -> None:
         """Append the token that prefill sampled."""
-        self.token_ids = [*self.token_ids, done.first_token]
+        self.token_ids = [*self.token_ids, *done.first_tokens]
         self.answered += 1
         self.spans = done.spans
 

@@ -10,6 +10,7 @@ from scheduler.instance.job import DECODE, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages, pages_for
 from scheduler.instance.planner import begin, next_step, on
+from scheduler.instance.sharing import SHARING, new_prefix_cache
 from scheduler.instance.staging import Staging
 from scheduler.instance.state import State
 from scheduler.instance.step import Result, Step, TransferEnded
@@ -17,6 +18,7 @@ from scheduler.instance.step import Result, Step, TransferEnded
 __all__ = [
     "DECODE",
     "PREFILL",
+    "SHARING",
     "Arrived",
     "Cancelled",
     "Granted",
@@ -30,6 +32,7 @@ __all__ = [
     "Step",
     "TransferEnded",
     "begin",
+    "new_prefix_cache",
     "next_step",
     "on",
     "pages_for",

@@ -19,28 +19,28 @@ def next_writes(state: State, free_halves: list[int]) -> list[WriteGroup]:
             group = places[begin : begin + state.staging.half_blocks]
             first = len(task.job.load) + begin
             pages = state.block_pages(task, first, len(group))
-            groups.append(WriteGroup(free_halves.pop(0), pages, group, task.job.id, begin))
+            groups.append(WriteGroup(free_halves.pop(0), pages, group, task.id, begin))
             begin += len(group)
     return groups
 
 
-def next_reads(state: State, task: Task | None, free_halves: list[int]) -> list[ReadGroup]:
-    """Choose the group of the loading task to be read next: one at a time.
+def next_reads(state: State, task: Task | None, first: int, free_halves: list[int]) -> list[ReadGroup]:
+    """Choose the group of the loading task to be read next: one at a time, from block `first` on.
 
     While it flies, the group before it is put into pages.
     """
-    if task is None or not free_halves or task.read == len(task.job.load):
+    if task is None or not free_halves or first == len(task.job.load):
         return []
     if any(use is not None and use.kind == "reading" and use.task is task for use in state.staging.halves):
         return []
-    group = task.job.load[task.read : task.read + state.staging.half_blocks]
-    return [ReadGroup(free_halves.pop(0), group, task.job.id, task.read)]
+    group = task.job.load[first : first + state.staging.half_blocks]
+    return [ReadGroup(free_halves.pop(0), group, task.id, first)]
 
 
 def next_lands(state: State) -> list[LandGroup]:
     """List the halves whose blocks have arrived and must be copied into pages."""
     return [
-        LandGroup(half, use.count, state.block_pages(use.task, use.first, use.count), use.task.job.id)
+        LandGroup(half, use.count, state.block_pages(use.task, use.first, use.count), use.task.id)
         for half, use in enumerate(state.staging.halves)
         if use is not None and use.kind == "landed" and use.task is not None
     ]
@@ -67,7 +67,7 @@ def _save(state: State, task: Task, index: int, slot: int) -> SaveBlock:
     token_ids = tuple(task.sequence.token_ids[start : start + size])
     parent = task.keys[index - 1] if index else None
     pages = state.block_pages(task, index, 1)
-    return SaveBlock(task.job.id, index, token_ids, task.keys[index], parent, pages, slot)
+    return SaveBlock(task.id, index, token_ids, task.keys[index], parent, pages, slot)
 
 
 def next_puts(state: State) -> list[WritePut]:

@@ -7,36 +7,56 @@ sequence of its batch. Explained in docs/explain/batching.md.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence as Seq
+
 from scheduler.instance.chunked import chunk_sizes, whole_prompts
-from scheduler.instance.job import PREFILL, JobId
+from scheduler.instance.job import PREFILL
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.state import State
-from scheduler.instance.step import Admission, Chunk
+from scheduler.instance.step import Admission, Chunk, Growth
 from scheduler.instance.task import Task
-
-Growth = tuple[JobId, tuple[int, ...]]
-"""(job, pages that its sequence needs in addition)."""
 
 
 def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     """Choose the waiting jobs that begin: first come, first served, and none passes another.
 
-    A job begins when pages for all of its tokens are free. One job at a time loads blocks from the pool. No
-    job waits for the blocks of an earlier one to be stored.
+    A job begins when there are pages for all of its tokens, beside those that the running batch needs next.
+    Pages of this rank that hold its leading tokens are shared. One job at a time loads blocks from the pool.
+    No job waits for the blocks of an earlier one to be stored.
     """
-    limits = state.limits
-    chosen: list[Admission] = []
+    limits, chosen = state.limits, list[Admission]()
     loading, active, prefills = state.loading is not None, state.num_active, state.num_prefills
+    reserved = sum(map(state.pages_for_next_token, state.running))
     for task in state.waiting:
-        loads, prefill = bool(task.job.load), PREFILL in task.job.duties
-        if active >= limits.sequences or (prefill and prefills >= limits.prefills) or (loads and loading):
+        sequences, prefill = len(task.branches), PREFILL in task.job.duties
+        if (active and active + sequences > limits.sequences) or (prefill and prefills >= limits.prefills):
             break
-        pages = draft.take(state.pages.needed(len(task.sequence.token_ids)))
+        match = _match(state, task, draft)
+        loads = state.blocks_in(match) < len(task.job.load)
+        if loads and loading:
+            break
+        needed = state.pages.needed(len(task.sequence.token_ids))
+        pages = draft.keep_and_take(match, needed, leave=reserved)
         if pages is None:
             break
-        chosen.append(Admission(task.job.id, pages))
-        loading, active, prefills = loading or loads, active + 1, prefills + prefill
+        shared, taken = pages
+        chosen.append(Admission(task.id, shared + taken, len(shared)))
+        loading, active, prefills = loading or loads, active + sequences, prefills + prefill
     return chosen
+
+
+def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
+    """Find pages of this rank that hold the task's leading tokens.
+
+    If blocks from the pool follow them, the pages are those of whole blocks: a block is loaded whole, and may
+    not be written into pages that others use.
+    """
+    pages = draft.not_evicted(state.prefix.match(task.chain, task.sequence.token_ids, task.most_reused))
+    blocks = state.blocks_in(pages)
+    if blocks < len(task.job.load):
+        return pages[: blocks * state.block_tokens // state.pages.page_tokens]
+    return pages
 
 
 def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk]]:
@@ -50,27 +70,51 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
     """
     grow: list[Growth] = []
     chunks: list[Chunk] = []
+    left: Counter[int] = Counter()  # users that leave a shared page in this step
     for task in state.running:
-        missing = state.pages.needed(len(task.sequence.token_ids)) - len(task.sequence.pages)
-        more = draft.take(max(0, missing))
-        assert more is not None, "an iteration without pages for its tokens"
-        if more:
-            grow.append((task.job.id, more))
-        chunks.append(_chunk(task, 1, more, prompt=False))
+        pages = list(task.sequence.pages)
+        if growth := _growth(state, task, draft, left):
+            grow.append(growth)
+            if growth.copies is not None:
+                pages.pop()
+            pages += growth.pages
+        chunks.append(_chunk(task, 1, pages, prompt=False))
     if not state.storing:
         wanted = [task.sequence.num_uncomputed for task in state.prefilling]
         share = chunk_sizes if state.limits.chunked else whole_prompts
         sizes = share(max(1, state.limits.tokens - len(chunks)), wanted)
-        chunks += [_chunk(task, size) for task, size in zip(state.prefilling, sizes) if size]
+        chunks += [
+            _chunk(task, size, task.sequence.pages) for task, size in zip(state.prefilling, sizes) if size
+        ]
     return grow, chunks
 
 
-def _chunk(task: Task, size: int, more_pages: tuple[int, ...] = (), *, prompt: bool = True) -> Chunk:
+def _growth(state: State, task: Task, draft: PageDraft, left: Counter[int]) -> Growth | None:
+    """Choose the pages that a running task needs for its next token.
+
+    A last page that other branches use too is copied before the token is written into it (copy on write). The
+    last of its users keeps it.
+    """
+    sequence = task.sequence
+    missing = state.pages.needed(len(sequence.token_ids)) - len(sequence.pages)
+    last = sequence.pages[-1]
+    copies = None
+    if not missing:
+        if state.pages.used[last] - left[last] == 1:
+            return None
+        left[last] += 1
+        copies, missing = last, 1
+    pages = draft.take(missing)
+    assert pages is not None, "an iteration without pages for its tokens"
+    return Growth(task.id, pages, copies)
+
+
+def _chunk(task: Task, size: int, pages: Seq[int], *, prompt: bool = True) -> Chunk:
     """Make the chunk of a task's next `size` tokens. Its next token is drawn when none are left."""
     sequence = task.sequence
     start = sequence.num_computed
     end = start + size
     ids = tuple(sequence.token_ids[start:end])
-    draw = task.draw if end == len(sequence.token_ids) else None
-    assert prompt or draw is not None, f"{task.job.id} runs with {sequence.num_uncomputed} tokens to compute"
-    return Chunk(task.job.id, ids, start, (*sequence.pages, *more_pages), draw, prompt)
+    draws = task.draws() if end == len(sequence.token_ids) else ()
+    assert prompt or draws, f"{task.id} runs with {sequence.num_uncomputed} tokens to compute"
+    return Chunk(task.id, ids, start, tuple(pages), draws, prompt)

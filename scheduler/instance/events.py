@@ -18,10 +18,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client or the conductor has given this attempt of a request up."""
+    """The client or the conductor has given this attempt of a request up, or one branch of it."""
 
     request_id: str
     attempt: int
+    branch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 PREFILL = "prefill"
 """The duty to compute a prompt and its first token."""
@@ -16,8 +16,17 @@ PREFILL = "prefill"
 DECODE = "decode"
 """The duty to compute one token after the other in the running batch."""
 
-JobId = tuple[str, int]
-"""(request id, attempt): a request can come to the same rank again as another attempt."""
+
+class JobId(NamedTuple):
+    """Names one sequence of a job on its rank.
+
+    attempt   a request can come to the same rank again as another attempt
+    branch    number of the answer among the n answers to one prompt
+    """
+
+    request_id: str
+    attempt: int
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +36,14 @@ class Job:
         duties      {PREFILL}: ends when the first token is sampled and the KV is stored
                     {DECODE}: loads the KV of all tokens but the last, then decodes
                     both: computes the prompt and decodes on
-        token_ids   the prompt, then the answer so far
+        token_ids   the prompt, then the answer so far (of several branches: the prompt alone)
         answered    number of token_ids that belong to the answer
         max_tokens  longest answer; 0: only the prompt's KV is wanted
         max_len     longest prompt and answer together
         stop_ids    tokens that end the answer
         sampling    how the next token is chosen
+        n           answers that are drawn from one prompt; branch: number of the first one
+        answers     {DECODE} with several branches: (branch, its tokens so far) of those that go on
         load        places in the pool of the blocks that hold the first tokens' KV, in order
         store       places in the pool for the blocks that follow those of load, in order
         salt        start of the chain of keys, opaque; None: nothing may be reused, and there are no keys
@@ -51,6 +62,9 @@ class Job:
     max_len: int
     stop_ids: frozenset[int] = frozenset()
     sampling: Any = None
+    n: int = 1
+    branch: int = 0
+    answers: Seq[tuple[int, Seq[int]]] = ()
     load: Seq[Any] = ()
     store: Seq[Any] = ()
     salt: Any = None
@@ -59,5 +73,10 @@ class Job:
 
     @property
     def id(self) -> JobId:
-        """Return the name of this job on its rank."""
-        return self.request_id, self.attempt
+        """Return the name of this job on its rank, while it has not been forked into its branches."""
+        return JobId(self.request_id, self.attempt)
+
+    @property
+    def branches(self) -> list[int]:
+        """Return the numbers of the answers that this job gives."""
+        return [branch for branch, _ in self.answers] or list(range(self.branch, self.branch + self.n))

@@ -1,6 +1,6 @@
 """Outcomes: what `planner.on` returns, for the role to report.
 
-Every job has exactly one end: Prefilled, Ended, Failed or Preempted.
+Every job has exactly one end: Prefilled, Ended, Failed or Preempted. A job that decodes has one per branch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from scheduler.instance.step import SaveBlock
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed."""
+    """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed.
+
+    shared   tokens whose KV lay in pages of this rank already
+    """
 
     job: JobId
     load_s: float
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,14 @@ class Decoded:
 class Prefilled:
     """The end of a job whose KV is in the pool.
 
-    checksums   of each block of Job.store, opaque
+    first_tokens   drawn for each branch
+    finishes       of each branch: why its answer ends with its first token; None when it goes on
+    checksums      of each block of Job.store, opaque
     """
 
     job: JobId
-    first_token: int
-    finish: str | None
+    first_tokens: Seq[int]
+    finishes: Seq[str | None]
     checksums: Seq[Any]
     load_s: float
     compute_s: float

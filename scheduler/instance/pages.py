@@ -156,7 +156,7 @@ class PageDraft:
 
         Returns them up to the first that this draft evicts already.
         """
-        kept = self._not_evicted(pages)
+        kept = self.not_evicted(pages)
         idle = self._newly_kept(kept)
         self._kept.update(idle)
         self.num_available -= len(idle)
@@ -170,21 +170,24 @@ class PageDraft:
         return tuple(islice(self._source, count))
 
     def keep_and_take(
-        self, matched: Sequence[int], total: int
+        self, matched: Sequence[int], total: int, leave: int = 0
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Choose the `total` pages of a new sequence, the first of which are a match.
 
+        leave   pages that must remain available
+
         Returns (pages to share, pages to take), or None when there are too few; then nothing is kept.
         """
-        shared = self._not_evicted(matched)
-        if total - len(shared) > self.num_available - len(self._newly_kept(shared)):
+        shared = self.not_evicted(matched)
+        if total - len(shared) > self.num_available - len(self._newly_kept(shared)) - leave:
             return None
         self.keep(shared)
         taken = self.take(total - len(shared))
         assert taken is not None
         return shared, taken
 
-    def _not_evicted(self, pages: Sequence[int]) -> tuple[int, ...]:
+    def not_evicted(self, pages: Sequence[int]) -> tuple[int, ...]:
+        """Return the pages of a match up to the first that this draft evicts already."""
         end = next((index for index, page in enumerate(pages) if page in self._evicted), len(pages))
         return tuple(pages[:end])
 

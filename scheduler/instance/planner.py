@@ -11,14 +11,14 @@ from dataclasses import replace
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Granted
-from scheduler.instance.job import Job
+from scheduler.instance.job import DECODE, Job
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.preemption import to_preempt
 from scheduler.instance.progress import apply
 from scheduler.instance.staging import HalfUse
 from scheduler.instance.state import State
-from scheduler.instance.step import Admission, Result, Step
+from scheduler.instance.step import Admission, Growth, Result, Step
 from scheduler.instance.task import Task
 
 
@@ -28,16 +28,15 @@ def next_step(state: State, now: float) -> Step:
     Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
     come before the next forward pass.
     """
-    draft = PageDraft(state.pages)
+    draft = PageDraft(state.pages, state.prefix)
     halves = state.staging.free_halves(now)
     admit = next_admissions(state, draft)
-    beginning = (state.tasks[one.job] for one in admit)
-    loading = state.loading or next((task for task in beginning if task.job.load), None)
     writes, lands, saves = next_writes(state, halves), next_lands(state), next_saves(state)
-    reads, puts = next_reads(state, loading, halves), next_puts(state)
+    reads, puts = next_reads(state, *_loading(state, admit), halves), next_puts(state)
     step = Step(
         now,
         tuple(admit),
+        draft.evicted,
         reads=tuple(reads),
         lands=tuple(lands),
         writes=tuple(writes),
@@ -47,19 +46,31 @@ def next_step(state: State, now: float) -> Step:
     if lands or writes or saves:
         return step
     if preempted := to_preempt(state, draft.num_available):
-        return replace(step, preempt=tuple(task.job.id for task in preempted))
+        return replace(step, preempt=tuple(task.id for task in preempted))
     grow, chunks = next_batch(state, draft)
-    return replace(step, grow=tuple(grow), chunks=tuple(chunks))
+    return replace(step, evict=draft.evicted, grow=tuple(grow), chunks=tuple(chunks))
+
+
+def _loading(state: State, admit: list[Admission]) -> tuple[Task | None, int]:
+    """Return the task that loads, perhaps one that begins in this step, and its next block to be read."""
+    if state.loading is not None:
+        return state.loading, state.loading.read
+    for admission in admit:
+        task, found = state.tasks[admission.job], state.blocks_in(admission.pages[: admission.shared])
+        if found < len(task.job.load):
+            return task, found
+    return None, 0
 
 
 def begin(state: State, step: Step) -> None:
     """Reserve what a step needs: pages, halves and slots. The next event has to be its result."""
     assert state.under_way is None, "the step before has not ended"
     state.under_way = step
+    state.prefix.drop(step.evict)
     for admission in step.admit:
         _admit(state, admission, step.now)
-    for job, pages in step.grow:
-        _grow(state, state.tasks[job], pages)
+    for growth in step.grow:
+        _grow(state, growth)
     for group in step.reads:
         task, count = state.tasks[group.job], len(group.places)
         state.staging.occupy(group.half, HalfUse("reading", task, group.first, count))
@@ -89,35 +100,46 @@ def on(state: State, event: Arrived | Cancelled | Granted | Result, now: float) 
 
 def _admit(state: State, admission: Admission, now: float) -> None:
     task = state.waiting.popleft()
-    assert task.job.id == admission.job
+    assert task.id == admission.job
     task.load_began = now
-    _grow(state, task, admission.pages)
-    if task.job.load:
+    shared, taken = admission.pages[: admission.shared], admission.pages[admission.shared :]
+    state.pages.share(shared)
+    state.pages.take(taken)
+    task.sequence.pages += admission.pages
+    task.shared = min(len(shared) * state.pages.page_tokens, task.most_reused)
+    task.read = task.landed = min(state.blocks_in(shared), len(task.job.load))
+    if task.landed < len(task.job.load):
         assert state.loading is None, f"{state.loading} is loading"
         state.loading = task
     else:
-        state.compute(task, now)
+        state.admitted.append(task)
 
 
-def _grow(state: State, task: Task, pages: tuple[int, ...]) -> None:
-    state.pages.take(pages)
-    task.sequence.pages += pages
+def _grow(state: State, growth: Growth) -> None:
+    pages = state.tasks[growth.job].sequence.pages
+    state.pages.take(growth.pages)
+    if growth.copies is not None:
+        assert pages.pop() == growth.copies
+        state.pages.give_back([growth.copies])
+    pages += growth.pages
 
 
 def _arrive(state: State, job: Job) -> list[Outcome]:
     """Queue a job. A job that can never have enough pages fails at once."""
-    assert job.id not in state.tasks, f"{job.id} is here already"
+    task = Task.of(job)
+    assert task.id not in state.tasks, f"{task.id} is here already"
     assert set() < job.duties <= state.duties, f"{job.id}: {set(job.duties)} of {set(state.duties)}"
     needed = state.pages.needed(len(job.token_ids))
     if needed > state.pages.num_pages:
-        return [Failed(job.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
-    state.tasks[job.id] = task = Task.of(job)
+        return [Failed(task.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
+    state.name_blocks(task, len(job.token_ids))
+    state.tasks[task.id] = task
     state.waiting.append(task)
     return []
 
 
 def _cancel(state: State, event: Cancelled) -> list[Outcome]:
-    """End a task at once, unless its blocks are on their way to the pool.
+    """End the tasks of a job, or of one branch, at once, unless their blocks are on their way to the pool.
 
     A load drops its remaining groups. The end is told now, although a group may still be flying: its bytes
     come into a half that this rank alone uses, and that is free when the transfer has ended. Pages, leases
@@ -126,8 +148,20 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
     A task that stores goes on: its blocks are of use to other requests, and its places in the pool may not
     be given away while they are written.
     """
-    task = state.tasks.get((event.request_id, event.attempt))
-    if task is None or task in state.storing or task in state.leaving:
+    job, branch = (event.request_id, event.attempt), event.branch
+    tasks = [task for task in state.tasks.values() if task.id[:2] == job]
+    said: list[Outcome] = []
+    for task in tasks:
+        if branch is None or task.branches == [branch]:
+            said += _cancel_task(state, task)
+        elif branch in task.branches and DECODE in task.job.duties:
+            task.dropped.add(branch)
+            said.append(Ended(task.id._replace(branch=branch), "cancelled", task.sequence.answered))
+    return said
+
+
+def _cancel_task(state: State, task: Task) -> list[Outcome]:
+    if task in state.storing or task in state.leaving:
         return []
     if task is state.loading:
         state.loading = None
@@ -144,7 +178,10 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
     else:
         state.waiting.remove(task)
     state.remove(task)
-    return [Ended(task.job.id, "cancelled", task.sequence.answered)]
+    branches = task.branches if DECODE in task.job.duties else task.branches[:1]
+    return [
+        Ended(task.id._replace(branch=branch), "cancelled", task.sequence.answered) for branch in branches
+    ]
 
 
 def _grant(state: State, granted: Granted) -> list[Outcome]:

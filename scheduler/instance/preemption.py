@@ -15,10 +15,10 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
     running = state.running
     stay = len(running)
     for index, task in enumerate(running):
-        missing = state.pages.needed(len(task.sequence.token_ids)) - len(task.sequence.pages)
+        missing = state.pages_for_next_token(task)
         while missing > num_free and index < stay:
             stay -= 1
-            num_free += len(running[stay].sequence.pages)
+            num_free += state.pages_freed_by(running[stay])
         if index == stay:
             break
         num_free -= max(0, missing)

@@ -78,7 +78,8 @@ class HashPrefix:
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
 
-        A block whose key belongs to other tokens stays out, and so does everything after it.
+        A block whose key belongs to other tokens stays out, and so does everything after it. So does a block
+        some of whose pages other sequences use: they are not users of the whole block.
         """
         if chain.salt is None:
             return
@@ -92,6 +93,8 @@ class HashPrefix:
             own = pages[index * size : (index + 1) * size]
             block = self._blocks.get(key)
             if block is None:
+                if any(map(self.pages.is_shared, own)):
+                    break  # branches of a request part within this block
                 self._add(Block(key, before, tokens, tuple(own)))
             elif block.token_ids == tokens and block.before == before:
                 self.pages.share(block.pages)

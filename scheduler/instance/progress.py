@@ -37,8 +37,9 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     step = result.step
     said: list[Outcome] = []
     for admission in step.admit:
-        if not state.tasks[admission.job].job.load:
-            said.append(Loaded(admission.job, 0.0))
+        if (task := state.tasks[admission.job]) in state.admitted:
+            said += _loaded(state, task, now)
+    state.admitted = []
     for job in step.preempt:
         said.append(_preempt(state, state.tasks[job]))
     for land in step.lands:
@@ -46,7 +47,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         task = state.tasks[land.job]
         task.landed += land.count
         if task.landed == len(task.job.load):
-            said.append(_loaded(state, task, now))
+            said += _loaded(state, task, now)
     for group, sums in zip(step.writes, result.written):
         state.tasks[group.job].sums += sums
     if step.saves:
@@ -59,25 +60,29 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     return said
 
 
-def _loaded(state: State, task: Task, now: float) -> Loaded:
-    """Advance a task whose blocks are all in its pages.
+def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
+    """Advance a task whose blocks are all in its pages: to its prefill, or into the running batch.
 
     On a full hit the last token is computed all the same: its logits choose the next one.
     """
-    sequence = task.sequence
-    sequence.num_computed = min(task.landed * state.block_tokens, len(sequence.token_ids) - 1)
-    in_pool = len(sequence.token_ids) - (PREFILL not in task.job.duties)
-    task.saved = min(task.landed, in_pool // state.block_tokens)
-    task.load_s = now - task.load_began
-    state.loading = None
-    state.compute(task, now)
-    return Loaded(task.job.id, task.load_s)
+    reused = max(task.landed * state.block_tokens, task.shared)
+    state.note_computed(task, min(reused, task.most_reused))
+    task.saved = min(reused, task.tokens_in_pool) // state.block_tokens
+    if task is state.loading:
+        task.load_s = now - task.load_began
+        state.loading = None
+    if PREFILL in task.job.duties:
+        state.prefilling.append(task)
+    else:
+        for branch in state.fork(task):
+            state.join(branch, now)
+    return [Loaded(task.id, task.load_s, task.shared)]
 
 
 def _preempt(state: State, task: Task) -> Preempted:
     state.running.remove(task)
     state.remove(task)
-    return Preempted(task.job.id, tuple(task.sequence.token_ids), task.sequence.answered)
+    return Preempted(task.id, tuple(task.sequence.token_ids), task.sequence.answered)
 
 
 # ----------------------------------------------------------------------------------- computing
@@ -91,51 +96,62 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
-        task.sequence.num_computed = chunk.end
-        _name_blocks(state, task)
+        state.note_computed(task, chunk.end)
         if not chunk.prompt:
             iterated += 1
             said += _decoded(state, task, *next(tokens), now)
             continue
         task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
-        if chunk.draw is not None:
-            said += _computed(state, task, chunk, *next(tokens), now)
+        if chunk.draws:
+            said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
     if iterated:
         said.insert(0, Iterated(iterated, result.compute_s))
     return said
 
 
-def _computed(state: State, task: Task, chunk: Chunk, token: int, logprobs: Any, now: float) -> list[Outcome]:
-    """Advance a task whose prompt is computed."""
+def _computed(
+    state: State, task: Task, chunk: Chunk, drawn: list[tuple[int, Any]], now: float
+) -> list[Outcome]:
+    """Advance a task whose prompt is computed, with (token, logprobs) of each branch."""
     index = task.sequence.answered
-    task.first_token, task.finish = token, task.sequence.append(token)
-    said: list[Outcome] = [
-        Computed(task.job.id, task.compute_s, task.computed, chunk.end - task.computed),
-        Token(task.job.id, index, token, task.finish, logprobs),
-    ]
+    reused = chunk.end - task.computed
+    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused)]
     state.prefilling.remove(task)
+    if DECODE in task.job.duties:
+        for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):
+            said += _first_token(state, branch, token, logprobs, now)
+        return said
+    for branch_number, (token, logprobs) in zip(task.branches, drawn, strict=True):
+        finish = task.sequence.end_with(token)
+        task.first_tokens.append(token)
+        task.finishes.append(finish)
+        said.append(Token(task.id._replace(branch=branch_number), index, token, finish, logprobs))
     task.store_began = now
     if task.job.store:
         state.storing.append(task)
         return said
-    return said + _stored(state, task, now)
+    return [*said, _stored(state, task, now)]
 
 
-def _stored(state: State, task: Task, now: float) -> list[Outcome]:
-    """Advance a task whose prompt is computed and stored."""
-    if DECODE in task.job.duties:
-        if task.finish is None:
-            state.join(task, now)
-            return []
-        return _leave(state, task)
+def _first_token(state: State, task: Task, token: int, logprobs: Any, now: float) -> list[Outcome]:
+    """Let a branch whose prompt was computed here join the running batch, unless its answer ends at once."""
+    index = task.sequence.answered
+    finish = task.sequence.append(token)
+    said: list[Outcome] = [Token(task.id, index, token, finish, logprobs)]
+    if finish is None:
+        state.join(task, now)
+        return said
+    return said + _leave(state, task)
+
+
+def _stored(state: State, task: Task, now: float) -> Prefilled:
+    """End a task whose prompt is computed and stored, and which decodes elsewhere."""
     state.remove(task)
     store_s = now - task.store_began
-    return [
-        Prefilled(
-            task.job.id, task.first_token, task.finish, tuple(task.sums), task.load_s, task.compute_s, store_s
-        )
-    ]
+    return Prefilled(
+        task.id, task.first_tokens, task.finishes, tuple(task.sums), task.load_s, task.compute_s, store_s
+    )
 
 
 def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) -> list[Outcome]:
@@ -143,11 +159,11 @@ def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) ->
     sequence = task.sequence
     index = sequence.answered
     finish = sequence.append(token)
-    said: list[Outcome] = [Token(task.job.id, index, token, finish, logprobs)]
+    said: list[Outcome] = [Token(task.id, index, token, finish, logprobs)]
     if finish is None:
         return said
     state.running.remove(task)
-    said.insert(0, Decoded(task.job.id, now - task.joined, sequence.answered))
+    said.insert(0, Decoded(task.id, now - task.joined, sequence.answered))
     return said + _leave(state, task)
 
 
@@ -161,20 +177,9 @@ def _leave(state: State, task: Task) -> list[Outcome]:
     return [_end(state, task)]
 
 
-def _name_blocks(state: State, task: Task) -> None:
-    """Continue the chain of keys with the blocks that have become full."""
-    if task.job.salt is None:
-        return
-    size = state.block_tokens
-    for index in range(len(task.keys), task.sequence.num_computed // size):
-        assert state.next_key is not None, "a rank that reuses blocks needs their keys"
-        block = task.sequence.token_ids[index * size : (index + 1) * size]
-        task.keys.append(state.next_key(task.job.salt, task.keys[-1] if task.keys else None, block))
-
-
 def _end(state: State, task: Task) -> Ended:
     state.remove(task)
-    return Ended(task.job.id, "finished", task.sequence.answered)
+    return Ended(task.id, "finished", task.sequence.answered)
 
 
 # ----------------------------------------------------------------------------------- blocks
@@ -215,7 +220,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     if task.written < len(task.job.store):
         return []
     state.storing.remove(task)
-    return _stored(state, task, now)
+    return [_stored(state, task, now)]
 
 
 def _store_failed(state: State, task: Task) -> list[Outcome]:
@@ -228,7 +233,7 @@ def _store_failed(state: State, task: Task) -> list[Outcome]:
 
 def _fail(state: State, task: Task, problem: str) -> Failed:
     state.remove(task)
-    return Failed(task.job.id, f"KV could not be moved: {problem}", task.may_still_write)
+    return Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)
 
 
 def _put_ended(state: State, ended: TransferEnded) -> PutFinished:

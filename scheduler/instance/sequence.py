@@ -33,8 +33,8 @@ class Sequence:
         """Return the number of tokens whose KV is not written."""
         return len(self.token_ids) - self.num_computed
 
-    def append(self, token: int) -> str | None:
-        """Append the next token of the answer. Return why the answer ends with it, or None.
+    def end_with(self, token: int) -> str | None:
+        """Tell why the answer would end with this next token; None when it would go on.
 
         "stop": an end token, which is not part of the answer. "length": max_tokens or max_len is reached;
         with max_tokens 0, the token is not part of the answer either.
@@ -43,8 +43,14 @@ class Sequence:
             return "length"
         if token in self.stop_ids:
             return "stop"
-        self.token_ids.append(token)
-        self.answered += 1
-        if self.answered >= self.max_tokens or len(self.token_ids) >= self.max_len:
+        if self.answered + 1 >= self.max_tokens or len(self.token_ids) + 1 >= self.max_len:
             return "length"
         return None
+
+    def append(self, token: int) -> str | None:
+        """Append the next token, if it is part of the answer. Return why the answer ends with it, or None."""
+        finish = self.end_with(token)
+        if self.max_tokens and finish != "stop":
+            self.token_ids.append(token)
+            self.answered += 1
+        return finish

@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from typing import Any
 from scheduler.instance.job import PREFILL, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
+from scheduler.instance.prefix import NoPrefix, PrefixCache
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step
 from scheduler.instance.task import Task
@@ -48,17 +49,19 @@ class State:
         limits         how much this rank does at once
         tasks          every task of this rank by the id of its job
         waiting        tasks without pages, in the order of their arrival
+        admitted       tasks of the step under way that have nothing to read
         loading        the task whose blocks are being read
         prefilling     tasks whose prompts are being computed, oldest first
         storing        tasks whose blocks are being written, oldest first
         running        the running batch, oldest first
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
         next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
+        prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
         dropped_puts   full blocks that did not reach the pool
         under_way      the step that has begun and has not ended
 
-    Invariant: each task is in exactly one stage, and each page, half and slot is free or has one user.
+    Invariant: each task is in exactly one stage, and each half and slot is free or has one user.
     """
 
     duties: frozenset[str]
@@ -68,12 +71,14 @@ class State:
     limits: Limits
     tasks: dict[JobId, Task] = field(default_factory=dict)
     waiting: deque[Task] = field(default_factory=deque)
+    admitted: list[Task] = field(default_factory=list)
     loading: Task | None = None
     prefilling: list[Task] = field(default_factory=list)
     storing: list[Task] = field(default_factory=list)
     running: list[Task] = field(default_factory=list)
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
+    prefix: PrefixCache = field(default_factory=NoPrefix)
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
     dropped_puts: int = 0
@@ -87,8 +92,9 @@ class State:
 
     @property
     def num_active(self) -> int:
-        """Return the number of tasks that are loaded, prefilled or decoded."""
-        return len(self.running) + len(self.prefilling) + (self.loading is not None)
+        """Return the number of sequences that are loaded, prefilled or decoded."""
+        prompts = [*self.prefilling, *([self.loading] if self.loading is not None else [])]
+        return len(self.running) + sum(len(task.branches) for task in prompts)
 
     @property
     def num_prefills(self) -> int:
@@ -107,19 +113,57 @@ class State:
             if task.job.offers:
                 yield task
 
+    def blocks_in(self, pages: Seq[int]) -> int:
+        """Return how many whole blocks these pages hold."""
+        return len(pages) * self.pages.page_tokens // self.block_tokens
+
     def block_pages(self, task: Task, first: int, count: int) -> Seq[int]:
         """Return the pages of blocks first .. first+count-1 of a task; the last block may have fewer."""
         per_block = self.block_tokens // self.pages.page_tokens
         pages = task.sequence.pages[first * per_block : (first + count) * per_block]
-        assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.job.id} has no page"
+        assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.id} has no page"
         return pages
 
-    def compute(self, task: Task, now: float) -> None:
-        """Let a task whose blocks are in its pages be prefilled, or join the running batch."""
-        if PREFILL in task.job.duties:
-            self.prefilling.append(task)
-        else:
-            self.join(task, now)
+    def pages_for_next_token(self, task: Task) -> int:
+        """Return how many pages a running task needs for its next token: new ones, or one to copy to."""
+        sequence = task.sequence
+        missing = self.pages.needed(len(sequence.token_ids)) - len(sequence.pages)
+        return missing or self.pages.is_shared(sequence.pages[-1])
+
+    def pages_freed_by(self, task: Task) -> int:
+        """Return how many pages can be taken once this task has left: those that no other sequence uses."""
+        return sum(not self.pages.is_shared(page) for page in task.sequence.pages)
+
+    def name_blocks(self, task: Task, num_tokens: int) -> None:
+        """Continue a task's chain of keys up to its first num_tokens tokens."""
+        if task.job.salt is None:
+            return
+        size = self.block_tokens
+        for index in range(len(task.keys), num_tokens // size):
+            assert self.next_key is not None, "a rank that reuses blocks needs their keys"
+            block = task.sequence.token_ids[index * size : (index + 1) * size]
+            task.keys.append(self.next_key(task.job.salt, task.keys[-1] if task.keys else None, block))
+
+    def note_computed(self, task: Task, num_tokens: int) -> None:
+        """Note that the KV of a task's first num_tokens tokens is in its pages. Full pages may be shared."""
+        sequence = task.sequence
+        sequence.num_computed = num_tokens
+        self.name_blocks(task, num_tokens)
+        self.prefix.insert(task.chain, sequence.token_ids, sequence.pages, num_tokens)
+
+    def fork(self, task: Task) -> list[Task]:
+        """Replace a task by one task for each of its branches. They share its pages."""
+        if task.forked:
+            return [task]
+        answers = dict(task.job.answers)
+        twins = [task.fork(branch, answers.get(branch, ())) for branch in task.branches]
+        for twin in twins:
+            self.pages.share(twin.sequence.pages)
+        for twin in twins[1:]:  # the first one offers the blocks of the prompt for all of them
+            twin.saved = twin.sequence.num_computed // self.block_tokens
+        self.remove(task)
+        self.tasks |= {twin.id: twin for twin in twins}
+        return twins
 
     def join(self, task: Task, now: float) -> None:
         """Add a task to the running batch."""
@@ -128,7 +172,7 @@ class State:
 
     def remove(self, task: Task) -> None:
         """Forget a task whose stage has been left, and free its pages."""
-        del self.tasks[task.job.id]
+        del self.tasks[task.id]
         self.pages.give_back(task.sequence.pages)
         task.sequence.pages = []
 
@@ -137,18 +181,19 @@ class State:
         staged = list(self._stages())
         assert len(staged) == len(self.tasks), "a task is in no stage, or in two"
         for task in staged:
-            assert self.tasks[task.job.id] is task
+            assert self.tasks[task.id] is task
             assert task.job.duties <= self.duties
             task.check()
             self._check_pages(task)
-        held = [page for task in staged for page in task.sequence.pages]
-        assert len(held) == len(set(held)), "a page has two users"
-        assert set(held) == self.pages.held
+        users = Counter(page for task in staged for page in task.sequence.pages)
+        assert users == self.pages.used, "the pages count other users than there are"
         self.pages.check()
+        self.prefix.check()
         self._check_staging()
 
     def _stages(self) -> Iterator[Task]:
         yield from self.waiting
+        yield from self.admitted
         if self.loading is not None:
             yield self.loading
         yield from self.prefilling

@@ -15,10 +15,27 @@ from scheduler.instance.job import JobId
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A waiting job gets pages for all of its tokens."""
+    """A waiting job gets pages for all of its tokens.
+
+    shared   number of leading pages that hold its tokens' KV already; other sequences may use them too
+    """
 
     job: JobId
     pages: tuple[int, ...]
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A running sequence gets pages for its next token.
+
+    copies   None: the pages are added at its end. Otherwise the one page takes the place of this last page,
+             whose KV must be copied first, because other sequences use it too (copy on write)
+    """
+
+    job: JobId
+    pages: tuple[int, ...]
+    copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +107,14 @@ class Draw:
     token_ids   the whole sequence so far, as it is when the step begins
     answered    number of token_ids that belong to the answer
     stop_ids    tokens that end the answer
+    branch      number of the answer among those to its prompt
     """
 
     sampling: Any
     token_ids: Seq[int]
     answered: int
     stop_ids: frozenset[int]
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +123,7 @@ class Chunk:
 
     token_ids   tokens start .. start+len-1 of the sequence
     pages       of the whole sequence
-    draw        how the sequence's next token is chosen after the last of them; None: it is not
+    draws       how the next token of each branch is chosen after the last of them; empty: it is not
     prompt      whether they belong to a prefill; otherwise the job is in the running batch
     """
 
@@ -112,7 +131,7 @@ class Chunk:
     token_ids: Seq[int]
     start: int
     pages: Seq[int]
-    draw: Draw | None
+    draws: tuple[Draw, ...]
     prompt: bool
 
     @property
@@ -127,8 +146,9 @@ class Step:
 
     now       the time at which it was decided
     admit     waiting jobs that begin
+    evict     pages that leave the prefix cache before anything else happens
     preempt   jobs that lose their pages and leave the rank
-    grow      (job, pages) that the sequences of `chunks` need in addition
+    grow      pages that the sequences of `chunks` need in addition
     reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
     lands, saves          copies within the rank's memory
     chunks    one forward pass
@@ -136,8 +156,9 @@ class Step:
 
     now: float
     admit: tuple[Admission, ...] = ()
+    evict: tuple[int, ...] = ()
     preempt: tuple[JobId, ...] = ()
-    grow: tuple[tuple[JobId, tuple[int, ...]], ...] = ()
+    grow: tuple[Growth, ...] = ()
     reads: tuple[ReadGroup, ...] = ()
     lands: tuple[LandGroup, ...] = ()
     writes: tuple[WriteGroup, ...] = ()
@@ -169,7 +190,7 @@ class TransferEnded:
 class Result:
     """The outcome of a step.
 
-    tokens      one per chunk that has a draw, in their order
+    tokens      one per draw of the chunks, in their order
     written     checksums per block of `writes`, one list per group; opaque
     saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one

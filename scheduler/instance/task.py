@@ -1,19 +1,25 @@
-"""A task: a job on its rank, with its sequence and its progress."""
+"""A task: one sequence of a job on its rank, and its progress."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.instance.job import Job
+from scheduler.instance.job import PREFILL, Job, JobId
+from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Sequence
 from scheduler.instance.step import Draw
 
 
 @dataclass(slots=True)
 class Task:
-    """A job and its progress. Times are those of the planner's caller.
+    """A sequence of a job, and its progress. Times are those of the planner's caller.
 
+        branch            number of its answer; a task that is not forked yet stands for all branches
+        forked            whether it stands for its own branch alone
+        dropped           branches that were cancelled before the fork
+        shared            tokens whose KV lay in pages of this rank when it was admitted
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
         keys              of the first full blocks: those of the job, then those of blocks filled since
         saved             full blocks that are in the pool, or have been offered to it
@@ -24,7 +30,7 @@ class Task:
         computed          prompt tokens that they computed
         store_began       when its first token was sampled
         joined            when it joined the running batch
-        first_token, finish   what prefill sampled, and why the answer ends with it (None: it goes on)
+        first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
         problem           why a transfer of job.store failed, "" as long as none did
         may_still_write   bytes of a failed transfer may still reach the pool
 
@@ -33,6 +39,10 @@ class Task:
 
     job: Job
     sequence: Sequence
+    branch: int = 0
+    forked: bool = False
+    dropped: set[int] = field(default_factory=set)
+    shared: int = 0
     read: int = 0
     landed: int = 0
     copied: int = 0
@@ -46,23 +56,68 @@ class Task:
     computed: int = 0
     store_began: float = 0.0
     joined: float = 0.0
-    first_token: int = 0
-    finish: str | None = None
+    first_tokens: list[int] = field(default_factory=list)
+    finishes: list[str | None] = field(default_factory=list)
     problem: str = ""
     may_still_write: bool = False
 
     @classmethod
     def of(cls, job: Job) -> Task:
         """Make the task of a job that has just arrived."""
-        ids = list(job.token_ids)
-        sequence = Sequence(ids, job.answered, job.max_tokens, job.max_len, job.stop_ids)
-        return cls(job, sequence, keys=list(job.keys))
+        sequence = Sequence(list(job.token_ids), job.answered, job.max_tokens, job.max_len, job.stop_ids)
+        branches = job.branches
+        task = cls(job, sequence, branches[0], len(branches) == 1, keys=list(job.keys))
+        return task.fork(*job.answers[0]) if len(job.answers) == 1 else task
 
     @property
-    def draw(self) -> Draw:
-        """Return how the next token is chosen. It names the sequence's own list, which the result extends."""
-        sequence = self.sequence
-        return Draw(self.job.sampling, sequence.token_ids, sequence.answered, sequence.stop_ids)
+    def id(self) -> JobId:
+        """Return the name of this task on its rank."""
+        return JobId(self.job.request_id, self.job.attempt, self.branch)
+
+    @property
+    def branches(self) -> list[int]:
+        """Return the branches that this task stands for."""
+        if self.forked:
+            return [self.branch]
+        return [branch for branch in self.job.branches if branch not in self.dropped]
+
+    @property
+    def chain(self) -> Chain:
+        """Return what the prefix cache must know of this sequence beside its tokens."""
+        return Chain(self.job.salt, self.keys)
+
+    @property
+    def most_reused(self) -> int:
+        """Return how many leading tokens may be reused: the last one is computed, for its logits.
+
+        Of several branches to be decoded, the last tokens are those of their answers.
+        """
+        return len(self.sequence.token_ids) - (self.forked or not self.job.answers)
+
+    @property
+    def tokens_in_pool(self) -> int:
+        """Return how many leading tokens job.load covers, if it covers all that it can."""
+        return len(self.sequence.token_ids) if PREFILL in self.job.duties else self.most_reused
+
+    def draws(self) -> tuple[Draw, ...]:
+        """Return how the next token of each branch is chosen.
+
+        They name the sequence's own list of tokens, which the result extends.
+        """
+        seq, sampling = self.sequence, self.job.sampling
+        return tuple(
+            Draw(sampling, seq.token_ids, seq.answered, seq.stop_ids, branch) for branch in self.branches
+        )
+
+    def fork(self, branch: int, answer: Seq[int] = ()) -> Task:
+        """Make the task of one branch. It has the same pages, which the caller must share."""
+        seq = self.sequence
+        ids = [*seq.token_ids, *answer]
+        sequence = replace(seq, token_ids=ids, answered=seq.answered + len(answer), pages=list(seq.pages))
+        return replace(
+            self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums=[],
+            first_tokens=[], finishes=[],
+        )  # fmt: skip
 
     def check(self) -> None:
         """Assert the invariant."""

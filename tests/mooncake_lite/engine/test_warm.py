@@ -22,6 +22,7 @@ from mooncake_lite.engine.compiling import kernel_use
 from mooncake_lite.engine.warm import warm_up
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import load_model
+from scheduler.instance import JobId
 from scheduler.instance.step import Chunk, Draw
 
 
@@ -44,14 +45,14 @@ for name, length in (("a", 150), ("b", 20), ("c", 64)):
     for start in range(0, length, 48):
         ids = tuple(range(start, min(length, start + 48)))
         last = start + len(ids) == length
-        engine.compute([Chunk((name, 0), ids, start, pages, draw if last else None, True)])
+        engine.compute([Chunk(JobId(name, 0), ids, start, pages, (draw,) if last else (), True)])
     blocks = np.zeros((-(-length // 64), *engine.block_shape), engine.block_dtype)
     engine.store_blocks(pages[: -(-length // 16)], blocks)
     engine.load_blocks(pages[: -(-length // 16)], blocks)
     ends[name] = length, pages
 for step in range(3):
     engine.compute(
-        [Chunk((n, 0), (7,), e + step, pages, draw, False) for n, (e, pages) in ends.items()]
+        [Chunk(JobId(n, 0), (7,), e + step, pages, (draw,), False) for n, (e, pages) in ends.items()]
     )
 print(ahead >= 5, before - ahead, compiled() - before)
 """

@@ -125,7 +125,7 @@ def test_a_prefill_tells_its_token_at_once_and_its_end_when_every_byte_is_in_the
     assert (token.index, len(token.token_ids), token.cached_tokens) == (0, 1, {"dram": 8})
     assert [(span.stage, span.count) for span in token.spans] == [("queue", 0), ("load", 2), ("compute", 6)]
     done = rank.until(m.PrefillDone)
-    assert (done.first_token, done.finish, done.attempt, done.epoch) == (token.token_ids[0], None, 3, 5)
+    assert (done.first_tokens, done.finishes, done.attempt, done.epoch) == (token.token_ids, [None], 3, 5)
     assert done.checksums == [tuple(kv_of(tokens)[8:12])]
     assert [span.stage for span in done.spans] == ["queue", "load", "compute", "store"]
     assert (done.spans[3].nbytes, done.spans[3].count) == (1024, 2)
@@ -141,7 +141,7 @@ def test_a_prefill_for_no_token_stores_its_blocks_and_ends_without_one() -> None
     told = rank.until(m.Tokens)
     assert (told.index, told.token_ids, told.finish, told.cached_tokens) == (0, [], "length", {"dram": 0})
     done = rank.until(m.PrefillDone)
-    assert done.finish == "length"
+    assert done.finishes == ["length"]
     assert done.checksums == [tuple(kv_of(tokens)[n : n + 4]) for n in (0, 4, 8)]
 
 
@@ -265,7 +265,7 @@ def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
     refs = refs_of(3)
     rank.hear(
         m.Decode(
-            "a", "gateway-0", [*tokens, done.first_token], 1, refs[:2], refs[2], [], b"", GREEDY, 4, [], []
+            "a", "gateway-0", [*tokens, *done.first_tokens], 1, refs[:2], refs[2], [], b"", GREEDY, 4, [], []
         )
     )
     while not (last := rank.until(m.Tokens)).finish:

@@ -67,7 +67,7 @@ class Cluster:
         return self.tell("gateway-0", message)
 
     def prefill_done(self, job: m.Prefill, finish: str | None = None) -> list[m.Message]:
-        done = m.PrefillDone(job.request_id, 7, finish, [SUMS] * len(job.store), [], 0.1)
+        done = m.PrefillDone(job.request_id, [7], [finish], [SUMS] * len(job.store), [], 0.1)
         return self.tell("rank-1", done)
 
     def serve(self, name: str, tokens: list[int], salt: bytes = b"model") -> m.Prefill:
@@ -461,7 +461,7 @@ def test_a_prefill_whose_answer_is_too_large_has_failed() -> None:
 
     rank = ComputeRank.__new__(ComputeRank)
     rank._conductor = Conductor()  # type: ignore[assignment]
-    rank.tell(m.PrefillDone("a", 1, None, [], [], 0.1))
+    rank.tell(m.PrefillDone("a", [1], [None], [], [], 0.1))
     assert Conductor.sent == [m.RequestFailed("a", "PrefillDone has 9 bytes, the limit is 8")]
 
 

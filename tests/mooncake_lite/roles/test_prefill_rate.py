@@ -21,6 +21,6 @@ def test_a_hit_that_loads_for_long_does_not_poison_the_rate(new_tokens: int) -> 
     assert (len(job.load), len(job.store)) == (2, new_tokens // 64)
     compute_s = rate * (new_tokens or 1)
     checksums = [SUMS] * len(job.store)
-    done = m.PrefillDone("b", 7, None, checksums, [], compute_s, load_s=30.0, store_s=20.0)
+    done = m.PrefillDone("b", [7], [None], checksums, [], compute_s, load_s=30.0, store_s=20.0)
     cluster.tell("rank-1", done)
     assert cluster.role.control.state.prefill_s_per_token == pytest.approx(rate)

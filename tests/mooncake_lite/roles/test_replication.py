@@ -59,7 +59,7 @@ class Pair:
         job, *copies = self.tell("gateway-0", submit)
         assert isinstance(job, m.Prefill)
         assert len(job.load) == 2
-        done = m.PrefillDone(name, 7, "length", [], [], 0.1, attempt=job.attempt)
+        done = m.PrefillDone(name, [7], ["length"], [], [], 0.1, attempt=job.attempt)
         self.tell("rank-1", done)
         for copy in copies:
             assert isinstance(copy, m.CopyBlocks)

@@ -24,9 +24,9 @@ def kv_of(tokens: Sequence[int]) -> list[int]:
     return values
 
 
-def choose(value: int, vocabulary: int = 50) -> int:
-    """The token that follows the one with this KV value."""
-    return value % vocabulary
+def choose(value: int, branch: int = 0, vocabulary: int = 50) -> int:
+    """The token that follows the one with this KV value, in a branch."""
+    return (value + 7 * branch) % vocabulary
 
 
 class ModelRunner:
@@ -84,11 +84,14 @@ class ModelRunner:
             self.slots[save.slot] = self._gather(save.pages)
             saved.append(tuple(self.slots[save.slot]))
         self.flying_puts |= {put.put: put for put in step.puts}
-        tokens = [token for chunk in step.chunks if (token := self._compute(chunk)) is not None]
+        for growth in step.grow:
+            if growth.copies is not None:
+                self.pages[growth.pages[0]] = list(self.pages[growth.copies])
+        tokens = [token for chunk in step.chunks for token in self._compute(chunk)]
         halves, puts = self._poll(step.now)
         return Result(step, tokens, written, saved, halves, puts, 0.5 if step.chunks else 0.0)
 
-    def _compute(self, chunk: Chunk) -> int | None:
+    def _compute(self, chunk: Chunk) -> list[int]:
         value = 7
         if chunk.start:
             before = self._at(chunk.pages, chunk.start - 1)
@@ -97,7 +100,7 @@ class ModelRunner:
         for position, token in enumerate(chunk.token_ids, chunk.start):
             value = hash((value, token))
             self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
-        return choose(value) if chunk.draw is not None else None
+        return [choose(value, draw.branch) for draw in chunk.draws]
 
     def _at(self, pages: Sequence[int], position: int) -> int | None:
         return self.pages[pages[position // PAGE]][position % PAGE]

@@ -17,6 +17,7 @@ from scheduler.instance import (
     State,
     Step,
     begin,
+    new_prefix_cache,
     next_step,
     on,
 )
@@ -44,13 +45,16 @@ class Rank:
         half_blocks: int = 2,
         num_slots: int = 2,
         limits: Limits = Limits(8),  # noqa: B008
+        sharing: str = "off",
         pool: dict[Any, Any] | None = None,
         **runner: Any,
     ) -> None:
         self.pool: dict[Any, Any] = {} if pool is None else pool
         staging = Staging(half_blocks, num_slots)
+        pages = Pages(num_pages, PAGE)
+        prefix = new_prefix_cache(sharing, pages, BLOCK, key_after)
         self.state = State(
-            frozenset(duties), Pages(num_pages, PAGE), staging, BLOCK, limits, next_key=key_after
+            frozenset(duties), pages, staging, BLOCK, limits, next_key=key_after, prefix=prefix
         )
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
         self.now = 0.0
@@ -65,8 +69,8 @@ class Rank:
     def arrive(self, job: Job) -> list[Outcome]:
         return self.tell(Arrived(job))
 
-    def cancel(self, name: str, attempt: int = 0) -> list[Outcome]:
-        return self.tell(Cancelled(name, attempt))
+    def cancel(self, name: str, attempt: int = 0, branch: int | None = None) -> list[Outcome]:
+        return self.tell(Cancelled(name, attempt, branch))
 
     def step(self, unchanged: bool = True) -> tuple[Step, list[Outcome]]:
         """One turn of the loop; next_step must leave the state as it is."""
@@ -109,11 +113,12 @@ class Rank:
         assert not state.tasks
         assert not state.puts
         assert not state.busy
-        assert len(state.pages.free) == state.pages.num_pages
+        assert state.pages.num_free + state.pages.num_idle == state.pages.num_pages
         assert state.staging.halves == [None, None]
         assert sorted(state.staging.free_slots) == list(range(state.staging.num_slots))
         ended = [outcome.job for outcome in self.said if isinstance(outcome, ENDS)]
         assert len(ended) == len(set(ended))
+        state.prefix.check()
 
 
 def job(name: str, duties: Sequence[str], tokens: Sequence[int], **more: Any) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, PREFILL, Limits
+from scheduler.instance import DECODE, PREFILL, JobId, Limits
 from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Prefilled, Token
 from tests.scheduler.instance.model_runner import BLOCK, kv_of
 from tests.scheduler.instance.rank import Rank, job
@@ -121,8 +121,8 @@ def test_no_chunk_begins_while_blocks_of_another_job_are_on_their_way_to_the_poo
     assert not any(step.chunks for step, _ in [rank.step() for _ in range(5)])
     assert rank.state.prefilling
     line.open = True
-    assert rank.until(Prefilled).job == ("a", 0)
-    assert rank.until(Computed).job == ("b", 0)
+    assert rank.until(Prefilled).job == JobId("a", 0)
+    assert rank.until(Computed).job == JobId("b", 0)
 
 
 @pytest.mark.parametrize("duty", [PREFILL, DECODE])
@@ -131,7 +131,7 @@ def test_a_cancelled_load_ends_at_once_drops_its_groups_and_frees_its_half_with_
     rank = line.rank(duty, half_blocks=1)
     rank.arrive(job("a", [duty], range(17), load=in_pool(rank, range(16))))
     rank.step()
-    assert rank.cancel("a") == [Ended(("a", 0), "cancelled", 0)]
+    assert rank.cancel("a") == [Ended(JobId("a", 0), "cancelled", 0)]
     assert len(rank.state.pages.free) == rank.state.pages.num_pages
     assert rank.state.staging.free_halves(rank.now) == [1]
     assert not any(step.reads for step, _ in [rank.step() for _ in range(3)])
@@ -158,7 +158,7 @@ def test_a_cancelled_load_does_not_hold_up_the_running_batch_nor_the_next_load()
     line.open = True
     rank.until(Loaded)
     answered = len(rank.said_tokens("old"))
-    assert rank.cancel("old") == [Ended(("old", 0), "cancelled", answered)]
+    assert rank.cancel("old") == [Ended(JobId("old", 0), "cancelled", answered)]
     rank.settle()
     rank.assert_idle()
 
@@ -168,7 +168,7 @@ def test_a_prefill_that_is_cancelled_stops_within_a_chunk() -> None:
     rank.arrive(job("a", [PREFILL], range(20), store=[1, 2, 3, 4, 5]))
     while not rank.state.prefilling or rank.state.prefilling[0].computed < 4:
         rank.step()
-    assert rank.cancel("a") == [Ended(("a", 0), "cancelled", 0)]
+    assert rank.cancel("a") == [Ended(JobId("a", 0), "cancelled", 0)]
     rank.assert_idle()
     assert rank.pool == {}
 
@@ -178,7 +178,7 @@ def test_a_cancel_does_not_stop_a_store_and_its_blocks_reach_the_pool() -> None:
     rank.arrive(job("a", [PREFILL], range(8), store=[1, 2]))
     rank.until(Token)
     assert rank.cancel("a") == []
-    assert rank.until(Prefilled).job == ("a", 0)
+    assert rank.until(Prefilled).job == JobId("a", 0)
     assert set(rank.pool) == {1, 2}
 
 
@@ -187,7 +187,7 @@ def test_a_cancel_for_another_attempt_changes_nothing() -> None:
     rank.arrive(job("a", [PREFILL], range(8), attempt=2, store=[1, 2]))
     assert rank.cancel("a", 1) == []
     assert rank.cancel("a", 3) == []
-    assert rank.until(Prefilled).job == ("a", 2)
+    assert rank.until(Prefilled).job == JobId("a", 2)
 
 
 def test_a_load_that_fails_ends_its_job_alone_and_writes_nothing() -> None:
@@ -195,7 +195,7 @@ def test_a_load_that_fails_ends_its_job_alone_and_writes_nothing() -> None:
     rank = line.rank(DECODE, half_blocks=1)
     line.open, line.problem = True, "the line is cut"
     rank.arrive(job("a", [DECODE], range(9), load=in_pool(rank, range(8))))
-    assert rank.until(Failed) == Failed(("a", 0), "KV could not be moved: the line is cut", False)
+    assert rank.until(Failed) == Failed(JobId("a", 0), "KV could not be moved: the line is cut", False)
     line.problem = ""
     rank.arrive(job("b", [DECODE], range(9), load=in_pool(rank, range(8))))
     rank.until(Ended)
@@ -234,14 +234,14 @@ def test_a_store_that_fails_is_told_when_none_of_its_groups_flies_any_more() -> 
     rank.runner.ends = lambda: True
     step, said = rank.step()
     assert step.writes == ()
-    assert said == [Failed(("a", 0), "KV could not be moved: the line is cut", True)]
+    assert said == [Failed(JobId("a", 0), "KV could not be moved: the line is cut", True)]
     rank.assert_idle()
 
 
 def test_a_job_that_can_never_have_enough_pages_fails_at_once_with_the_numbers() -> None:
     rank = Rank(PREFILL, num_pages=4)
     (failed,) = rank.arrive(job("a", [PREFILL], range(9)))
-    assert failed == Failed(("a", 0), "5 KV pages are needed, the rank has 4")
+    assert failed == Failed(JobId("a", 0), "5 KV pages are needed, the rank has 4")
     rank.assert_idle()
 
 
@@ -252,5 +252,5 @@ def test_the_same_request_can_come_again_while_its_earlier_attempt_still_stores(
     rank.until(Token)
     rank.arrive(job("a", [PREFILL], range(6), attempt=1, store=[3, 4]))
     line.open = True
-    assert [rank.until(Prefilled).job, rank.until(Prefilled).job] == [("a", 0), ("a", 1)]
+    assert [rank.until(Prefilled).job, rank.until(Prefilled).job] == [JobId("a", 0), JobId("a", 1)]
     rank.assert_idle()

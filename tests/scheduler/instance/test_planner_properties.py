@@ -14,7 +14,7 @@ from tests.scheduler.instance.world import World
 pytestmark = pytest.mark.quick
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=25)
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(st.integers(0, 2**32))
 def test_whatever_is_cancelled_fails_or_is_preempted_nothing_leaks_and_no_token_is_wrong(seed: int) -> None:
     world = World(seed)

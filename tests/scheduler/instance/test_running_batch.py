@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, PREFILL, Granted, Limits
+from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits
 from scheduler.instance.outcomes import Decoded, Ended, Iterated, Loaded, Preempted, PutFinished, Saved, Token
 from tests.scheduler.instance.model_runner import kv_of
 from tests.scheduler.instance.rank import Rank, job, key_after
@@ -33,7 +33,7 @@ def test_requests_join_and_leave_between_two_iterations() -> None:
     step, said = rank.step()
     assert [chunk.job[0] for chunk in step.chunks] == ["a", "b"]
     assert said[0] == Iterated(2, 0.5)
-    assert rank.until(Ended).job == ("b", 0)
+    assert rank.until(Ended).job == JobId("b", 0)
     assert running(rank) == ["a"]
 
 
@@ -70,7 +70,7 @@ def test_a_request_waits_for_pages_and_later_ones_wait_behind_it() -> None:
     decode(rank, "small", 3, max_tokens=1)
     rank.step()
     assert rank.state.num_waiting == 2
-    assert rank.until(Ended).job == ("a", 0)
+    assert rank.until(Ended).job == JobId("a", 0)
     rank.settle()
     loaded = [outcome.job[0] for outcome in rank.said if isinstance(outcome, Loaded)]
     assert loaded == ["a", "large", "small"]
@@ -82,7 +82,7 @@ def test_without_a_page_for_each_next_token_the_youngest_goes_back_with_its_answ
     decode(rank, "old", 5, max_tokens=100, attempt=4)
     decode(rank, "young", 5, max_tokens=100, attempt=7, answered=2)
     preempted = rank.until(Preempted)
-    assert preempted.job == ("young", 7)
+    assert preempted.job == JobId("young", 7)
     assert preempted.token_ids[:5] == tuple(range(5))
     assert preempted.answered == 2 + len(preempted.token_ids) - 5
     assert running(rank) == ["old"]
@@ -106,20 +106,20 @@ def test_the_only_running_request_steps_back_for_one_that_is_loading() -> None:
     rank.until(Token)
     line.open = False
     decode(rank, "b", 8, max_tokens=3)
-    assert rank.until(Preempted).job == ("a", 0)
+    assert rank.until(Preempted).job == JobId("a", 0)
     assert running(rank) == []
     line.open = True
-    assert rank.until(Ended).job == ("b", 0)
+    assert rank.until(Ended).job == JobId("b", 0)
     rank.assert_idle()
 
 
 def test_a_block_that_becomes_full_is_offered_with_its_tokens_and_its_number() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=3)
     saved = rank.until(Saved)
     (block,) = saved.blocks
     tokens = rank.said_tokens("a")
-    assert (block.job, block.index) == (("a", 0), 1)
+    assert (block.job, block.index) == (JobId("a", 0), 1)
     assert block.token_ids == (4, 5, 6, tokens[0])
     rank.tell(Granted(saved.put, [77]))
     put = rank.until(PutFinished)
@@ -131,7 +131,7 @@ def test_a_block_that_becomes_full_is_offered_with_its_tokens_and_its_number() -
 
 def test_a_request_that_fills_a_block_with_its_last_token_ends_after_the_block_is_saved() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=2)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=2)
     rank.until(Decoded)
     assert rank.state.pages.held
     step, said = rank.step()
@@ -142,7 +142,7 @@ def test_a_request_that_fills_a_block_with_its_last_token_ends_after_the_block_i
 
 def test_full_blocks_wait_for_a_free_slot_while_their_request_goes_on() -> None:
     rank = Rank(DECODE, num_slots=1)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=30)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=30)
     first = rank.until(Saved)
     for _ in range(9):
         rank.step()
@@ -154,7 +154,7 @@ def test_full_blocks_wait_for_a_free_slot_while_their_request_goes_on() -> None:
 
 def test_blocks_without_a_free_slot_at_the_end_of_their_request_are_dropped_and_counted() -> None:
     rank = Rank(DECODE, num_slots=1)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=10)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=10)
     rank.until(Saved)
     rank.until(Ended)
     assert rank.state.dropped_puts == 2
@@ -163,18 +163,18 @@ def test_blocks_without_a_free_slot_at_the_end_of_their_request_are_dropped_and_
 def test_a_rank_with_both_duties_offers_the_blocks_of_its_prompts_too() -> None:
     rank = Rank(PREFILL, DECODE, num_slots=4, limits=Limits(8))
     load = in_pool(rank, range(4))
-    rank.arrive(job("a", [PREFILL, DECODE], range(13), load=load, offers=True, salt="s", max_tokens=4))
+    rank.arrive(job("a", [PREFILL, DECODE], range(13), load=load, offers=True, salt=b"s", max_tokens=4))
     saved = []
     while rank.state.busy:
         said = rank.step()[1]
         saved += [block for outcome in said if isinstance(outcome, Saved) for block in outcome.blocks]
     assert [block.index for block in saved] == [1, 2, 3]
-    assert saved[1].parent == saved[0].key == key_after("s", key_after("s", None, range(4)), range(4, 8))
+    assert saved[1].parent == saved[0].key == key_after(b"s", key_after(b"s", None, range(4)), range(4, 8))
 
 
 def test_slots_of_blocks_that_the_pool_does_not_want_are_free_at_once() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=3)
     saved = rank.until(Saved)
     assert rank.tell(Granted(saved.put, [None])) == []
     assert rank.state.puts == {}
@@ -183,7 +183,7 @@ def test_slots_of_blocks_that_the_pool_does_not_want_are_free_at_once() -> None:
 
 def test_a_rank_whose_offer_is_not_answered_yet_has_nothing_to_do() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=3)
     rank.until(Ended)
     assert rank.state.puts
     assert not rank.state.busy
@@ -193,7 +193,7 @@ def test_blocks_that_could_not_be_written_are_named_and_counted() -> None:
     line = Line()
     rank = line.rank(DECODE)
     line.open = True
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=3)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=3)
     saved = rank.until(Saved)
     line.problem = "the line is cut"
     rank.tell(Granted(saved.put, [77]))
@@ -206,7 +206,7 @@ def test_blocks_that_could_not_be_written_are_named_and_counted() -> None:
 
 def test_a_cancelled_request_of_the_batch_is_gone_before_the_next_iteration() -> None:
     rank = Rank(DECODE)
-    decode(rank, "a", 7, offers=True, salt="s", max_tokens=30)
+    decode(rank, "a", 7, offers=True, salt=b"s", max_tokens=30)
     decode(rank, "b", 7, max_tokens=30)
     while len(running(rank)) < 2:
         rank.step()

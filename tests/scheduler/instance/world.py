@@ -1,4 +1,7 @@
-"""A prefill rank, a decode rank and a pool, driven by a seeded generator: everything a planner can meet."""
+"""Ranks and a pool, driven by a seeded generator: everything a planner can meet.
+
+Either a prefill and a decode rank, or one rank that does both.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,31 @@ class Request:
     name: str
     prompt: list[int]
     max_tokens: int
+    branches: list[int] = field(default_factory=lambda: [0])
     attempt: int = 0
-    answer: list[int] = field(default_factory=list)
+    answers: dict[int, list[int]] = field(default_factory=dict)
     places: list[int] = field(default_factory=list)
-    cancelled: bool = False
-    end: str = ""
+    cancelled: set[int] = field(default_factory=set)
+    ends: dict[int, str] = field(default_factory=dict)
 
-    def expected(self) -> list[int]:
+    def __post_init__(self) -> None:
+        self.answers = self.answers or {branch: [] for branch in self.branches}
+
+    @property
+    def left(self) -> list[int]:
+        """The branches that have not ended."""
+        return [branch for branch in self.branches if branch not in self.ends]
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is prefilled: a request is resumed with a single branch."""
+        return self.prompt + (self.answers[self.branches[0]] if len(self.branches) == 1 else [])
+
+    def expected(self, branch: int) -> list[int]:
         """The answer that a model without planner, pages or pool gives."""
         tokens = list(self.prompt)
         while len(tokens) - len(self.prompt) < self.max_tokens:
-            token = choose(kv_of(tokens)[-1])
+            token = choose(kv_of(tokens)[-1], branch)
             if token == STOP:
                 break
             tokens.append(token)
@@ -62,21 +79,25 @@ class World:
             "late": sometimes(rng, 0.3),
             "half_blocks": rng.choice([2, 3]),
             "num_slots": rng.choice([1, 2, 5]),
+            "sharing": rng.choice(["off", "hash", "radix"]),
         }
         longest = 40 // PAGE + 6
-        self.prefill = Rank(
-            PREFILL,
-            num_pages=longest + rng.choice([0, 40]),
-            limits=Limits(rng.choice([5, 64]), prefills=rng.choice([1, 3]), chunked=rng.random() < 0.7),
-            **common,
-        )
-        self.decode = Rank(DECODE, num_pages=longest + rng.choice([0, 10, 60]), **common)
+        limits = Limits(rng.choice([5, 64]), prefills=rng.choice([1, 3]), chunked=rng.random() < 0.7)
+        pages = longest + rng.choice([0, 10, 60])
+        if rng.random() < 0.4:
+            both = Rank(PREFILL, DECODE, num_pages=pages, limits=limits, **common)
+            self.prefill = self.decode = both
+        else:
+            self.prefill = Rank(PREFILL, num_pages=longest + rng.choice([0, 40]), limits=limits, **common)
+            self.decode = Rank(DECODE, num_pages=pages, **common)
+        self.ranks = [self.prefill] if self.prefill is self.decode else [self.prefill, self.decode]
         stem = [rng.randrange(50) for _ in range(24)]
         self.requests = {
             f"r{n}": Request(
                 f"r{n}",
                 stem[: rng.randrange(25)] + [rng.randrange(50) for _ in range(rng.randrange(1, 16))],
                 rng.randrange(1, 12),
+                list(range(rng.choice([1, 1, 1, 2, 4]))),
             )
             for n in range(requests)
         }
@@ -85,12 +106,12 @@ class World:
         self._next_place = 0
 
     def run(self) -> None:
-        """Play until every request has ended and both ranks are idle."""
+        """Play until every request has ended and all ranks are idle."""
         to_come = list(self.requests.values())
         for turn in range(20_000):
             if to_come and self.rng.random() < 0.3:
                 self._prefill(to_come.pop(), 0)
-            for rank in (self.prefill, self.decode):
+            for rank in self.ranks:
                 busy, flying = rank.state.busy, rank.runner.flying
                 step, said = rank.step(unchanged=turn % 7 == 0)
                 late = max(rank.state.staging.free_from) > rank.now
@@ -99,7 +120,7 @@ class World:
                 self._hear(rank, said)
             if self.rng.random() < self.cancels:
                 self._cancel(self.rng.choice(list(self.requests.values())))
-            if not to_come and not self.on_rank and not (self.prefill.state.busy or self.decode.state.busy):
+            if not to_come and not self.on_rank and not any(rank.state.busy for rank in self.ranks):
                 return
         raise AssertionError("requests are left over")
 
@@ -109,44 +130,54 @@ class World:
 
     def _prefill(self, request: Request, attempt: int) -> None:
         request.attempt = attempt
-        tokens = request.prompt + request.answer
-        full = len(tokens) // BLOCK
+        tokens = request.tokens
         load: list[int] = []
-        for index in range(full):
+        for index in range(len(tokens) // BLOCK):
             place = self.known.get(tuple(tokens[: (index + 1) * BLOCK]))
             if place is None:
                 break
             load.append(place)
+        self.on_rank[request.name] = self.prefill
+        branches = {"n": len(request.branches), "branch": request.branches[0]}
+        if self.prefill is self.decode:
+            self._arrive(request, PREFILL, DECODE, load=load, offers=True, **branches)
+            return
         store = [self._place() for _ in range(-(-len(tokens) // BLOCK) - len(load))]
         request.places = load + store
-        self.on_rank[request.name] = self.prefill
-        self._arrive(request, PREFILL, load=load, store=store)
+        self._arrive(request, PREFILL, load=load, store=store, **branches)
 
-    def _arrive(self, request: Request, duty: str, **more: Any) -> None:
+    def _arrive(self, request: Request, *duties: str, **more: Any) -> None:
         self.on_rank[request.name].arrive(
             job(
                 request.name,
-                [duty],
-                request.prompt + request.answer,
+                duties,
+                request.tokens,
                 attempt=request.attempt,
-                answered=len(request.answer),
+                answered=len(request.tokens) - len(request.prompt),
                 max_tokens=request.max_tokens,
                 stop_ids=frozenset({STOP}),
+                salt=b"salt",
                 **more,
             )
         )
 
     def _cancel(self, request: Request) -> None:
+        """Cancel all branches of a request, or one, where it is."""
         rank = self.on_rank.get(request.name)
-        if rank is not None:
-            assert rank.cancel(request.name, request.attempt + 1) == []
-            request.cancelled = True
-            self._hear(rank, rank.cancel(request.name, request.attempt))
+        if rank is None or not request.left:
+            return
+        assert rank.cancel(request.name, request.attempt + 1) == []
+        branch = self.rng.choice([None, *request.left])
+        if branch is not None and rank.state.duties == {PREFILL}:
+            branch = None
+        request.cancelled |= set(request.left if branch is None else [branch])
+        self._hear(rank, rank.cancel(request.name, request.attempt, branch))
 
-    def _end(self, request: Request, how: str) -> None:
-        assert not request.end, f"{request.name} ends twice"
-        request.end = how
-        del self.on_rank[request.name]
+    def _end(self, request: Request, branch: int, how: str) -> None:
+        assert branch in request.left, f"{request.name} branch {branch} ends twice"
+        request.ends[branch] = how
+        if not request.left:
+            self.on_rank.pop(request.name, None)
 
     def _hear(self, rank: Rank, said: list[Outcome]) -> None:
         for outcome in said:
@@ -155,47 +186,71 @@ class World:
             elif isinstance(outcome, PutFinished):
                 self._put(outcome)
             elif hasattr(outcome, "job"):
-                request = self.requests[outcome.job[0]]
-                assert outcome.job[1] == request.attempt
+                request = self.requests[outcome.job.request_id]
+                assert outcome.job.attempt == request.attempt
                 assert self.on_rank[request.name] is rank
                 self._heard(request, outcome)
 
     def _heard(self, request: Request, outcome: Outcome) -> None:
         if isinstance(outcome, Token) and outcome.finish != "stop":
-            assert outcome.index == len(request.answer)
-            request.answer.append(outcome.token)
+            answer = request.answers[outcome.job.branch]
+            assert outcome.index == len(answer)
+            answer.append(outcome.token)
         elif isinstance(outcome, Prefilled):
             self._prefilled(request, outcome)
         elif isinstance(outcome, Ended):
-            assert (outcome.finish == "cancelled") <= request.cancelled
-            self._end(request, outcome.finish)
+            if self.on_rank[request.name].state.duties == {PREFILL}:
+                for branch in request.left:
+                    self._end(request, branch, outcome.finish)
+                return
+            assert (outcome.finish == "cancelled") <= (outcome.job.branch in request.cancelled)
+            self._end(request, outcome.job.branch, outcome.finish)
         elif isinstance(outcome, Failed):
-            self._end(request, "failed")
+            for branch in request.left:
+                self._end(request, branch, "failed")
         elif isinstance(outcome, Preempted):
-            assert list(outcome.token_ids) == request.prompt + request.answer
+            self._preempted(request, outcome)
+
+    def _preempted(self, request: Request, outcome: Preempted) -> None:
+        """Prefill a preempted branch again. One of several becomes a request of its own."""
+        branch = outcome.job.branch
+        assert list(outcome.token_ids) == request.prompt + request.answers[branch]
+        if len(request.branches) == 1:
             self._prefill(request, request.attempt + 1)
+            return
+        name = f"{request.name}#{branch}"
+        answers = {branch: request.answers[branch]}
+        self.requests[name] = Request(name, request.prompt, request.max_tokens, [branch], answers=answers)
+        self._end(request, branch, "preempted")
+        self._prefill(self.requests[name], 0)
 
     def _prefilled(self, request: Request, done: Prefilled) -> None:
-        tokens = request.prompt + request.answer
+        tokens = request.prompt + (request.answers[request.branches[0]] if len(request.branches) == 1 else [])
         kv = kv_of(tokens)
-        done_tokens = len(tokens) - (done.finish != "stop")
+        stored = len(tokens) - (len(request.branches) == 1 and done.finishes[0] != "stop")
         for index, place in enumerate(request.places):
-            expected = kv[index * BLOCK : min((index + 1) * BLOCK, done_tokens)]
+            expected = kv[index * BLOCK : min((index + 1) * BLOCK, stored)]
             assert self.pool[place][: len(expected)] == expected
-            if done_tokens >= (index + 1) * BLOCK:
+            if stored >= (index + 1) * BLOCK:
                 self.known.setdefault(tuple(tokens[: (index + 1) * BLOCK]), place)
-        if done.finish or request.cancelled:
-            self._end(request, done.finish or "cancelled")
+        for branch, finish in zip(request.branches, done.finishes):
+            if finish or branch in request.cancelled:
+                self._end(request, branch, finish or "cancelled")
+        if not request.left:
             return
         self.on_rank[request.name] = self.decode
-        self._arrive(request, DECODE, load=request.places, offers=True, salt="s")
+        answers = [(branch, request.answers[branch]) for branch in request.left]
+        if len(request.branches) == 1:
+            answers = []
+        branch = request.branches[0]
+        self._arrive(request, DECODE, load=request.places, offers=True, answers=answers, branch=branch)
 
     def _offered(self, rank: Rank, saved: Saved) -> None:
-        kept = saved.blocks
-        places = [self._place() if self.rng.random() < 0.7 else None for _ in kept]
-        for place, block in zip(places, kept):
-            request = self.requests[block.job[0]]
-            prefix = (request.prompt + request.answer)[: (block.index + 1) * BLOCK]
+        places = [self._place() if self.rng.random() < 0.7 else None for _ in saved.blocks]
+        for place, block in zip(places, saved.blocks):
+            request = self.requests[block.job.request_id]
+            tokens = request.prompt + request.answers[block.job.branch]
+            prefix = tokens[: (block.index + 1) * BLOCK]
             assert tuple(prefix[-BLOCK:]) == tuple(block.token_ids)
             if place is not None:
                 self.offers[place] = tuple(prefix)
@@ -210,11 +265,13 @@ class World:
 
     def check(self) -> None:
         """What must hold at the end."""
-        self.prefill.assert_idle()
-        self.decode.assert_idle()
+        for rank in self.ranks:
+            rank.assert_idle()
         for request in self.requests.values():
-            assert request.end
-            if request.end not in ("failed", "cancelled"):
-                assert request.answer == request.expected(), request.name
-            else:
-                assert request.answer == request.expected()[: len(request.answer)]
+            assert not request.left
+            for branch, end in request.ends.items():
+                answer, expected = request.answers[branch], request.expected(branch)
+                if end in ("failed", "cancelled", "preempted"):
+                    assert answer == expected[: len(answer)]
+                else:
+                    assert answer == expected, (request.name, branch)
