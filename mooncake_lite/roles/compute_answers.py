@@ -147,7 +147,7 @@ class Answers:
     @_tell.register
     def _failed(self, failed: outcomes.Failed) -> None:
         name, attempt, _ = failed.job
-        self._close(failed.job)
+        del self._asked[name, attempt]  # a job fails as a whole
         writing = failed.may_still_write
         self._rank.tell(RequestFailed(name, failed.reason, writing, attempt, self._rank.epoch))
 

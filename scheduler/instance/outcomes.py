@@ -100,7 +100,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end of a job that cannot be finished.
+    """The end of a job that cannot be finished, with all branches that are left.
 
     may_still_write   bytes of a failed transfer may still reach the places of Job.store
     """
