@@ -6,6 +6,8 @@ the cost of computing them again. Pure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 FIRST_GUESS_S_PER_TOKEN = 0.005
 """Rate before the first measurement. It shapes Retry-After only; no request is refused because of it."""
 
@@ -19,6 +21,7 @@ seconds per token can be a hundred times those of a long prompt. A measurement b
 ignored, and one below 256 has less weight in proportion, as in a mean over tokens."""
 
 
+@dataclass(slots=True)
 class PrefillRate:
     """A moving average over measurements, weighted by tokens.
 
@@ -26,9 +29,8 @@ class PrefillRate:
     measurement therefore counts alone, whatever its weight, and a heavier one soon outweighs it.
     """
 
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._weighted_s_per_token = 0.0
+    _weight: float = 0.0
+    _weighted_s_per_token: float = 0.0
 
     def measured(self, computed_tokens: int, compute_s: float) -> None:
         """Add a measurement. Too few tokens, or no time, change nothing."""

@@ -29,11 +29,11 @@ def next_reads(state: State, task: Task | None, first: int, free_halves: list[in
 
     While it flies, the group before it is put into pages.
     """
-    if task is None or not free_halves or first == len(task.job.load):
+    if task is None or not free_halves or first == task.to_load:
         return []
     if any(use is not None and use.kind == "reading" and use.task is task for use in state.staging.halves):
         return []
-    group = task.job.load[first : first + state.staging.half_blocks]
+    group = task.job.load[first : min(first + state.staging.half_blocks, task.to_load)]
     return [ReadGroup(free_halves.pop(0), group, task.id, first)]
 
 

@@ -56,9 +56,8 @@ def _loading(state: State, admit: list[Admission]) -> tuple[Task | None, int]:
     if state.loading is not None:
         return state.loading, state.loading.read
     for admission in admit:
-        task, found = state.tasks[admission.job], state.blocks_in(admission.pages[: admission.shared])
-        if found < len(task.job.load):
-            return task, found
+        if admission.loads:
+            return state.tasks[admission.job], state.blocks_in(admission.pages[: admission.shared])
     return None, 0
 
 
@@ -108,11 +107,13 @@ def _admit(state: State, admission: Admission, now: float) -> None:
     task.sequence.pages += admission.pages
     task.shared = min(len(shared) * state.pages.page_tokens, task.most_reused)
     task.read = task.landed = min(state.blocks_in(shared), len(task.job.load))
-    if task.landed < len(task.job.load):
+    if admission.loads:
         assert state.loading is None, f"{state.loading} is loading"
         state.loading = task
-    else:
-        state.admitted.append(task)
+        return
+    state.rates.computed += task.landed < task.to_load
+    task.to_load = task.landed
+    state.admitted.append(task)
 
 
 def _grow(state: State, growth: Growth) -> None:

@@ -46,7 +46,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         state.staging.free(land.half)
         task = state.tasks[land.job]
         task.landed += land.count
-        if task.landed == len(task.job.load):
+        if task.landed == task.to_load:
             said += _loaded(state, task, now)
     for group, sums in zip(step.writes, result.written):
         state.tasks[group.job].sums += sums
@@ -70,6 +70,7 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     task.saved = min(reused, task.tokens_in_pool) // state.block_tokens
     if task is state.loading:
         task.load_s = now - task.load_began
+        state.rates.loaded(task.to_load - task.shared // state.block_tokens, task.load_s)
         state.loading = None
     if PREFILL in task.job.duties:
         state.prefilling.append(task)
@@ -117,6 +118,7 @@ def _computed(
     index = task.sequence.answered
     reused = chunk.end - task.computed
     said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused)]
+    state.rates.prefill.measured(task.computed, task.compute_s)
     state.prefilling.remove(task)
     if DECODE in task.job.duties:
         for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):

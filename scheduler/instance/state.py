@@ -15,6 +15,7 @@ from typing import Any
 
 from scheduler.instance.job import PREFILL, JobId
 from scheduler.instance.limits import Limits
+from scheduler.instance.load_or_compute import Rates
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import NoPrefix, PrefixCache
 from scheduler.instance.staging import Staging
@@ -56,6 +57,7 @@ class State:
         running        the running batch, oldest first
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
         next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
+        rates          measured costs of loading and computing
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
         dropped_puts   full blocks that did not reach the pool
@@ -78,6 +80,7 @@ class State:
     running: list[Task] = field(default_factory=list)
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
+    rates: Rates = field(default_factory=Rates)
     prefix: PrefixCache = field(default_factory=NoPrefix)
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1

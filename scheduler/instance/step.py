@@ -18,11 +18,13 @@ class Admission:
     """A waiting job gets pages for all of its tokens.
 
     shared   number of leading pages that hold its tokens' KV already; other sequences may use them too
+    loads    whether blocks are read from the pool
     """
 
     job: JobId
     pages: tuple[int, ...]
     shared: int = 0
+    loads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Task:
         forked            whether it stands for its own branch alone
         dropped           branches that were cancelled before the fork
         shared            tokens whose KV lay in pages of this rank when it was admitted
+        to_load           leading blocks of job.load that are wanted in the pages; the others are computed
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
         keys              of the first full blocks: those of the job, then those of blocks filled since
         saved             full blocks that are in the pool, or have been offered to it
@@ -34,7 +35,7 @@ class Task:
         problem           why a transfer of job.store failed, "" as long as none did
         may_still_write   bytes of a failed transfer may still reach the pool
 
-    Invariant: landed <= read <= len(job.load) and written <= copied <= len(job.store).
+    Invariant: landed <= read <= to_load <= len(job.load) and written <= copied <= len(job.store).
     """
 
     job: Job
@@ -43,6 +44,7 @@ class Task:
     forked: bool = False
     dropped: set[int] = field(default_factory=set)
     shared: int = 0
+    to_load: int = 0
     read: int = 0
     landed: int = 0
     copied: int = 0
@@ -66,7 +68,7 @@ class Task:
         """Make the task of a job that has just arrived."""
         sequence = Sequence(list(job.token_ids), job.answered, job.max_tokens, job.max_len, job.stop_ids)
         branches = job.branches
-        task = cls(job, sequence, branches[0], len(branches) == 1, keys=list(job.keys))
+        task = cls(job, sequence, branches[0], len(branches) == 1, to_load=len(job.load), keys=list(job.keys))
         return task.fork(*job.answers[0]) if len(job.answers) == 1 else task
 
     @property
@@ -121,6 +123,6 @@ class Task:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert 0 <= self.landed <= self.read <= len(self.job.load)
+        assert 0 <= self.landed <= self.read <= self.to_load <= len(self.job.load)
         assert 0 <= self.written <= self.copied <= len(self.job.store)
         assert self.sequence.num_computed <= len(self.sequence.token_ids)

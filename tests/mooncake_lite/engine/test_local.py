@@ -6,10 +6,27 @@ import random
 
 import pytest
 
-from mooncake_lite.engine.local import generate_all
+from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.engine import Engine, Runner
+from mooncake_lite.engine.local import BLOCK_TOKENS, generate_all
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, load_model
-from scheduler.instance import Limits
+from scheduler.instance import (
+    DECODE,
+    PREFILL,
+    Arrived,
+    Job,
+    Limits,
+    Pages,
+    Staging,
+    State,
+    begin,
+    new_prefix_cache,
+    next_step,
+    on,
+)
+from scheduler.instance.outcomes import Computed, Token
+from store.keys import next_key
 from tests.mooncake_lite.model.conftest import tiny_model
 
 LENGTHS = (1, 150, 7, 64, 33)
@@ -47,3 +64,39 @@ def test_answers_do_not_depend_on_what_shares_a_forward_pass(
     prompts = [[chosen.randrange(3, model.config.vocab_size) for _ in range(length)] for length in LENGTHS]
     alone = answers(model, prompts, sampling, WAYS["one prompt at a time, whole"])
     assert answers(model, prompts, sampling, WAYS[way]) == alone
+
+
+@pytest.mark.parametrize("sharing", ["off", "hash", "radix"])
+def test_the_answers_to_one_prompt_are_those_of_consecutive_seeds(sharing: str, model: Model) -> None:
+    chosen = random.Random(5)
+    prompt = [chosen.randrange(3, model.config.vocab_size) for _ in range(77)]
+    alone = [
+        answers(model, [prompt], Sampling(0.9, seed=20 + branch), WAYS["small chunks beside decodes"])[0]
+        for branch in range(4)
+    ]
+    assert len({tuple(answer) for answer in alone}) > 1
+    assert branches(model, prompt, Sampling(0.9, seed=20), 4, sharing) == alone
+
+
+def branches(model: Model, prompt: list[int], sampling: Sampling, n: int, sharing: str) -> list[list[int]]:
+    """The n answers of 12 tokens to one prompt, which is computed once."""
+    pages = Pages(40, PAGE_TOKENS)
+    prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+    duties = frozenset({PREFILL, DECODE})
+    state = State(duties, pages, Staging(0, 0), BLOCK_TOKENS, Limits(16), next_key=next_key, prefix=prefix)
+    runner = Runner(Engine(model, 40, BLOCK_TOKENS))
+    said: list[list[int]] = [[] for _ in range(n)]
+    job = Job("a", 0, duties, prompt, 0, 12, 1000, sampling=sampling, n=n, salt=b"salt")
+    on(state, Arrived(job), 0.0)
+    computed = 0
+    while state.busy:
+        step = next_step(state, 0.0)
+        begin(state, step)
+        for outcome in on(state, runner.run(step), 0.0):
+            if isinstance(outcome, Token):
+                said[outcome.job.branch].append(outcome.token)
+            elif isinstance(outcome, Computed):
+                computed += outcome.tokens
+        state.check()
+    assert computed == len(prompt)
+    return said
