@@ -2,8 +2,8 @@
 
 Called by `continuous.next_admissions`. Reuse saves computing and costs a transfer. On a slow link, with a
 small model, computing can be faster. The Mooncake paper derives the condition from bandwidth and FLOP rate
-(FAST'25, section 3.1); FlexGen (Sheng et al., ICML 2023) places data by measured costs. A rank measures both of its
-rates as it works. Explained in docs/explain/paged-memory.md.
+(FAST'25, section 3.1); FlexGen (Sheng et al., ICML 2023) places data by measured costs. A rank measures both
+of its rates as it works. Explained in docs/explain/paged-memory.md.
 """
 
 from __future__ import annotations

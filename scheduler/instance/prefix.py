@@ -25,6 +25,12 @@ class Chain:
     keys: Sequence[int] = ()
 
 
+def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Iterator[tuple[int, ...]]:
+    """Yield the token ids of the units begin .. end-1, each of `size` tokens. Only full units are yielded."""
+    tokens = iter(token_ids[begin * size : end * size])
+    return zip(*[tokens] * size)
+
+
 class PrefixCache(Protocol):
     """Which pages hold which leading tokens. It consists of units: runs of pages that are shared whole.
 

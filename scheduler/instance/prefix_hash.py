@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain
+from scheduler.instance.prefix import Chain, units_of
 
 NextKey = Callable[[bytes, int | None, Sequence[int]], int]
 """(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
@@ -65,8 +65,8 @@ class HashPrefix:
             return ()
         found: list[int] = []
         before: int | bytes = chain.salt
-        for index in range(min(most_tokens, len(token_ids)) // self.block_tokens):
-            tokens = self._tokens(token_ids, index)
+        units = units_of(token_ids, self.block_tokens, 0, most_tokens // self.block_tokens)
+        for index, tokens in enumerate(units):
             key = self._key(chain, index, before, tokens)
             block = self._blocks.get(key)
             if block is None or block.token_ids != tokens or block.before != before:
@@ -78,8 +78,9 @@ class HashPrefix:
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
 
-        A block whose key belongs to other tokens stays out, and so does everything after it. So does a block
-        some of whose pages other sequences use: they are not users of the whole block.
+        A block whose key belongs to other tokens stays out, and so does everything after it. The same holds
+        for a block that branches of a request share in part, because they continue in different pages of it.
+        It comes in when one branch is left.
         """
         if chain.salt is None:
             return
@@ -87,16 +88,13 @@ class HashPrefix:
         end = num_tokens // self.block_tokens
         known = next((n for n in range(end, 0, -1) if pages[n * size - 1] in self._by_end), 0)
         before = self._by_end[pages[known * size - 1]].key if known else chain.salt
-        for index in range(known, end):
-            tokens = self._tokens(token_ids, index)
+        for index, tokens in enumerate(units_of(token_ids, self.block_tokens, known, end), known):
             key = self._key(chain, index, before, tokens)
             own = pages[index * size : (index + 1) * size]
             block = self._blocks.get(key)
-            if block is None:
-                if any(map(self.pages.is_shared, own)):
-                    break  # branches of a request part within this block
+            if block is None and len({self.pages.used[page] for page in own}) == 1:
                 self._add(Block(key, before, tokens, tuple(own)))
-            elif block.token_ids == tokens and block.before == before:
+            elif block is not None and block.token_ids == tokens and block.before == before:
                 self.pages.share(block.pages)
                 self.pages.give_back(own)
                 pages[index * size : (index + 1) * size] = block.pages
@@ -154,9 +152,6 @@ class HashPrefix:
             del self._changed[key]
         else:
             self._changed[key] = came_in
-
-    def _tokens(self, token_ids: Sequence[int], index: int) -> tuple[int, ...]:
-        return tuple(token_ids[index * self.block_tokens : (index + 1) * self.block_tokens])
 
     def _key(self, chain: Chain, index: int, before: int | bytes, tokens: tuple[int, ...]) -> int:
         """Return the key of a block: the request's, or the next one of the chain."""

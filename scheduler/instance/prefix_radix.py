@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain
+from scheduler.instance.prefix import Chain, units_of
 
 PageTokens = tuple[int, ...]
 """The token ids of one page."""
@@ -62,8 +62,8 @@ class RadixPrefix:
         """Return the pages of the longest common prefix with any path, of at most most_tokens tokens."""
         node = self._roots.get(chain.salt) if chain.salt is not None else None
         found: list[int] = []
-        for index in range(min(most_tokens, len(token_ids)) // self.pages.page_tokens):
-            tokens = self._tokens(token_ids, index)
+        size = self.pages.page_tokens
+        for index, tokens in enumerate(units_of(token_ids, size, 0, most_tokens // size)):
             node = node and _step(node, index, tokens)
             if node is None:
                 break
@@ -81,12 +81,12 @@ class RadixPrefix:
         end = num_tokens // self.pages.page_tokens
         known = next((n for n in range(end, 0, -1) if pages[n - 1] in self._node_of), 0)
         node = self._node_of[pages[known - 1]] if known else self._roots.get(chain.salt)
-        for index in range(known, end):
-            after = node and _step(node, index, self._tokens(token_ids, index))
+        units = list(units_of(token_ids, self.pages.page_tokens, known, end))
+        for index, tokens in enumerate(units, known):
+            after = node and _step(node, index, tokens)
             if after is None:
                 node = node or self._roots.setdefault(chain.salt, Node(chain.salt, 0, None))
-                tokens = [self._tokens(token_ids, number) for number in range(index, end)]
-                self._branch(node, index, tokens, pages[index:end])
+                self._branch(node, index, units[index - known :], pages[index:end])
                 break
             node = after
             there = node.pages[index - node.start]
@@ -174,10 +174,6 @@ class RadixPrefix:
         del node.parent.children[first]
         if node.parent.parent is None and not node.parent.children:
             del self._roots[node.salt]
-
-    def _tokens(self, token_ids: Sequence[int], index: int) -> PageTokens:
-        size = self.pages.page_tokens
-        return tuple(token_ids[index * size : (index + 1) * size])
 
 
 def _step(node: Node, index: int, tokens: PageTokens) -> Node | None:

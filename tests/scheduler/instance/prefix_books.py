@@ -1,0 +1,270 @@
+"""Sequences on the pages of one rank, without a planner: what a planner does with a prefix cache.
+
+The KV of a token is the list of all tokens up to it, so that one wrong page is found at the next look. A
+naive twin of the cache, a dictionary from token ids to pages, says what must happen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.instance.pages import PageDraft, Pages
+from scheduler.instance.prefix import Chain, PrefixCache
+from scheduler.instance.prefix_hash import HashPrefix
+from scheduler.instance.prefix_radix import RadixPrefix
+
+PAGE = 2
+
+Tokens = tuple[int, ...]
+
+
+def next_key(salt: bytes, before: int | None, token_ids: Any) -> int:
+    """A chain of keys that never collides within a test."""
+    return hash((int.from_bytes(salt) if before is None else before, *token_ids))
+
+
+def colliding_key(salt: bytes, before: int | None, token_ids: Any) -> int:
+    """A chain of keys that collides all the time."""
+    return next_key(salt, before, token_ids) % 3
+
+
+def hash_of_pages(pages: Pages) -> HashPrefix:
+    return HashPrefix(pages, PAGE, next_key)
+
+
+def hash_of_blocks(pages: Pages) -> HashPrefix:
+    return HashPrefix(pages, 2 * PAGE, next_key)
+
+
+def hash_that_collides(pages: Pages) -> HashPrefix:
+    return HashPrefix(pages, PAGE, colliding_key)
+
+
+def keys_of(salt: bytes, token_ids: list[int], size: int) -> list[int]:
+    """The keys of all full blocks."""
+    keys: list[int] = []
+    for start in range(0, len(token_ids) - size + 1, size):
+        keys.append(next_key(salt, keys[-1] if keys else None, token_ids[start : start + size]))
+    return keys
+
+
+@dataclass
+class Seq:
+    """A sequence: its tokens, its pages, and how many of its tokens are computed."""
+
+    chain: Chain
+    token_ids: list[int]
+    pages: list[int]
+    computed: int
+
+    def kv(self, position: int) -> tuple[bytes | None, Tokens]:
+        """What has to lie in the pages at a position."""
+        return self.chain.salt, tuple(self.token_ids[: position + 1])
+
+
+class Naive:
+    """What a prefix cache with units of `size` tokens holds, and what it evicts, without any structure.
+
+    held    (salt, tokens) -> pages of the last unit
+    left    the same -> when its last user left
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held: dict[tuple[bytes | None, Tokens], Tokens] = {}
+        self.left: dict[tuple[bytes | None, Tokens], int] = {}
+
+    def match(self, salt: bytes | None, token_ids: list[int], most_tokens: int) -> Tokens:
+        found: Tokens = ()
+        for end in range(self.size, min(most_tokens, len(token_ids)) + 1, self.size):
+            unit = self.held.get((salt, tuple(token_ids[:end])))
+            if unit is None:
+                break
+            found += unit
+        return found
+
+    def insert(self, seq: Seq, users: dict[int, int]) -> list[int]:
+        """The pages that the sequence uses afterwards."""
+        mine, per = list(seq.pages), self.size // PAGE
+        for end in range(self.size, seq.computed + 1, self.size) if seq.chain.salt is not None else ():
+            where = slice(end // PAGE - per, end // PAGE)
+            name = (seq.chain.salt, tuple(seq.token_ids[:end]))
+            if name not in self.held and len({users[page] for page in mine[where]}) > 1:
+                break
+            mine[where] = self.held.setdefault(name, tuple(mine[where]))
+        return mine
+
+    def evicted(self, used: set[int], kept: Tokens, missing: int) -> Tokens:
+        """Evict idle units that none follows, least recently left first, until `missing` pages are free."""
+        gone: Tokens = ()
+        while len(gone) < missing:
+            ends = [name for name, unit in self.held.items() if used.isdisjoint(unit)]
+            ends = [name for name in ends if set(kept).isdisjoint(self.held[name])]
+            ends = [name for name in ends if not any(self._follows(other, name) for other in self.held)]
+            oldest = min(ends, key=lambda name: self.left[name])
+            gone += self.held.pop(oldest)
+        return gone
+
+    def _follows(self, other: tuple[bytes | None, Tokens], name: tuple[bytes | None, Tokens]) -> bool:
+        return other[0] == name[0] and len(other[1]) > len(name[1]) and other[1][: len(name[1])] == name[1]
+
+
+@dataclass
+class Books:
+    """The sequences of one rank. Every call checks the invariants, and compares with the naive twin.
+
+    naive   None where keys collide: then only what lies in the pages is checked
+    """
+
+    form: Callable[[Pages], PrefixCache]
+    unit: int
+    num_pages: int = 12
+    compared: bool = True
+    seqs: dict[str, Seq] = field(default_factory=dict)
+    now: int = 0
+
+    def __post_init__(self) -> None:
+        self.pages = Pages(self.num_pages, PAGE)
+        self.prefix = self.form(self.pages)
+        self.naive = Naive(self.unit) if self.compared else None
+        self.kv: list[list[Any]] = [[None] * PAGE for _ in range(self.num_pages)]
+
+    def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s", keys: int = 0) -> int | None:
+        """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages.
+
+        keys   how many keys of blocks the request brings
+        """
+        chain = Chain(salt, keys_of(salt or b"", token_ids, self.unit)[:keys])
+        before = copy.deepcopy((self.pages, self.prefix))
+        most = len(token_ids) - 1
+        matched = self.prefix.match(chain, token_ids, most)
+        assert self.naive is None or matched == self.naive.match(salt, token_ids, most)
+        draft = PageDraft(self.pages, self.prefix)
+        chosen = draft.keep_and_take(matched, self.pages.needed(len(token_ids)))
+        assert before == (self.pages, self.prefix), "a match or a draft has changed something"
+        if chosen is None:
+            missing = self.pages.needed(len(token_ids)) - len(matched)
+            idle = len(self.pages.idle.keys() - set(matched))
+            assert missing > self.pages.num_free + idle, "pages would have sufficed"
+            return None
+        shared, new = chosen
+        assert shared == matched
+        self._evict(draft, len(new), matched)
+        self.pages.share(shared)
+        self.pages.take(new)
+        self.seqs[name] = Seq(chain, list(token_ids), [*shared, *new], len(shared) * PAGE)
+        self.check()
+        return len(shared) * PAGE
+
+    def compute(self, name: str, count: int) -> None:
+        """Compute up to `count` tokens, and tell the cache."""
+        seq = self.seqs[name]
+        end = min(len(seq.token_ids), seq.computed + count)
+        for position in range(seq.computed, end):
+            if not self._writable(seq, position // PAGE):
+                return
+            self.kv[seq.pages[position // PAGE]][position % PAGE] = seq.kv(position)
+            seq.computed = position + 1
+        expected = self.naive and self.naive.insert(seq, self.pages.used)
+        self.prefix.insert(seq.chain, seq.token_ids, seq.pages, seq.computed)
+        assert expected is None or seq.pages == expected
+        self.check()
+
+    def decode(self, name: str, token: int) -> None:
+        """Append a token, if there is a page for it, and compute it."""
+        seq = self.seqs[name]
+        self.compute(name, len(seq.token_ids))
+        if len(seq.token_ids) % PAGE == 0:
+            page = self._new_page()
+            if page is None:
+                return
+            seq.pages.append(page)
+        seq.token_ids.append(token)
+        self.compute(name, 1)
+
+    def fork(self, name: str, branch: str) -> None:
+        """Let a branch share all pages of a sequence."""
+        seq = self.seqs[name]
+        self.pages.share(seq.pages)
+        self.seqs[branch] = Seq(seq.chain, list(seq.token_ids), list(seq.pages), seq.computed)
+        self.check()
+
+    def finish(self, name: str) -> None:
+        """End a sequence."""
+        self.now += 1
+        seq = self.seqs.pop(name)
+        self.pages.give_back(seq.pages)
+        if self.naive is not None:
+            for unit, pages in self.naive.held.items():
+                if set(pages) & set(seq.pages):
+                    self.naive.left[unit] = self.now
+        self.check()
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        self.prefix.clear()
+        if self.naive is not None:
+            self.naive = Naive(self.unit)
+        assert self.pages.num_idle == 0
+        self.check()
+
+    def check(self) -> None:
+        """The pages are counted, the cache is whole, and every sequence finds its own KV."""
+        self.pages.check()
+        self.prefix.check()
+        users: dict[int, int] = {}
+        for page in self._pages_of_all():
+            users[page] = users.get(page, 0) + 1
+        assert users == self.pages.used
+        for seq in self.seqs.values():
+            for position in range(seq.computed):
+                assert self.kv[seq.pages[position // PAGE]][position % PAGE] == seq.kv(position)
+        if self.naive is not None:
+            assert {page for unit in self.naive.held.values() for page in unit} == self.pages.cached
+
+    def _pages_of_all(self) -> Iterator[int]:
+        for seq in self.seqs.values():
+            assert len(seq.pages) == len(set(seq.pages)) == self.pages.needed(len(seq.token_ids))
+            yield from seq.pages
+
+    def _writable(self, seq: Seq, index: int) -> bool:
+        """Copy a page that others use before it is written to. False if there is no page for the copy."""
+        page = seq.pages[index]
+        assert page not in self.pages.cached, "a page in the cache is written to"
+        if self.pages.is_shared(page):
+            new = self._new_page()
+            if new is None:
+                return False
+            self.kv[new] = list(self.kv[page])
+            seq.pages[index] = new
+            self.pages.give_back([page])
+        return True
+
+    def _new_page(self) -> int | None:
+        draft = PageDraft(self.pages, self.prefix)
+        new = draft.take(1)
+        if new is None:
+            assert draft.num_available == 0
+            return None
+        self._evict(draft, 1, ())
+        self.pages.take(new)
+        return new[0]
+
+    def _evict(self, draft: PageDraft, taken: int, kept: Tokens) -> None:
+        if self.naive is not None:
+            missing = taken - self.pages.num_free
+            assert draft.evicted == self.naive.evicted(set(self.pages.used), kept, missing)
+        for page in draft.evicted:
+            self.kv[page] = [None] * PAGE
+        self.prefix.drop(draft.evicted)
+
+
+FORMS: dict[str, tuple[Callable[[Pages], PrefixCache], int]] = {
+    "hash": (hash_of_pages, PAGE),
+    "hash, two pages per block": (hash_of_blocks, 2 * PAGE),
+    "radix": (RadixPrefix, PAGE),
+}
+"""name -> (how the cache is made, tokens per unit)."""
