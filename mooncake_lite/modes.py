@@ -126,6 +126,12 @@ def refuse_without_pool(name: str, changed: Mapping[str, object]) -> None:
     for option, value in changed.items():
         if option in idle:
             flag = "--" + option.replace("_", "-")
-            why = "without store ranks has no pool" if "store" in mode.ranks else "has no pool"
-            fix = "add --store N" if "store" in mode.ranks else "use --mode pooled"
-            raise ConfigError(f"{option}={value!r}: mode={name} {why}; leave {flag} out, or {fix}")
+            why, fix = without_pool(name)
+            raise ConfigError(f"{option}={value!r}: {why}; leave {flag} out, or {fix}")
+
+
+def without_pool(name: str) -> tuple[str, str]:
+    """Return why a cluster without store ranks has no pool, and what gives it one."""
+    if "store" in mode_of(name).ranks:
+        return f"mode={name} without store ranks has no pool", "add --store N"
+    return f"mode={name} has no pool", "use --mode pooled"

@@ -30,6 +30,7 @@ from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
 from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.modes import DUTIES
 from mooncake_lite.recording import Recorder
 from mooncake_lite.roles.conductor import ConductorRole, control_config
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
@@ -364,7 +365,7 @@ class _Store:
 
 
 class _Compute:
-    """The parts of a prefill or decode rank."""
+    """The parts of a rank that computes."""
 
     def __init__(self, start: _Start) -> None:
         process, near = start.process, start.neighbours
@@ -394,7 +395,7 @@ class _Compute:
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         pages = Pages(engine.num_pages, PAGE_TOKENS)
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
-        duties, chunk = frozenset({role}), config.max_num_batched_tokens  # a role is one duty today
+        duties, chunk = frozenset(DUTIES[role]), config.max_num_batched_tokens
         state = State(duties, pages, halves_and_slots, config.block_size, chunk)
         self._rank = ComputeRank(
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,

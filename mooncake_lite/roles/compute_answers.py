@@ -16,13 +16,15 @@ from mooncake_lite.messages import (
     Preempted,
     Prefill,
     PrefillDone,
+    PromptComputed,
     PutEnded,
     PutWanted,
     RequestFailed,
+    Serve,
     Span,
     Tokens,
 )
-from mooncake_lite.roles.compute_jobs import blocks_to_load, blocks_to_store
+from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load, blocks_to_store, makes_offers
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import JobId, outcomes
 from scheduler.instance.step import SaveBlock
@@ -31,11 +33,22 @@ from store.keys import PrefixChain, block_digest
 
 @dataclass(slots=True)
 class _Asked:
-    """A job of this rank: its message, the keys of its blocks, and its spans."""
+    """A job of this rank: its message, its spans, and for offers the keys of its full blocks so far.
 
-    message: Prefill | Decode
+    chain   continues after the last of `keys`
+    """
+
+    message: Asks
+    keys: list[int]
     chain: PrefixChain | None
     spans: list[Span] = field(default_factory=list)
+
+    def key(self, block: SaveBlock) -> tuple[int, int | None]:
+        """Return the keys of a full block and of the one before it. Blocks become full in their order."""
+        if block.index == len(self.keys):
+            assert self.chain is not None
+            self.keys += self.chain.extend(block.token_ids)
+        return self.keys[block.index], self.keys[block.index - 1] if block.index else None
 
     @property
     def all_spans(self) -> list[Span]:
@@ -51,13 +64,14 @@ class Answers:
         self._block_tokens = block_tokens
         self._asked: dict[JobId, _Asked] = {}
 
-    def expect(self, job: JobId, message: Prefill | Decode) -> None:
+    def expect(self, job: JobId, message: Asks) -> None:
         """Remember the message that asked for a job, until the job ends."""
-        chain = None
-        if isinstance(message, Decode) and message.salt:
-            last_key = message.keys[-1] if message.keys else None
-            chain = PrefixChain(self._block_tokens, message.salt, last_key=last_key)
-        self._asked[job] = _Asked(message, chain)
+        if isinstance(message, Prefill) or not makes_offers(message):
+            self._asked[job] = _Asked(message, [], None)
+            return
+        last_key = message.keys[-1] if message.keys else None
+        chain = PrefixChain(self._block_tokens, message.salt, last_key=last_key)
+        self._asked[job] = _Asked(message, list(message.keys), chain)
 
     def tell(self, said: Iterable[outcomes.Outcome]) -> None:
         """Send the messages for the outcomes of a step or an event, in order."""
@@ -82,8 +96,13 @@ class Answers:
 
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
+        asked = self._asked[computed.job]
         span = Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens)
-        self._asked[computed.job].spans.append(span)
+        asked.spans.append(span)
+        if isinstance(asked.message, Serve):
+            name, attempt = computed.job
+            said = PromptComputed(name, computed.tokens, computed.compute_s, attempt, self._rank.epoch)
+            self._rank.tell(said)
         self._rank.count_prefill(computed.tokens, computed.loaded, computed.compute_s)
 
     @_tell.register
@@ -101,8 +120,12 @@ class Answers:
         asked = self._asked[token.job]
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
-        cached = message.cached_tokens if isinstance(message, Prefill) else {}
-        spans = asked.all_spans if isinstance(message, Prefill) or token.finish else []
+        cached: dict[str, int] = {}
+        spans: list[Span] = []
+        if not isinstance(message, Decode) and token.index == message.answered:
+            cached, spans = message.cached_tokens, asked.all_spans
+        elif token.finish:
+            spans = asked.all_spans
         logprobs = [token.logprobs] if ids and token.logprobs is not None else []
         tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs)
         self._rank.to_gateway(message.gateway, tokens)
@@ -159,10 +182,7 @@ class Answers:
         before: list[tuple[int | None, int]] = []
         kept: list[SaveBlock] = []
         for block in saved.blocks:
-            chain = self._asked[block.job].chain
-            assert chain is not None
-            parent = chain.last_key
-            (key,) = chain.extend(block.token_ids)
+            key, parent = self._asked[block.job].key(block)
             if block.slot is not None:
                 keys.append(key)
                 before.append((parent, block.index))
