@@ -17,6 +17,7 @@ from typing import Any, Literal
 from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
+from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.origins import LOOPBACK, parse_origins
 from scheduler.instance import SHARING
 from store.errors import UnknownPolicy
@@ -34,7 +35,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 _AT_LEAST_ONE = (
-    "prefill", "decode", "store", "max_num_seqs", "max_queue", "max_num_batched_tokens",
+    "max_num_seqs", "max_queue", "max_num_batched_tokens",
     "max_num_partial_prefills",
 )  # fmt: skip
 
@@ -88,8 +89,10 @@ class ServeConfig:
     allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
+    mode                which roles there are and how KV travels, by the names of modes.py
+    prefill, decode, compute, store   ranks of each role; BY_MODE: the mode's own number
     pool_bytes          DRAM of one store rank's segment
-    lend_bytes          DRAM that each prefill and decode rank lends to the pool as well
+    lend_bytes          DRAM of each rank whose role lends some in this mode; BY_MODE: the mode's own number
     ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
     block_size          tokens of one pool block
     kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
@@ -115,15 +118,17 @@ class ServeConfig:
     port: int = 8000
     api_key: str = ""
     allowed_origins: str = LOOPBACK
-    prefill: int = 1
-    decode: int = 1
-    store: int = 1
+    mode: Literal["pooled", "split", "colocated"] = "pooled"
+    prefill: int = BY_MODE
+    decode: int = BY_MODE
+    compute: int = BY_MODE
+    store: int = BY_MODE
     profile: Literal["ft", "fast"] = "ft"
     hosts: str = ""
     control_host: str = ""
     mpi_arg: tuple[str, ...] = ()
     pool_bytes: int = 512 * 2**20
-    lend_bytes: int = 0
+    lend_bytes: int = BY_MODE
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
@@ -147,12 +152,13 @@ class ServeConfig:
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        self._apply_mode()
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.ranks > MOST_RANKS:
             raise ConfigError(
-                f"the conductor, prefill, decode and store are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
+                f"the conductor and all others are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
             )
         if self.block_size < PAGE_TOKENS or 512 % self.block_size or self.block_size % PAGE_TOKENS:
             raise ConfigError(
@@ -188,15 +194,31 @@ class ServeConfig:
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 
+    def _apply_mode(self) -> None:
+        """Fill in the numbers of the mode. Raises ConfigError for options that contradict it."""
+        for role, count in role_counts(self.mode, {role: getattr(self, role) for role in ROLES}).items():
+            object.__setattr__(self, role, count)
+        if self.lend_bytes == BY_MODE:
+            object.__setattr__(self, "lend_bytes", mode_of(self.mode).lend_bytes)
+        if not self.has_pool:
+            defaults = {field.name: field.default for field in fields(self)} | {"lend_bytes": 0}
+            values = {name: getattr(self, name) for name in defaults}
+            refuse_without_pool(self.mode, {n: v for n, v in values.items() if v != defaults[n]})
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether there is a KVCache pool: store ranks."""
+        return self.store > 0
+
     @property
     def ranks(self) -> int:
         """MPI ranks of the cluster: the conductor and all others."""
-        return 1 + self.prefill + self.decode + self.store
+        return 1 + sum(getattr(self, role) for role in ROLES)
 
     @property
     def roles(self) -> list[str]:
-        """Role of each MPI rank: conductor, then prefill, decode and store ranks in this order."""
-        return ["conductor"] + ["prefill"] * self.prefill + ["decode"] * self.decode + ["store"] * self.store
+        """Role of each MPI rank: the conductor's, then those of ROLES in their order."""
+        return ["conductor", *(role for role in ROLES for _ in range(getattr(self, role)))]
 
     def role_of(self, rank: int) -> str:
         """Role of an MPI rank."""
@@ -237,6 +259,8 @@ def config_from(values: dict[str, Any], source: str) -> ServeConfig:
         elif type(value) is not type(default):
             wanted = type(default).__name__
             raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted}")
+        elif name in ROLES and value == BY_MODE:
+            raise ConfigError(f"{source}: {name}={value}: give a number of ranks, or leave it out")
         checked[name] = value
     return ServeConfig(**checked)
 

@@ -10,6 +10,7 @@ from mooncake_lite.config import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model import ModelConfig
 from mooncake_lite.model.config import ITEMSIZE
+from mooncake_lite.modes import COMPUTE_ROLES, mode_of
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
@@ -37,24 +38,28 @@ def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
 
 
 def num_pages(config: ServeConfig, model: ModelConfig) -> int:
-    """Pages of one prefill or decode rank's KV cache."""
+    """Pages of the KV cache of one rank that computes."""
     return config.kv_cache_bytes // page_nbytes(config, model)
 
 
 def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
-    """Bytes at the start of a rank's segment that belong to the pool: whole blocks, as allocated."""
+    """Bytes at the start of a rank's segment that the control plane gives out: whole blocks, as allocated."""
     block = padded_size(block_layout(config, model).nbytes)
-    given = {"conductor": 0, "store": config.pool_bytes}.get(role, config.lend_bytes)
-    return given // block * block
+    lent = config.lend_bytes if role in mode_of(config.mode).lenders else 0
+    return (config.pool_bytes if role == "store" else lent) // block * block
 
 
 def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
-    """Bytes of a rank's segment: its part of the pool, and behind it a compute rank's staging blocks."""
+    """Bytes of a rank's segment: its part of the pool, and behind it a compute rank's staging blocks.
+
+    Few of these are enough where no KV moves.
+    """
     in_pool = pool_bytes(config, model, role)
-    if role in ("conductor", "store"):
+    if role not in COMPUTE_ROLES:
         return in_pool
+    moves = config.has_pool or mode_of(config.mode).handover != "none"
     block = block_layout(config, model).nbytes
-    return in_pool + max(config.staging_bytes // block, MIN_STAGING_BLOCKS) * block
+    return in_pool + max(config.staging_bytes // block if moves else 0, MIN_STAGING_BLOCKS) * block
 
 
 def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
@@ -68,8 +73,8 @@ def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
 def context_length(config: ServeConfig, model: ModelConfig) -> int:
     """Tokens of prompt and answer together.
 
-    Raises ConfigError when --max-model-len is beyond the model's context, when the pool or a KV cache cannot
-    hold one such request, or when what compute ranks lend is not even one block.
+    Raises ConfigError when --max-model-len is beyond the model's context, when a KV cache or the memory
+    between prefill and decode cannot hold one such request, or when ranks lend less than one block.
     """
     length = config.max_model_len or model.max_position
     if length > model.max_position:
@@ -79,15 +84,7 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
         raise ConfigError(
             f"lend_bytes={config.lend_bytes} holds no block of {block} B; raise it to that, or to 0"
         )
-    blocks = -(-length // config.block_size) + 1
-    lent = (config.prefill + config.decode) * (config.lend_bytes // block)
-    if config.store * (config.pool_bytes // block) + lent < blocks:
-        needed = -(-(blocks - lent) // config.store) * block
-        size = f"{block} B" + (f" beside {lent} that are lent" if lent else "")
-        raise ConfigError(
-            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {size}, a "
-            f"request of {length} tokens needs {blocks}; raise pool_bytes to {needed} or lower max_model_len"
-        )
+    _check_handover(config, block, length)
     page = page_nbytes(config, model)
     pages = -(-length // PAGE_TOKENS)
     if config.kv_cache_bytes // page < pages:
@@ -97,3 +94,26 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
             "max_model_len"
         )
     return length
+
+
+def _check_handover(config: ServeConfig, block: int, length: int) -> None:
+    """Raise ConfigError when a request's KV does not fit where it lies between prefill and decode.
+
+    block   bytes of one block, as allocated
+    """
+    mode = mode_of(config.mode)
+    blocks = -(-length // config.block_size) + 1
+    lent = config.lend_bytes // block
+    if mode.handover == "direct" and lent < blocks:
+        raise ConfigError(
+            f"lend_bytes={config.lend_bytes} holds {lent} blocks of {block} B, a request of {length} tokens "
+            f"needs {blocks}; raise lend_bytes to {blocks * block} or lower max_model_len"
+        )
+    all_lent = sum(getattr(config, role) for role in mode.lenders) * lent
+    if mode.handover == "pool" and config.store * (config.pool_bytes // block) + all_lent < blocks:
+        needed = -(-(blocks - all_lent) // config.store) * block
+        size = f"{block} B" + (f" beside {all_lent} that are lent" if all_lent else "")
+        raise ConfigError(
+            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {size}, a "
+            f"request of {length} tokens needs {blocks}; raise pool_bytes to {needed} or lower max_model_len"
+        )

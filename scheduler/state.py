@@ -13,7 +13,7 @@ It makes no choices and reads no clock. Explained in docs/explain/paper.md, "Sch
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from scheduler.prefill_rate import PrefillRate
@@ -88,6 +88,7 @@ class State:
         self._placed: dict[str, _Placed] = {}
         self._num_queued = 0
         self._free_decode_slots = 0
+        self._num_both = 0  # instances of both duties
         self._may_start: OrderedDict[int, None] = OrderedDict()  # instances to look at in startable()
         self._deferred: OrderedDict[str, int] = OrderedDict()  # request -> its prefill instance
 
@@ -110,11 +111,32 @@ class State:
             self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
             self._free_decode_slots += slots
+        self._num_both = len(self.prefills.keys() & self.decodes.keys())
 
     @property
     def has_decode_place(self) -> bool:
         """Tell whether some decode instance has a free slot."""
         return self._free_decode_slots > 0
+
+    def decodes_for(self, prefill: int) -> Collection[DecodeInstance]:
+        """Return where a request may be decoded that is prefilled on this instance.
+
+        An instance of both duties decodes what it prefills. Others leave the choice to the policy.
+        """
+        own = self.decodes.get(prefill)
+        return self.decodes.values() if own is None else (own,)
+
+    def open_prefills(self) -> Collection[PrefillInstance]:
+        """Return the prefill instances whose requests would have a free decode slot, ascending.
+
+        Policies choose among these, so that no policy has to know about instances of both duties.
+        """
+        if not self.has_decode_place:
+            return ()
+        if not self._num_both:
+            return self.prefills.values()
+        full = {one.instance for one in self.decodes.values() if not one.free}
+        return [one for one in self.prefills.values() if one.instance not in full]
 
     # ------------------------------------------------------------------------------ the held line
 
@@ -140,6 +162,7 @@ class State:
         assert placement.request_id == request_id
         prefill, decode = self.prefills[placement.prefill], self.decodes[placement.decode]
         assert decode.free > 0, f"decode instance {decode.instance} has no free slot"
+        assert decode in self.decodes_for(prefill.instance), f"{prefill.instance} decodes what it prefills"
         self._leave_line(request_id)
         placed = self._placed[request_id] = _Placed(request, placement)
         prefill.queue[request_id] = None

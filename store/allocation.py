@@ -55,8 +55,10 @@ class Allocation(Ledger):
             self.counters["pool_full"] += 1
             raise self._order.accounts(target).pool_full(needed)
 
-    def will_fit(self, sizes: Sequence[int]) -> bool:
+    def will_fit(self, sizes: Sequence[int], rank: int | None = None) -> bool:
         """Whether objects of these sizes, each in one range, can be allocated some day.
+
+        rank   this rank's segment only; None: any
 
         It is assumed that everything is freed that is freed without being asked: evictable objects, and those
         that are leased, not published, not saved yet or in quarantine. What is pinned hard stays. False is
@@ -65,7 +67,7 @@ class Allocation(Ledger):
         counts = Counter(map(padded_size, sizes))
         for size in (ALIGNMENT, *counts):
             needed = sum(count * (other // size) for other, count in counts.items())
-            if needed > self._order.places(size):
+            if needed > self._order.places(size, rank):
                 return False
         return True
 

@@ -204,9 +204,12 @@ class SegmentOrder:
         accounts = segment.accounts
         return accounts.capacity - accounts.free - self._high_water * accounts.capacity
 
-    def places(self, nbytes: int) -> int:
-        """How many objects of nbytes (padded) fit into all segments if only what is pinned hard stays."""
+    def places(self, nbytes: int, rank: int | None = None) -> int:
+        """How many objects of nbytes (padded) fit into all segments, or this rank's, if only what is pinned
+        hard stays."""
         self._rank_changed()
+        if rank is not None:
+            return self._unpinned[rank] // nbytes
         if nbytes not in self._places:
             if len(self._places) == MAX_SIZES:
                 self._places.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_lite.modes import MODES, Handover
 from store.layout import BlockLayout
 
 
@@ -11,13 +12,14 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes, members and policies of one cluster.
 
     layout        arguments of BlockLayout: layers, kv_heads, block_tokens, head_dim, itemsize, codec
-    roles         of each rank: "conductor" (rank 0), "prefill", "decode" or "store"
+    roles         of each rank: "conductor" (rank 0), or one of modes.ROLES
     nodes         node number of each rank
     eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies
     copy_cold_s   a copy of a hot block that was not read for this long is evicted first
     max_queue     requests that may wait; further ones are refused
     policy        name of the placement policy, from scheduler.placement
     saves         store ranks have an SSD tier
+    mode          name of the mode, from modes.MODES
     """
 
     layout: tuple[int, int, int, int, int, str]
@@ -28,11 +30,22 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 64
     policy: str = "least-tokens"
     saves: bool = False
+    mode: str = "pooled"
 
     @property
     def block_layout(self) -> BlockLayout:
         """Return the layout of one block. Raises LayoutError for impossible sizes."""
         return BlockLayout(*self.layout)
+
+    @property
+    def handover(self) -> Handover:
+        """Return how a prompt's KV comes to the instance that decodes."""
+        return MODES[self.mode].handover
+
+    @property
+    def has_pool(self) -> bool:
+        """Tell whether there are store ranks, and with them a pool that keeps blocks for later requests."""
+        return "store" in self.roles
 
     def ranks_of(self, role: str) -> list[int]:
         """Return the ranks that play a role, ascending."""

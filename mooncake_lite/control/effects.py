@@ -90,6 +90,24 @@ class StartDecode(Action, frozen=True):
     tail: BlockRef | None
 
 
+class StartServe(Action, frozen=True):
+    """Have a prompt computed and its answer decoded by one rank.
+
+    load        places of the KV of the first blocks, ready in the pool, leased until PromptComputed
+    cached      reused prompt tokens by tier: {"dram": n, "ssd": m}
+    queued_s    seconds since the request arrived or was preempted
+    promoted    (rank, seconds, bytes, blocks) of each LoadBlocks that the request waited for
+    """
+
+    rank: int
+    request_id: str
+    attempt: int
+    load: list[BlockRef]
+    cached: dict[str, int]
+    queued_s: float
+    promoted: list[tuple[int, float, int, int]]
+
+
 class CancelOn(Action, frozen=True):
     """Have a rank drop a request. The rank answers with the end of the request."""
 
@@ -219,8 +237,8 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartPrefill | StartDecode | CancelOn | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks | CheckBlocks
-    | RemoveBlocks | CompactTier
+    StartPrefill | StartDecode | StartServe | CancelOn | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks
+    | CheckBlocks | RemoveBlocks | CompactTier
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

@@ -35,7 +35,7 @@ class RankJoined(RankEvent, frozen=True):
 
     instance        the unit on which policies place work; several ranks may form one
     duties          of "prefill", "decode" and "store"
-    slots           requests that the instance serves at once under its duty (0 for a store rank)
+    slots           requests that the instance serves at once under each duty (0 for a store rank)
     segment_bytes   DRAM that the rank lends to the pool
     tier            whether a store rank has an SSD tier; TierIndexed lists its blocks
     """
@@ -135,15 +135,27 @@ class DecodeLoaded(RankEvent, frozen=True):
     attempt: int
 
 
+class PromptComputed(RankEvent, frozen=True):
+    """The prompt of a StartServe is computed and its first token drawn. Its loaded blocks are no longer read.
+
+    computed_tokens   prompt tokens that were computed and not reused; compute_s: seconds for them
+    """
+
+    request_id: str
+    attempt: int
+    computed_tokens: int
+    compute_s: float
+
+
 class DecodeEnded(RankEvent, frozen=True):
-    """A request has left its decode rank, because it is answered or was cancelled."""
+    """A request has left the rank that decodes it, because it is answered or was cancelled."""
 
     request_id: str
     attempt: int
 
 
 class Preempted(RankEvent, frozen=True):
-    """A decode rank had no free page and has dropped the request.
+    """A rank that decodes had no free page and has dropped the request.
 
     num_tokens     tokens of prompt and answer so far, all to be prefilled
     keys, digests  of each full block of these tokens
@@ -160,7 +172,7 @@ class Preempted(RankEvent, frozen=True):
 
 
 class PutsWanted(RankEvent, frozen=True):
-    """A decode rank has filled blocks and asks for places.
+    """A rank that decodes has filled blocks and asks for places.
 
     number    chosen by the rank; GrantPuts answers under the same number
     before    for each block: (key of the block before it or None, number of blocks before it)
@@ -289,8 +301,8 @@ class StopRequested(Event, frozen=True):
 
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
-    | PrefillEnded | RequestFailed | DecodeLoaded | DecodeEnded | Preempted | PutsWanted | PutsEnded
-    | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand
-    | CommandAbandoned | Undelivered | Tick | StopRequested
+    | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | PutsWanted
+    | PutsEnded | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked
+    | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

@@ -14,7 +14,7 @@ class Stage(Enum):
     HELD        no decode instance has a free slot
     QUEUED      the request has a place, and waits for its prefill instance or for space in the pool
     PROMOTING   blocks of its prefix are being read from SSD
-    PREFILLING  its prefill rank works on it
+    PREFILLING  a rank computes its prompt
     LOADING     its decode rank loads its KV
     DECODING    its decode rank writes the answer
     CANCELLED   its client has left, and a rank or a tier has not dropped it yet
@@ -42,9 +42,10 @@ class Step(Enum):
     PROMOTE = "part of its prefix is on SSD only"
     RESTART = "a block from SSD was bad"
     PREFILL = "its prefix is in DRAM"
-    PREFILLED = "its KV is in the pool"
+    PREFILLED = "its KV is where its decode rank can load it"
+    COMPUTED = "its prompt is computed on the rank that decodes it too"
     LOADED = "its KV is in the decode rank's pages"
-    PREEMPT = "its decode rank has no free page"
+    PREEMPT = "its rank has no free page"
     FINISH = "its last token was sent"
     FAIL = "it cannot be finished"
     CANCEL = "its client has left"
@@ -66,6 +67,8 @@ TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
     (Stage.PROMOTING, Step.FAIL): Stage.OVER,
     (Stage.PROMOTING, Step.CANCEL): Stage.CANCELLED,
     (Stage.PREFILLING, Step.PREFILLED): Stage.LOADING,
+    (Stage.PREFILLING, Step.COMPUTED): Stage.DECODING,
+    (Stage.PREFILLING, Step.PREEMPT): Stage.HELD,
     (Stage.PREFILLING, Step.FINISH): Stage.OVER,
     (Stage.PREFILLING, Step.FAIL): Stage.OVER,
     (Stage.PREFILLING, Step.CANCEL): Stage.CANCELLED,

@@ -51,6 +51,7 @@ class Control:
         self._orders = Orders()
         self._pool = Pool(self.directory, self.state.index, emit)
         self.requests = Requests(
+            config,
             POLICIES[config.policy](),
             self.state,
             self.directory,
@@ -72,6 +73,7 @@ class Control:
             ev.PrefillEnded: self.requests.on_prefill_ended,
             ev.RequestFailed: self.requests.on_failed,
             ev.DecodeLoaded: self.requests.on_decode_loaded,
+            ev.PromptComputed: self.requests.on_prompt_computed,
             ev.DecodeEnded: self.requests.on_decode_ended,
             ev.Preempted: self.requests.on_preempted,
             ev.PutsWanted: self._puts.on_wanted,
@@ -189,7 +191,7 @@ class Control:
     def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:
         """End what an order was for. Its rank has not received it, so no byte can be written."""
         match event.order:
-            case fx.StartPrefill() | fx.StartDecode():
+            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
                 self.requests.on_undelivered(event.order, event.reason, now)
             case fx.GrantPuts(rank, _, places):
                 self._puts.give_back([place.object_id for place in places if place], rank, now)

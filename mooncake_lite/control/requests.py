@@ -11,6 +11,7 @@ from typing import Any
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.copies import Copies
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.members import Members
@@ -30,6 +31,10 @@ PINNED_RETRY_S = 5.0
 """Retry-After of a request that is refused because pinned blocks leave too little space."""
 
 
+StartOrder = fx.StartPrefill | fx.StartDecode | fx.StartServe
+"""Orders about a request."""
+
+
 class Requests:
     """The open requests.
 
@@ -42,6 +47,7 @@ class Requests:
 
     def __init__(
         self,
+        config: ControlConfig,
         policy: Policy,
         state: State,
         directory: Directory,
@@ -50,8 +56,6 @@ class Requests:
         pool: Pool,
         emit: Callable[[fx.Effect], None],
     ) -> None:
-        layout = directory.layout
-        assert layout is not None, "the pool of KV blocks"
         self.policy = policy
         self.ignored = 0
         self.pool_is_full = False
@@ -60,8 +64,9 @@ class Requests:
         self._state, self._directory, self._members, self._pool, self._emit = (
             state, directory, members, pool, emit,
         )  # fmt: skip
-        self._block_tokens = layout.block_tokens
-        self.room = Room(directory, members, state, layout)
+        self._block_tokens = config.block_layout.block_tokens
+        self._handover, self._has_pool = config.handover, config.has_pool
+        self.room = Room(directory, members, state, config)
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
         self.copies = Copies(directory, members, orders, emit)
         self._records: dict[str, RequestRecord] = {}
@@ -83,7 +88,7 @@ class Requests:
         self._records.clear()
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
-    def on_undelivered(self, order: fx.StartPrefill | fx.StartDecode, reason: str, now: float) -> None:
+    def on_undelivered(self, order: StartOrder, reason: str, now: float) -> None:
         """Fail a request whose order was not sent. The rank has not received it and writes nothing."""
         record = self._current(order, Step.FAIL)
         if record is not None:
@@ -102,6 +107,7 @@ class Requests:
         """Refuse a request at once, or accept it and place or hold it."""
         assert arrived.request_id not in self._records, f"{arrived.request_id} arrives twice"
         record = RequestRecord.of(arrived, now)
+        record.keys, record.digests = self._reusable(arrived)
         if not self._members.ready:
             self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
             return
@@ -114,6 +120,10 @@ class Requests:
         self.stages[record.stage] += 1
         if self.no_place or self._state.next_held() is not None or not self._place(record, request, now):
             self._state.hold(request)
+
+    def _reusable(self, event: ev.RequestArrived | ev.Preempted) -> tuple[list[int], list[int]]:
+        """Return keys and digests of a prompt's blocks: none where no pool could have them."""
+        return (event.keys, event.digests) if self._has_pool else ([], [])
 
     def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
         self._emit(fx.Reject(record.request_id, reason, retry_after_s))
@@ -210,7 +220,7 @@ class Requests:
                 self._refuse(record, str(error), PINNED_RETRY_S, now)
                 return
             self._state.defer(record.request_id)
-            self.pool_is_full = True
+            self.pool_is_full = self._handover == "pool"  # another decode rank may have space of its own
             return
         if moves:
             self._move(record, Step.PROMOTE)
@@ -237,13 +247,20 @@ class Requests:
         self._move(record, Step.PREFILL)
         record.attempt += 1
         record.worker = record.prefill
-        self._emit(
-            fx.StartPrefill(
-                record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
-                record.cached, now - record.since_s, record.promoted,
-            )
-        )  # fmt: skip
+        self._emit(self._first_order(record, now - record.since_s))
         self.copies.on_prefill(record, now)
+
+    def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
+        """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
+        if self._handover == "none":
+            return fx.StartServe(
+                record.prefill, record.request_id, record.attempt, record.load, record.cached, queued_s,
+                record.promoted,
+            )  # fmt: skip
+        return fx.StartPrefill(
+            record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
+            record.cached, queued_s, record.promoted,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------ reports of compute ranks
 
@@ -296,6 +313,18 @@ class Requests:
         if record.may(Step.LOADED):
             self._move(record, Step.LOADED)
 
+    def on_prompt_computed(self, computed: ev.PromptComputed, now: float) -> None:
+        """Free the leases and the prefill slot: the rank has all KV in its pages, and decodes on."""
+        record = self._current(computed, Step.COMPUTED, Step.DROP)
+        if record is None:
+            return
+        self._state.measured_prefill(computed.computed_tokens, computed.compute_s)
+        self._directory.revoke_owner(record.request_id, now)
+        if record.may(Step.COMPUTED):
+            self._move(record, Step.COMPUTED)
+            record.resumed = True
+            self._state.end_prefill(record.request_id)
+
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
         """End a request whose last token was sent, or that its decode rank dropped after a cancel."""
         record = self._current(ended, Step.FINISH, Step.DROP)
@@ -314,11 +343,10 @@ class Requests:
             self._end(record, "cancelled", now)
             return
         self._move(record, Step.PREEMPT)
+        self._directory.revoke_owner(record.request_id, now)
         record.reset()
-        record.since_s = now
-        record.num_tokens, record.keys, record.digests = (
-            preempted.num_tokens, preempted.keys, preempted.digests,
-        )  # fmt: skip
+        record.since_s, record.num_tokens = now, preempted.num_tokens
+        record.keys, record.digests = self._reusable(preempted)
         self._state.forget(record.request_id)
         self.no_place = False
         self._state.hold(record.as_request(self._block_tokens), front=True)

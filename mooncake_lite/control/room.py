@@ -1,4 +1,4 @@
-"""Space in the pool: leases what a request reuses, and allocates places for its new KV.
+"""Space for KV: leases what a request reuses, and allocates places for its new KV.
 
 Used by `machine.py`; drives the store's directory and decides nothing about requests.
 See docs/explain/control.md.
@@ -6,13 +6,16 @@ See docs/explain/control.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
 from scheduler import State
 from store.directory import Directory
-from store.layout import BlockLayout
-from store.objects import PoolObject, Wanted
+from store.errors import PoolFull
+from store.objects import Found, PoolObject, Wanted
 from store.promotion import SecondHit
 
 LEASE_S = 3600.0
@@ -25,11 +28,13 @@ Moves = dict[tuple[int, int], list[int]]
 class Room:
     """Leases and allocates for requests.
 
+    _handover    where new KV goes: into the pool, into memory of the decode rank, or nowhere
     _promotion   decides which blocks from SSD stay in DRAM; the others are private to the request
     """
 
-    def __init__(self, directory: Directory, members: Members, state: State, layout: BlockLayout) -> None:
+    def __init__(self, directory: Directory, members: Members, state: State, config: ControlConfig) -> None:
         self._directory, self._members, self._state = directory, members, state
+        self._handover, layout = config.handover, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
         self._promotion = SecondHit()
 
@@ -45,13 +50,26 @@ class Room:
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)
         record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
-        moves = self._places_for_promotion(record, node, now) if len(in_dram) < len(hits) else {}
+        moves = self._promotion_of(record, hits, node, now) if len(in_dram) < len(hits) else {}
         self._places_for_new(record, node, now)
         new = [ref.object_id for ref in record.store]
         new += [record.load[index].object_id for indices in moves.values() for index in indices]
         directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
         self._count_cached(record, {index for indices in moves.values() for index in indices})
         return moves
+
+    def _promotion_of(self, record: RequestRecord, hits: Sequence[Found], node: int, now: float) -> Moves:
+        """Allocate DRAM for the blocks on SSD. A request that needs no other space does not wait for this."""
+        try:
+            return self._places_for_promotion(record, node, now)
+        except PoolFull:
+            if self._handover != "none":
+                raise
+        first = next(index for index, hit in enumerate(hits) if hit.object_id is None)
+        record.load = record.load[:first]
+        self._directory.revoke_owner(record.request_id, now)
+        self._directory.lease(record.request_id, [ref.object_id for ref in record.load], now, now + LEASE_S)
+        return {}
 
     def _places_for_promotion(self, record: RequestRecord, node: int, now: float) -> Moves:
         """Allocate DRAM for the blocks of `load` that are on SSD only, near their tier if possible."""
@@ -73,9 +91,14 @@ class Room:
         return moves
 
     def _places_for_new(self, record: RequestRecord, node: int, now: float) -> None:
-        """Allocate places for the KV that prefill writes: full blocks, then the tail. Raises PoolFull."""
-        wanted = self._wanted_new(record)
-        places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node)
+        """Allocate places for the KV that prefill writes: full blocks, then the tail. Raises PoolFull.
+
+        A rank that decodes what it prefills keeps its KV. It offers full blocks to the pool later.
+        """
+        if self._handover == "none":
+            return
+        wanted, only = self._wanted_new(record), self._only_segment(record)
+        places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node, rank=only)
         record.store = [place.ref for place in places]
         has_tail = record.num_tokens % self._block_tokens > 0
         record.tail = record.store.pop() if has_tail else None
@@ -88,6 +111,10 @@ class Room:
             wanted.append(Wanted(self._block_nbytes))
         return wanted
 
+    def _only_segment(self, record: RequestRecord) -> int | None:
+        """Return the rank whose segment takes a request's new KV. None: any segment of the pool."""
+        return record.decode if self._handover == "direct" else None
+
     def could_ever_hold(self, record: RequestRecord, now: float) -> bool:
         """Return whether the request fits when every other request has ended.
 
@@ -96,7 +123,7 @@ class Room:
         hits = self._directory.lookup(record.keys, record.digests, now, touch=False)
         pinned = sum(isinstance(hit, PoolObject) and hit.hard_pinned() for hit in hits)
         blocks = -(-record.num_tokens // self._block_tokens)
-        return self._directory.will_fit([self._block_nbytes] * (blocks - pinned))
+        return self._directory.will_fit([self._block_nbytes] * (blocks - pinned), self._only_segment(record))
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """Describe a full block of a request, under its key unless reuse is off."""

@@ -56,11 +56,12 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
 
 
 def rank_flags(config: ServeConfig) -> list[str]:
-    """The flags that make this configuration again, those at their defaults and the secret left out."""
+    """The flags that make this configuration again, without the mode's defaults and the secret."""
     flags = []
+    defaults = ServeConfig(mode=config.mode).to_dict() | {"mode": ServeConfig().mode}
     for field in fields(ServeConfig):
         value = getattr(config, field.name)
-        if value == field.default or field.name in ("model", "api_key", "mpi_arg", "hosts"):
+        if value == defaults[field.name] or field.name in ("model", "api_key", "mpi_arg", "hosts"):
             continue
         flag = "--" + field.name.replace("_", "-")
         if isinstance(value, bool):

@@ -22,9 +22,9 @@ from mooncake_lite.launch.machine import Machine, find_mpirun
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
-from mooncake_lite.launch.threads import COMPUTE_ROLES
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.modes import COMPUTE_ROLES
 from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 
 RANK_BYTES = 256 * 2**20
@@ -279,8 +279,10 @@ def check_memory(config: ServeConfig, model: FoundModel, machine: Machine, roles
 
 
 def _pool_flags(config: ServeConfig) -> str:
-    """The flags that say how large the pool is."""
-    return "--pool-bytes or --lend-bytes" if config.lend_bytes else "--pool-bytes"
+    """The flags that say how much memory ranks share."""
+    flags = ["--pool-bytes"] if config.has_pool else []
+    flags += ["--lend-bytes"] if config.lend_bytes else []
+    return " or ".join(flags or ["--staging-bytes"])
 
 
 def _mib(size: int) -> str:

@@ -19,6 +19,7 @@ from mooncake_lite.config import ServeConfig, config_from, read_toml
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.mpirun import SECRET
 from mooncake_lite.launch.place import world_from_environment
+from mooncake_lite.modes import BY_MODE
 
 HELP: dict[str, str] = {
     "served_model_name": "Id of the model in the API. By default the name of its folder.",
@@ -32,16 +33,22 @@ HELP: dict[str, str] = {
     "api_key": f"Key that clients must send. Prefer the variable {SECRET}: other users can read flags.",
     "allowed_origins": "Origins of web pages that may call the server, separated by commas, as "
     "https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.",
-    "prefill": "Number of ranks that compute prompts.",
-    "decode": "Number of ranks that generate answers.",
-    "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier.",
+    "mode": "How ranks share the work. pooled: KV goes from prefill to decode ranks through a pool of store "
+    "ranks. split: it goes straight to the decode rank, and nothing is kept. colocated: each compute rank "
+    "does both.",
+    "prefill": "Number of ranks that compute prompts, 1 by default. None in mode colocated.",
+    "decode": "Number of ranks that generate answers, 1 by default. None in mode colocated.",
+    "compute": "Number of ranks that do both, 2 by default. In mode colocated only.",
+    "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier. By default 1 in "
+    "mode pooled and 0 in mode colocated. None in mode split.",
     "profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their "
     "files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.",
     "hosts": "Hosts and their slots for mpirun, as a:2,b:2.",
     "control_host": "Address at which other hosts reach the conductor.",
     "mpi_arg": "Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.",
     "pool_bytes": "DRAM that each store rank lends to the pool, in /dev/shm, as 512MiB.",
-    "lend_bytes": "DRAM that each prefill and decode rank lends to the pool. By default none.",
+    "lend_bytes": "DRAM that each rank that computes lends to the pool, by default none. In mode split: DRAM "
+    "of each decode rank for KV on its way to it, by default 512MiB.",
     "ssd_dir": "Folder of the HDF5 tier. A later start with the same folder reuses its blocks. By default "
     "there is no tier.",
     "ssd_bytes": "Capacity of the tier of each store rank.",
@@ -49,8 +56,8 @@ HELP: dict[str, str] = {
     "kv_codec": "Encoding of blocks in the pool and on SSD. int8 takes a quarter of the space of float32.",
     "eviction": "Policy that evicts blocks from the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].",
     "copy_cold_s": "Seconds without a read after which the copy of a hot block is evicted first.",
-    "kv_cache_bytes": "Memory for the KV pages of each prefill and decode rank.",
-    "staging_bytes": "Shared memory through which each prefill and decode rank moves KV.",
+    "kv_cache_bytes": "Memory for the KV pages of each rank that computes.",
+    "staging_bytes": "Shared memory through which each rank that computes moves KV.",
     "max_model_len": "Longest prompt and answer together, in tokens. 0 takes the model's own limit.",
     "max_num_seqs": "Sequences that one rank decodes at once.",
     "max_num_batched_tokens": "Tokens that a rank computes in one forward pass. Prompts get what the running "
@@ -87,7 +94,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _option(name: str, hint: Any, default: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     flag = "--" + name.replace("_", "-")
-    text = HELP[name] + ("" if default in ("", (), False) else f"  [default: {_shown(name, default)}]")
+    has_default = default not in ("", (), False, BY_MODE)
+    text = HELP[name] + (f"  [default: {_shown(name, default)}]" if has_default else "")
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
     if name == "api_key":
@@ -112,8 +120,9 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
     """
     values = read_toml(file) if file else {}
     _refuse_empty(values, f"config file {file}")
-    config_from(values, f"config file {file}")  # so that its own errors name it
     given = {name: value for name, value in flags.items() if value not in (None, ())}
+    mode = {name: given[name] for name in ("mode",) if name in given}  # which keys fit together depends on it
+    config_from({**values, **mode}, f"config file {file}")  # so that its own errors name it
     _refuse_empty(given, "flags")
     if model is not None:
         given["model"] = model
@@ -153,7 +162,7 @@ def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
 )
 @click.option("--dry-run", is_flag=True, help="Print the mpirun command line and exit.")
 def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> int:
-    """Start a cluster: conductor, prefill, decode and store ranks, and an OpenAI-compatible server.
+    """Start a cluster: a conductor, ranks that compute or store, and an OpenAI-compatible server.
 
     MODEL is the name of a pulled model or a Hugging Face folder, by default SmolLM2-135M-Instruct. Outside of
     mpirun the command starts mpirun. Inside mpirun (mpirun -n 4 mooncake-lite serve ...) it becomes a rank.

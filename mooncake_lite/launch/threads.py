@@ -10,8 +10,7 @@ import os
 from collections.abc import MutableMapping
 
 from mooncake_lite.config import ServeConfig
-
-COMPUTE_ROLES = ("prefill", "decode")
+from mooncake_lite.modes import COMPUTE_ROLES
 
 ROOMY_CORES = 4
 """From this many cores per compute rank on, ranks get cores of their own."""
@@ -22,7 +21,7 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
 
     ranks_here   the roles of all ranks on this node; by default the whole cluster is here
 
-    Only prefill and decode compute: the others wait or copy, with one thread. --threads decides where
+    The conductor and store ranks wait or copy, with one thread. --threads decides where
     it is given. Where there are ROOMY_CORES cores per compute rank, each takes its share and they never
     meet. On smaller nodes the ranks of one role share all cores: prefill and decode then take turns,
     which costs decode nothing measurable as long as waiting threads sleep (OMP_WAIT_POLICY=passive: p99

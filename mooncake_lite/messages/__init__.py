@@ -1,6 +1,6 @@
 """Every message between the processes of one cluster, and nothing else.
 
-Sent by the gateway, the conductor (rank 0) and the prefill, decode and store ranks through
+Sent by the gateway, the conductor (rank 0) and the ranks that compute or store through
 `transport.channel`; encoded there (MessagePack, one version byte, a size limit). A message never
 carries KV: it names where KV lies (`BlockRef`), and `transport.engine` moves the bytes over MPI.
 One file for each boundary; this one says which process may receive which message. docs/explain/lifecycle.md
@@ -18,10 +18,12 @@ from mooncake_lite.messages.compute import (
     Preempted,
     Prefill,
     PrefillDone,
+    PromptComputed,
     PutEnded,
     PutGranted,
     PutWanted,
     RequestFailed,
+    Serve,
 )
 from mooncake_lite.messages.gateway import (
     Cancel,
@@ -111,6 +113,7 @@ __all__ = [
     "Preempted",
     "Prefill",
     "PrefillDone",
+    "PromptComputed",
     "PutEnded",
     "PutGranted",
     "PutWanted",
@@ -122,6 +125,7 @@ __all__ = [
     "RequestFailed",
     "Sampling",
     "SaveBlocks",
+    "Serve",
     "Span",
     "Stop",
     "Stopped",
@@ -140,6 +144,7 @@ TO_CONDUCTOR = (
     | PrefillDone
     | RequestFailed
     | DecodeLoaded
+    | PromptComputed
     | DecodeDone
     | Preempted
     | PutWanted
@@ -160,6 +165,6 @@ TO_CONDUCTOR = (
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Prefill | Decode | Cancel | PutGranted | GatewayAt | Stop
+TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

@@ -1,4 +1,4 @@
-"""Between the conductor and the ranks that compute: prefill, decode, and blocks that decode gives back.
+"""Between the conductor and the ranks that compute: prefill, decode or both, and blocks given to the pool.
 
 `attempt` numbers the tries of one request: a rank copies it from the job into every answer. `epoch` numbers
 the lives of a rank. An answer of another attempt or epoch is out of date.
@@ -71,7 +71,7 @@ class PrefillDone(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True):
-    """Prefill or decode -> conductor: this rank gives the request up.
+    """Any of these ranks -> conductor: this rank gives the request up.
 
     writing   a transfer failed, and its bytes may still arrive in the pool: its ranges stay unused
     """
@@ -117,6 +117,48 @@ class Decode(Message, frozen=True):
     answers: list[Answer] = []
 
 
+class Serve(Message, frozen=True):
+    """Conductor -> compute: compute a prompt and decode its answer, on this rank alone.
+
+    token_ids    prompt and every token of the answer so far
+    load         the KV of the first len(load) * block_tokens tokens, ready in the pool
+    keys, salt   keys of the full blocks of token_ids, and what their chain started from; empty when nothing
+                 may be reused
+    offers       whether full blocks that are not in `load` are offered to the pool
+    answered, n, branch   as in Prefill
+    """
+
+    request_id: str
+    gateway: str
+    token_ids: list[int]
+    load: list[BlockRef]
+    keys: list[int]
+    salt: bytes
+    offers: bool
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: list[int]
+    answered: int
+    cached_tokens: dict[str, int]
+    spans: list[Span]
+    attempt: int = 0
+    n: int = 1
+    branch: int = 0
+
+
+class PromptComputed(Message, frozen=True):
+    """Compute -> conductor: the prompt of a Serve is computed and its first token drawn; leases may go.
+
+    computed_tokens   prompt tokens that were computed; compute_s: time of the forward passes for them
+    """
+
+    request_id: str
+    computed_tokens: int
+    compute_s: float
+    attempt: int = 0
+    epoch: int = 0
+
+
 class DecodeLoaded(Message, frozen=True):
     """Decode -> conductor: the KV is in this rank's pages; the tail and the leases may go."""
 
@@ -126,7 +168,7 @@ class DecodeLoaded(Message, frozen=True):
 
 
 class DecodeDone(Message, frozen=True):
-    """Decode -> conductor: a branch of the request has ended and its pages are free."""
+    """Decode or compute -> conductor: a branch of the request has ended and its pages are free."""
 
     request_id: str
     attempt: int = 0
@@ -135,7 +177,7 @@ class DecodeDone(Message, frozen=True):
 
 
 class Preempted(Message, frozen=True):
-    """Decode -> conductor: no page was left for a branch. `token_ids` is prompt and answer so far."""
+    """Decode or compute -> conductor: no page was left for a branch. `token_ids`: prompt and answer."""
 
     request_id: str
     token_ids: list[int]
@@ -146,7 +188,7 @@ class Preempted(Message, frozen=True):
 
 
 class PutWanted(Message, frozen=True):
-    """Decode -> conductor: these blocks became full while decoding; where may they go?
+    """Decode or compute -> conductor: these blocks have become full; where may they go?
 
     keys, digests, tokens   of each block; number numbers this rank's askings
     before                  for each block, the key of the block before it in its prefix (None: it is the

@@ -67,19 +67,21 @@ class LivePool:
         raise ClusterError(f"the conductor has not answered for {ANSWER_LIMIT_S:.0f} s")
 
     def rows(self) -> list[PoolRow]:
-        """All blocks in DRAM."""
+        """All blocks in DRAM. Raises UserError where there is no pool."""
         found: list[PoolRow] = []
         while True:
             after = found[-1].object_id if found else -1
             answer = next(self.ask(PoolQuery("ls", after)))
+            _ended(answer)
             assert isinstance(answer, PoolRows)
             found += answer.rows
             if not answer.more:
                 return found
 
     def figures(self) -> dict[str, int]:
-        """The directory's counters and gauges, and for each rank what it gives to the pool."""
+        """The counters and gauges of the directory, and what each rank lends. Raises UserError."""
         answer = next(self.ask(PoolQuery("stat")))
+        _ended(answer)
         assert isinstance(answer, PoolFigures)
         figures = dict(answer.values)
         for segment in answer.segments:

@@ -30,6 +30,7 @@ from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model import ModelConfig, load_config, resolve_model, weights_fingerprint
 from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.modes import DUTIES
 from mooncake_lite.recording import Recorder
 from mooncake_lite.roles.conductor import ConductorRole, control_config
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
@@ -375,7 +376,7 @@ class _Store:
 
 
 class _Compute:
-    """The parts of a prefill or decode rank."""
+    """The parts of a rank that computes."""
 
     def __init__(self, start: _Start) -> None:
         process, near = start.process, start.neighbours
@@ -405,8 +406,7 @@ class _Compute:
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         pages = Pages(engine.num_pages, PAGE_TOKENS)
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
-        duties = frozenset({role})  # a role is one duty today
-        size, limits = config.block_size, limits_of(config)
+        duties, size, limits = frozenset(DUTIES[role]), config.block_size, limits_of(config)
         prefix = new_prefix_cache(config.prefix_sharing, pages, size, next_key)
         state = State(duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix)
         self._rank = ComputeRank(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from mooncake_lite.engine import Runner
-from mooncake_lite.messages import Cancel, Decode, Message, Prefill, PutGranted
+from mooncake_lite.messages import Cancel, Message, PutGranted
 from mooncake_lite.roles.compute_answers import Answers
-from mooncake_lite.roles.compute_jobs import job_of
+from mooncake_lite.roles.compute_jobs import Asks, job_of
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import Arrived, Cancelled, Granted, begin, next_step, on
 
@@ -55,7 +55,7 @@ class ComputeRole:
             return Cancelled(message.request_id, message.attempt, branch)
         if isinstance(message, PutGranted):
             return Granted(message.number, message.places)
-        assert isinstance(message, Prefill | Decode)
+        assert isinstance(message, Asks)
         job = job_of(message, self._max_len)
         self._answers.expect(job, message)
         return Arrived(job)

@@ -16,13 +16,15 @@ from mooncake_lite.messages import (
     Preempted,
     Prefill,
     PrefillDone,
+    PromptComputed,
     PutEnded,
     PutWanted,
     RequestFailed,
+    Serve,
     Span,
     Tokens,
 )
-from mooncake_lite.roles.compute_jobs import blocks_to_load, blocks_to_store
+from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load, blocks_to_store
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import DECODE, Job, JobId, outcomes
 from store.keys import block_digest
@@ -32,7 +34,7 @@ from store.keys import block_digest
 class _Asked:
     """A job of this rank: its message, the sequences that have not ended, spans, tokens found in pages."""
 
-    message: Prefill | Decode
+    message: Asks
     left: int
     shared: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Answers:
         self._rank = rank
         self._asked: dict[tuple[str, int], _Asked] = {}
 
-    def expect(self, job: Job, message: Prefill | Decode) -> None:
+    def expect(self, job: Job, message: Asks) -> None:
         """Remember the message that asked for a job, until its last branch ends."""
         sequences = len(job.branches) if DECODE in job.duties else 1
         self._asked[job.request_id, job.attempt] = _Asked(message, sequences)
@@ -90,8 +92,13 @@ class Answers:
 
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
+        asked = self._of(computed.job)
         span = Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens)
-        self._of(computed.job).spans.append(span)
+        asked.spans.append(span)
+        if isinstance(asked.message, Serve):
+            name, attempt, _ = computed.job
+            said = PromptComputed(name, computed.tokens, computed.compute_s, attempt, self._rank.epoch)
+            self._rank.tell(said)
         self._rank.count_prefill(computed.tokens, computed.loaded, computed.compute_s)
 
     @_tell.register
@@ -109,8 +116,12 @@ class Answers:
         asked = self._of(token.job)
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
-        cached = _cached(message.cached_tokens, asked.shared) if isinstance(message, Prefill) else {}
-        spans = asked.all_spans if isinstance(message, Prefill) or token.finish else []
+        cached: dict[str, int] = {}
+        spans: list[Span] = []
+        if not isinstance(message, Decode) and token.index == message.answered:
+            cached, spans = _cached(message.cached_tokens, asked.shared), asked.all_spans
+        elif token.finish:
+            spans = asked.all_spans
         logprobs = [token.logprobs] if ids and token.logprobs is not None else []
         branch = token.job.branch
         tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs, branch)

@@ -5,15 +5,31 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import Answer, BlockRef, Decode, Prefill
+from mooncake_lite.messages import Answer, BlockRef, Decode, Prefill, Serve
 from scheduler.instance import DECODE, PREFILL, Job
 
+Asks = Prefill | Decode | Serve
+"""What the conductor can ask a rank to do for a request."""
 
-def blocks_to_load(message: Prefill | Decode) -> list[BlockRef]:
+DUTIES: dict[type[Asks], frozenset[str]] = {
+    Prefill: frozenset({PREFILL}),
+    Decode: frozenset({DECODE}),
+    Serve: frozenset({PREFILL, DECODE}),
+}
+
+
+def blocks_to_load(message: Asks) -> list[BlockRef]:
     """Return the places of the KV of the first tokens, in order."""
-    if isinstance(message, Prefill):
-        return message.load
-    return message.blocks if message.tail is None else [*message.blocks, message.tail]
+    if isinstance(message, Decode):
+        return message.blocks if message.tail is None else [*message.blocks, message.tail]
+    return message.load
+
+
+def makes_offers(message: Asks) -> bool:
+    """Tell whether full blocks are offered to the pool. A prefill has places for its blocks already."""
+    return (
+        message.offers if isinstance(message, Serve) else isinstance(message, Decode) and bool(message.salt)
+    )
 
 
 def blocks_to_store(message: Prefill) -> list[BlockRef]:
@@ -21,29 +37,28 @@ def blocks_to_store(message: Prefill) -> list[BlockRef]:
     return message.store if message.tail is None else [*message.store, message.tail]
 
 
-def _answers(message: Prefill | Decode) -> list[Answer]:
+def _answers(message: Asks) -> list[Answer]:
     return message.answers if isinstance(message, Decode) else []
 
 
-def job_of(message: Prefill | Decode, max_len: int) -> Job:
+def job_of(message: Asks, max_len: int) -> Job:
     """Turn a message into a job. max_len: longest prompt and answer together, in tokens."""
-    prefill = isinstance(message, Prefill)
     return Job(
         message.request_id,
         message.attempt,
-        frozenset({PREFILL if prefill else DECODE}),
+        DUTIES[type(message)],
         message.token_ids,
         message.answered,
         message.max_tokens,
         max_len,
         frozenset(message.stop_ids),
         message.sampling,
-        n=message.n if isinstance(message, Prefill) else 1,
+        n=1 if isinstance(message, Decode) else message.n,
         branch=message.branch,
         answers=[(answer.branch, answer.token_ids) for answer in _answers(message)],
         load=blocks_to_load(message),
         store=blocks_to_store(message) if isinstance(message, Prefill) else (),
         salt=message.salt or None,
         keys=message.keys,
-        offers=isinstance(message, Decode) and bool(message.salt),
+        offers=makes_offers(message),
     )

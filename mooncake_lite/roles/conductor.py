@@ -17,6 +17,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.modes import COMPUTE_ROLES, DUTIES, without_pool
 from mooncake_lite.recording import Recorder
 from mooncake_lite.roles.cluster_metrics import ClusterMetrics, request_samples, segment_samples
 from mooncake_lite.roles.gateways import Gateways
@@ -45,6 +46,7 @@ def control_config(config: ServeConfig, layout: BlockLayout, nodes: list[int]) -
         copy_cold_s=config.copy_cold_s,
         max_queue=config.max_queue,
         saves=bool(config.ssd_dir),
+        mode=config.mode,
     )
 
 
@@ -193,13 +195,13 @@ class ConductorRole:
         return None
 
     def _read_rank_hello(self, peer: str, hello: m.RankHello) -> ev.Event | None:
-        """Choose the slots of a rank: the prompts that it computes at once, or a whole decode batch."""
+        """Choose the slots of a rank: the prompts that it computes at once, or a batch if it decodes."""
         config = self.config
-        slots = {"prefill": config.max_num_partial_prefills, "decode": config.max_num_seqs}.get(hello.role, 0)
-        if hello.role != "store":
+        slots = {"prefill": config.max_num_partial_prefills, "store": 0}.get(hello.role, config.max_num_seqs)
+        if hello.role in COMPUTE_ROLES:
             self.gateways.add_compute_rank(hello.rank)
         return ev.RankJoined(
-            hello.rank, hello.epoch, hello.rank, (hello.role,), hello.node, slots,
+            hello.rank, hello.epoch, hello.rank, DUTIES[hello.role], hello.node, slots,
             hello.segment_bytes, hello.tier,
         )  # fmt: skip
 
@@ -235,7 +237,8 @@ class ConductorRole:
                 peer, m.Rejected(submit.request_id, f"request id {submit.request_id} is in use", 0.0)
             )
             return None
-        self.held[submit.request_id] = HeldRequest(submit, self.config.enable_prefix_caching)
+        reuse, has_pool = self.config.enable_prefix_caching, self.config.has_pool
+        self.held[submit.request_id] = HeldRequest(submit, reuse, has_pool)
         return ev.RequestArrived(
             submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests, 0,
             submit.wait_limit_s,
@@ -300,12 +303,9 @@ class ConductorRole:
     def _message_of(self, order: fx.Order) -> m.Message:
         match order:
             case fx.StartPrefill():
-                held = self.held[order.request_id]
-                if not held.answered:  # a resumed request was counted when it came
-                    self.metrics.count("prefix_cache_queries_total", len(held.token_ids))
-                    for tier, tokens in order.cached.items():
-                        self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
-                return held.prefill_message(order)
+                return self._lookup_counted(order).prefill_message(order)
+            case fx.StartServe():
+                return self._lookup_counted(order).serve_message(order)
             case fx.StartDecode():
                 return self.held[order.request_id].decode_message(order)
             case fx.CheckBlocks():
@@ -313,6 +313,15 @@ class ConductorRole:
             case fx.GrantPuts() if self._stream is not None:
                 self._stream.on_granted(order)
         return message_of(order)
+
+    def _lookup_counted(self, order: fx.StartPrefill | fx.StartServe) -> HeldRequest:
+        """Count the tokens that a request looked up and found, and return it."""
+        held = self.held[order.request_id]
+        if not held.answered:  # a resumed request was counted when it came
+            self.metrics.count("prefix_cache_queries_total", len(held.token_ids))
+            for tier, tokens in order.cached.items():
+                self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
+        return held
 
     # ------------------------------------------------------------------------------ the pool
 
@@ -327,6 +336,10 @@ class ConductorRole:
         return event_of(peer, ended)
 
     def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
+        """Answer or pass on a query. A gateway may reset the cache of a cluster that keeps none."""
+        if not self.config.has_pool and peer not in self.gateways.names:
+            self.hub.send(peer, m.PoolEnded("; ".join(without_pool(self.config.mode)), number=query.number))
+            return None
         answer = self._answers.read(query, self._clock())
         if answer is None:
             return self._answers.command(peer, query)

@@ -18,14 +18,16 @@ class HeldRequest:
     keys        prefix key of each full block of token_ids; empty when nothing may be reused
     salt        start of the key chain; empty when nothing may be reused
     answered    number of token_ids that belong to the answer
-    attempt     of the last StartPrefill
+    attempt     of the last StartPrefill or StartServe
     loaded, stored   blocks that this attempt reuses, and that it writes
+    offers      full blocks that decode fills go to the pool
     spans       time of each stage so far
     """
 
-    def __init__(self, submit: m.Submit, reuse: bool) -> None:
+    def __init__(self, submit: m.Submit, reuse: bool, has_pool: bool) -> None:
         self.submit = submit
         self.salt = submit.salt if reuse else b""
+        self.offers = has_pool and bool(self.salt)
         self.request_id = submit.request_id
         self.gateway = submit.gateway
         self.token_ids = submit.token_ids
@@ -42,15 +44,29 @@ class HeldRequest:
 
     def prefill_message(self, order: fx.StartPrefill) -> m.Prefill:
         """Return the message that tells a prefill rank what to load, compute and store."""
-        self.attempt, self.loaded, self.stored = order.attempt, len(order.load), len(order.store)
-        self.spans.append(m.Span("queue", 0, order.queued_s))
-        self.spans += [m.Span("promote", *load) for load in order.promoted]
+        self._started(order)
+        self.stored = len(order.store)
         submit = self.submit
         return m.Prefill(
             self.request_id, submit.gateway, self.token_ids, order.load, order.store, order.tail,
             submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
             {} if self.answered else order.cached, self.spans, order.attempt, self.keys, self.salt,
         )  # fmt: skip
+
+    def serve_message(self, order: fx.StartServe) -> m.Serve:
+        """Return the message that tells a rank to compute the prompt and to decode on."""
+        self._started(order)
+        submit = self.submit
+        return m.Serve(
+            self.request_id, submit.gateway, self.token_ids, order.load, self.keys if self.salt else [],
+            self.salt, self.offers, submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
+            {} if self.answered else order.cached, self.spans, order.attempt,
+        )  # fmt: skip
+
+    def _started(self, order: fx.StartPrefill | fx.StartServe) -> None:
+        self.attempt, self.loaded = order.attempt, len(order.load)
+        self.spans.append(m.Span("queue", 0, order.queued_s))
+        self.spans += [m.Span("promote", *load) for load in order.promoted]
 
     def first_token(self, done: m.PrefillDone) -> None:
         """Append the token that prefill sampled."""
@@ -62,11 +78,10 @@ class HeldRequest:
         """Return the message that tells a decode rank where the KV is. An empty salt: do not offer blocks to
         the pool.
         """
-        submit = self.submit
+        submit, salt = self.submit, self.salt if self.offers else b""
         return m.Decode(
             self.request_id, submit.gateway, self.token_ids, self.answered, order.blocks, order.tail,
-            self.keys, self.salt, submit.sampling, submit.max_tokens, submit.stop_ids, self.spans,
-            order.attempt,
+            self.keys, salt, submit.sampling, submit.max_tokens, submit.stop_ids, self.spans, order.attempt,
         )  # fmt: skip
 
     def preempted(

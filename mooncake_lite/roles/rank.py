@@ -25,6 +25,7 @@ from mooncake_lite.launch.rank_process import (
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir, bases
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
+from mooncake_lite.modes import ROLES
 from mooncake_lite.roles.process import RankProcess
 
 
@@ -74,9 +75,10 @@ def _open_run_dir() -> RunDir:
 
 
 def _wrong_count(size: int, config: ServeConfig) -> str:
+    counts = " + ".join(f"{getattr(config, role)} {role}" for role in ROLES if getattr(config, role))
     return (
-        f"mpirun started {size} ranks, but 1 conductor + {config.prefill} prefill + {config.decode} decode + "
-        f"{config.store} store are {config.ranks}; use mpirun -n {config.ranks}, or other role counts"
+        f"mpirun started {size} ranks, but 1 conductor + {counts} are {config.ranks}; "
+        f"use mpirun -n {config.ranks}, or other role counts"
     )
 
 

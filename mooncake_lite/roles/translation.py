@@ -30,6 +30,8 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
             return ev.RequestFailed(rank, epoch, name, attempt, reason, writing)
         case m.DecodeLoaded():
             return ev.DecodeLoaded(rank, message.epoch, message.request_id, message.attempt)
+        case m.PromptComputed(name, computed, compute_s, attempt, epoch):
+            return ev.PromptComputed(rank, epoch, name, attempt, computed, compute_s)
         case m.DecodeDone():
             return ev.DecodeEnded(rank, message.epoch, message.request_id, message.attempt)
         case m.PutWanted():

@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 
 from mooncake_lite.top.sample import Sample
 
-ROLES = ("prefill", "decode", "store")
+ROLES = ("prefill", "decode", "compute", "store")
 SSD = "HDF5"
 
 
@@ -209,20 +209,34 @@ def _ranks(change: Change) -> list[Rank]:
     used, total = _by_rank(now, "kv_cache_pages_used"), _by_rank(now, "kv_cache_pages")
     waiting = _by_rank(now, "prefill_requests_waiting", "decode_requests_waiting")
     waiting |= _by_rank(now, "tier_reader_queued", "tier_writer_queued")
-    running = _by_rank(now, "prefill_requests_running", "decode_requests_running")
     tokens = change.by("prefill_computed_tokens_total", "rank", "role")
-    tokens |= change.by("decode_tokens_total", "rank", "role")
+    for key, count in change.by("decode_tokens_total", "rank", "role").items():
+        tokens[key] = tokens.get(key, 0.0) + count
     free = _by_rank(now, "pool_segment_free_bytes")
     for key, nbytes in _by_rank(now, "pool_segment_bytes").items():
         if key[1] == "store":
             total[key], used[key] = nbytes, nbytes - free.get(key, 0.0)
-    found = []
+    found, running = [], _running(now)
     for key in used.keys() | total.keys():
         if key[0].isdecimal():
             rate = tokens.get(key, 0.0) / change.seconds if change.seconds and key[1] != "store" else None
             seen = (used.get(key), total.get(key), waiting.get(key), running.get(key), rate)
             found.append(Rank(int(key[0]), key[1], *seen))
     return sorted(found, key=lambda rank: (rank.number, rank.role))
+
+
+def _running(now: Sample) -> dict[tuple[str, ...], float]:
+    """Return the requests that each rank works on.
+
+    The conductor counts a request in a prefill slot as running. On a rank that decodes as well, it may still
+    wait for pages, and the rank reports it as waiting.
+    """
+    prefill, decode = _by_rank(now, "prefill_requests_running"), _by_rank(now, "decode_requests_running")
+    waiting = _by_rank(now, "decode_requests_waiting")
+    both = {
+        key: max(0.0, prefill[key] + decode[key] - waiting.get(key, 0.0)) for key in prefill.keys() & decode
+    }
+    return prefill | decode | both
 
 
 def _by_rank(sample: Sample, *names: str) -> dict[tuple[str, ...], float]:

@@ -28,7 +28,7 @@ from mooncake_lite.top.figures import SSD, Figures, Flow, Lookups, Rank, Tier, b
 NARROWEST, LOWEST = 72, 20
 """A smaller terminal cuts the picture off."""
 
-COLOURS = {"prefill": "cyan", "decode": "magenta", "store": "blue", SSD: "yellow"}
+COLOURS = {"prefill": "cyan", "decode": "magenta", "compute": "green", "store": "blue", SSD: "yellow"}
 TIER_COLOURS = {"DRAM": "blue", "lent DRAM": "cyan", SSD: "yellow"}
 FRAME = "bright_black"
 FAINT = "bright_black"

@@ -8,6 +8,7 @@ tokens pending than another one. docs/explain/paper.md lists the differences to 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import attrgetter
 
 from scheduler.placement.contract import Candidate
@@ -17,7 +18,10 @@ from scheduler.state import DecodeInstance, PrefillInstance, State, cached_token
 
 
 class LeastTokens:
-    """Chooses the least score, then fewer pending tokens, then the lower number. Decode: most free slots."""
+    """Chooses the least score, then fewer pending tokens, then the lower number. Decode: most free slots.
+
+    Instances of both duties that are equal so far: the one with more free decode slots.
+    """
 
     name = "least-tokens"
 
@@ -26,44 +30,49 @@ class LeastTokens:
         name = request.request_id
         if not state.prefills or not state.decodes:
             return Rejection(name, "no prefill or no decode instance has joined", 1.0)
-        if not state.has_decode_place:
+        candidates = state.open_prefills()
+        if not candidates:
             return Wait(name, "no decode instance has a free slot")
         leading = state.index.leading(request.keys)
-        prefill = _best_prefill(state, request, leading)
-        decode = _freest_decode(state)
+        prefill = _best_prefill(state, candidates, request, leading)
+        decode = _freest(state.decodes_for(prefill.instance))
         terms = _terms(request, leading, prefill, decode)
         return Placement(name, prefill.instance, decode.instance, cached_tokens(request, leading), terms)
 
     def explain(self, state: State, request: Request) -> list[Candidate]:
         """Recompute the terms of every prefill instance, best first. Empty without a free decode slot."""
-        if not state.prefills or not state.has_decode_place:
-            return []
         leading = state.index.leading(request.keys)
-        decode = _freest_decode(state)
-        table = [Candidate(p.instance, _terms(request, leading, p, decode)) for p in state.prefills.values()]
-        return sorted(table, key=lambda row: (row.terms.score, row.terms.pending_tokens, row.prefill))
+        pairs = [(p, _freest(state.decodes_for(p.instance))) for p in state.open_prefills()]
+        table = [Candidate(p.instance, _terms(request, leading, p, decode)) for p, decode in pairs]
+        return sorted(table, key=lambda row: _order(state, state.prefills[row.prefill], row.terms.score))
 
 
-def _best_prefill(state: State, request: Request, leading: Leading) -> PrefillInstance:
+def _best_prefill(
+    state: State, candidates: Collection[PrefillInstance], request: Request, leading: Leading
+) -> PrefillInstance:
     """Find the best instance in one pass in ascending order, so the first of equals wins."""
     near, block_tokens, most = leading.by_node.get, request.block_tokens, request.num_tokens - 1
     best, best_score = None, 0
-    for one in state.prefills.values():
+    for one in candidates:
         reused = near(one.node, 0) * block_tokens
         score = one.pending_tokens - (reused if reused < most else most)
-        if (
-            best is None
-            or score < best_score
-            or (score == best_score and one.pending_tokens < best.pending_tokens)
-        ):
+        if best is None or score < best_score:
             best, best_score = one, score
+        elif score == best_score and _order(state, one, score) < _order(state, best, score):
+            best = one
     assert best is not None
     return best
 
 
-def _freest_decode(state: State) -> DecodeInstance:
+def _order(state: State, prefill: PrefillInstance, score: int) -> tuple[int, int, int, int]:
+    """Return what is compared: the least is the best. Free slots count where the instance decodes too."""
+    own = state.decodes.get(prefill.instance)
+    return score, prefill.pending_tokens, -own.free if own else 0, prefill.instance
+
+
+def _freest(decodes: Collection[DecodeInstance]) -> DecodeInstance:
     """Return the decode instance with most free slots, the lowest number among equals."""
-    return max(state.decodes.values(), key=attrgetter("free"))
+    return max(decodes, key=attrgetter("free"))
 
 
 def _terms(request: Request, leading: Leading, prefill: PrefillInstance, decode: DecodeInstance) -> Terms:

@@ -49,7 +49,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
     ("wish", "words"),
     [
         ({"prefill": 0}, "prefill=0: at least 1"),
-        ({"decode": -1}, "decode=-1: at least 1"),
+        ({"decode": -2}, "decode=-2: at least 1"),
         ({"prefill": 10**11}, "are 100,000,000,003 ranks; at most 65,536"),
         ({"store": 0}, "store=0: at least 1"),
         ({"max_queue": 0}, "max_queue=0"),
@@ -113,6 +113,7 @@ def test_a_configuration_survives_the_way_through_plain_values() -> None:
         ({"enable-prefix-caching": 1}, "enable_prefix_caching=1 must be of type bool"),
         ({"mpi-arg": "--mca"}, "mpi_arg must be a list of strings"),
         ({"pool-bytes": "much"}, "pool_bytes='much' is not a size"),
+        ({"decode": -1}, "file: decode=-1: give a number of ranks, or leave it out"),
     ],
 )
 def test_a_wrong_key_or_type_names_its_source(values: dict[str, Any], words: str) -> None:

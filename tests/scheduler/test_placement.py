@@ -103,6 +103,8 @@ def test_a_request_waits_while_no_decode_instance_has_a_free_slot() -> None:
 
 def random_cluster(rng: random.Random) -> s.State:
     state = cluster(prefill=rng.randrange(1, 6), decode=rng.randrange(1, 4), slots=6, max_queue=99)
+    for number in range(rng.randrange(3)):
+        state.add_instance(8 + number, number, ["prefill", "decode"], 2)
     for _ in range(30):
         state.index.stored(rng.randrange(12), rng.choice([21, 22]), rng.choice(["dram", "ssd"]))
     return state
@@ -127,7 +129,7 @@ def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int)
             state.forget(f"r{rng.randrange(step)}")
             continue
         assert isinstance(choice, s.Placement)
-        assert len(table) == len(state.prefills)
+        assert len(table) == len(state.open_prefills())
         assert (choice.prefill, choice.terms) == (table[0].prefill, table[0].terms)
         assert choice.terms.score == min(row.terms.score for row in table)
         state.place(wanted, choice)
@@ -150,3 +152,42 @@ def test_the_same_history_gives_the_same_answers_in_every_process() -> None:
     assert found == answers("2")
     for kind in ("Placement", "Wait", "Rejection", "the predicted wait is", "requests are waiting"):
         assert kind in found, kind
+
+
+def colocated(*slots: int) -> s.State:
+    """Instances 1, 2, ... of both duties."""
+    state = cluster(prefill=0, decode=0)
+    for number, count in enumerate(slots, 1):
+        state.add_instance(number, 0, ["prefill", "decode"], count)
+    return state
+
+
+def test_an_instance_of_both_duties_decodes_what_it_prefills() -> None:
+    state = colocated(4, 4)
+    places = [placed(state, f"r{number}") for number in range(8)]
+    assert all(place.prefill == place.decode for place in places)
+    assert {1, 2} == {place.prefill for place in places}
+    state.forget("r0")
+    state.forget("r1")
+    with pytest.raises(AssertionError, match="decodes what it prefills"):
+        state.place(request("r0"), s.Placement("r0", 1, 2, 0, s.Terms(0, 640, 0, 640, 0, 4)))
+
+
+def test_of_idle_instances_of_both_duties_the_one_with_more_free_decode_slots_is_chosen() -> None:
+    state = colocated(4, 4)
+    for name in "abc":
+        placed(state, name)
+        started(state)
+        state.end_prefill(name)
+    assert [len(one.taken) for one in state.decodes.values()] == [2, 1]
+    assert placed(state, "d").prefill == 2
+
+
+def test_an_instance_of_both_duties_without_a_free_decode_slot_is_no_candidate() -> None:
+    state = colocated(1, 2)
+    assert [placed(state, name).prefill for name in "abc"] == [2, 1, 2]
+    assert state.open_prefills() == ()
+    assert isinstance(s.LeastTokens().choose(state, request("d"), 0.0), s.Wait)
+    state.forget("b")
+    assert [one.instance for one in state.open_prefills()] == [1]
+    assert placed(state, "d").prefill == 1

@@ -3,6 +3,7 @@
     arrived a 40 tokens keys x1..x2 max 10 limit 5     a request; without keys nothing may be reused
     cancelled a
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
+    computed a 8                                       8 prompt tokens, on a rank that decodes on
     prefilled a finished                               the first token was the last one
     failed a why | failed a late why                   late: bytes may still land
     preempted a 50 tokens keys x1..x3
@@ -94,6 +95,10 @@ class Context:
         )
 
 
+DECODES = fx.StartDecode, fx.StartServe
+"""Orders that a rank answers with the end of the request."""
+
+
 def arrived(context: Context, words: list[str]) -> ev.Event:
     keys = context.keys(words_after(words, "keys"))
     context.requests.append(words[1])
@@ -110,13 +115,13 @@ def prefilled(context: Context, words: list[str]) -> ev.Event:
 
 
 def failed(context: Context, words: list[str]) -> ev.Event:
-    job = context.job(words, fx.StartPrefill, fx.StartDecode)
+    job = context.job(words, fx.StartPrefill, *DECODES)
     return ev.RequestFailed(*job, words[-1], "late" in words)
 
 
 def preempted(context: Context, words: list[str]) -> ev.Event:
     keys = context.keys(words_after(words, "keys"))
-    return ev.Preempted(*context.job(words, fx.StartDecode), int(words[2]), keys, list(map(digest_of, keys)))
+    return ev.Preempted(*context.job(words, *DECODES), int(words[2]), keys, list(map(digest_of, keys)))
 
 
 def wants(context: Context, words: list[str]) -> ev.Event:
@@ -181,7 +186,10 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "cancelled": lambda context, words: ev.RequestCancelled(words[1]),
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
-    "ended": lambda context, words: ev.DecodeEnded(*context.job(words, fx.StartDecode)),
+    "computed": lambda context, words: ev.PromptComputed(
+        *context.job(words, fx.StartServe), int(words[2]), 0.1
+    ),
+    "ended": lambda context, words: ev.DecodeEnded(*context.job(words, *DECODES)),
     "failed": failed,
     "preempted": preempted,
     "wants": wants,

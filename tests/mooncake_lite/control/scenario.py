@@ -2,6 +2,7 @@
 
     # A title, in one sentence.                              begins a scenario
     cluster prefill 1 decode 1 store 1 blocks 8 slots 4      its ranks; blocks of each store rank
+    cluster mode split prefill 1 decode 2 lend 4 slots 4     roles of another mode; blocks of each lender
     > arrived a 40 tokens keys x1 x2                         an event (COMMANDS)
       StartPrefill rank 1 a/1 load - store 3:0 3:1 tail 3:2  an effect; 3:0 is the first block of rank 3
       pool: 2 visible, ...                                   the books, at the end and after `> books`
@@ -18,6 +19,7 @@ from typing import Any
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.modes import DUTIES, MODES, ROLES
 from mooncake_lite.simulator.workload import digest_of
 from store.objects import BlockRef, BlockRemoved, BlockStored
 from tests.mooncake_lite.control.commands import COMMANDS, Context, after, words_after
@@ -31,16 +33,17 @@ class Scenario:
 
     def __init__(self, words: list[str]) -> None:
         """words: of the line `cluster`, a word for each size and a number after it."""
-        sizes = {"prefill": 1, "decode": 1, "store": 1, "blocks": 16, "lend": 0, "slots": 4, "queue": 64}
+        mode = after(words, "mode") or "pooled"
+        sizes = {role: MODES[mode].ranks.get(role, 0) for role in ROLES}
+        sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64}
         sizes |= {name: int(after(words, name) or 0) for name in sizes if name in words}
-        roles = ["conductor"]
-        for role in ("prefill", "decode", "store"):
-            roles += [role] * sizes[role]
+        roles = ["conductor", *(role for role in ROLES for _ in range(sizes[role]))]
         nodes = [int(node) for node in (after(words, "nodes") or "0" * len(roles))]
         self._tier = words_after(words, "tier") if "tier" in words else None
         config = ControlConfig(
-            layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None
-        )
+            layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None,
+            mode=mode,
+        )  # fmt: skip
         self.control = Control(config)
         self._context = Context()
         self._alarm = float("inf")
@@ -52,10 +55,11 @@ class Scenario:
 
     def _join(self, rank: int, role: str, node: int, sizes: dict[str, int]) -> None:
         tier = role == "store" and self._tier is not None
-        slots = {"prefill": 1, "decode": sizes["slots"], "store": 0}[role]
-        blocks = sizes["blocks" if role == "store" else "lend"]
+        slots = {"prefill": 1, "store": 0}.get(role, sizes["slots"])
+        lends = role in MODES[self.control.config.mode].lenders
+        blocks = sizes["blocks"] if role == "store" else sizes["lend"] * lends
         joined = ev.RankJoined(
-            rank, 0, rank, (role,), node, slots=slots, segment_bytes=blocks * BLOCK_BYTES, tier=tier
+            rank, 0, rank, DUTIES[role], node, slots=slots, segment_bytes=blocks * BLOCK_BYTES, tier=tier
         )
         self.control.on(joined, self.now)
         if tier and self._tier is not None:
@@ -126,6 +130,9 @@ class Scenario:
             case fx.StartPrefill():
                 words += [f"{effect.request_id}/{effect.attempt} load {places(effect.load)}"]
                 words += [f"store {places(effect.store)} tail {places([effect.tail])}"]
+                words += [f"cached {effect.cached['dram']}+{effect.cached['ssd']}"]
+            case fx.StartServe():
+                words += [f"{effect.request_id}/{effect.attempt} load {places(effect.load)}"]
                 words += [f"cached {effect.cached['dram']}+{effect.cached['ssd']}"]
             case fx.StartDecode():
                 words += [f"{effect.request_id}/{effect.attempt} blocks {places(effect.blocks)}"]

@@ -274,6 +274,65 @@ def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
     assert rank.wire.told[-1] == m.DecodeDone("a", 0, 5)
 
 
+def serve(tokens: list[int], load: list[m.BlockRef], **more: Any) -> m.Serve:
+    return m.Serve(
+        "a", "gateway-0", tokens, load, prefix_keys(tokens, BLOCK, b"model"), b"model",
+        more.get("offers", False), GREEDY, more.get("max_tokens", 4), [], 0, {"dram": len(load) * BLOCK},
+        [m.Span("queue", 0, 0.5)], 3,
+    )  # fmt: skip
+
+
+def test_a_rank_of_both_duties_computes_a_prompt_decodes_on_and_tells_of_both() -> None:
+    rank = Rank(PREFILL, DECODE)
+    tokens = [*range(14)]
+    rank.hear(serve(tokens, rank.in_pool(tokens[:8])))
+    first = rank.until(m.Tokens)
+    assert (first.index, len(first.token_ids), first.cached_tokens) == (0, 1, {"dram": 8})
+    assert [(span.stage, span.count) for span in first.spans] == [("queue", 0), ("load", 2), ("compute", 6)]
+    (computed,) = [said for said in rank.wire.told if isinstance(said, m.PromptComputed)]
+    assert (computed.request_id, computed.computed_tokens, computed.attempt, computed.epoch) == ("a", 6, 3, 5)
+    assert computed.compute_s == first.spans[2].seconds > 0
+    second = rank.until(m.Tokens)
+    assert (second.index, second.cached_tokens, second.spans) == (1, {}, [])
+    while not (last := rank.until(m.Tokens)).finish:
+        pass
+    assert last.index == 3
+    assert [span.stage for span in last.spans] == ["queue", "load", "compute", "decode"]
+    assert rank.wire.told[-1] == m.DecodeDone("a", 3, 5)
+    assert not any(isinstance(said, m.DecodeLoaded | m.PutWanted) for said in rank.wire.told)
+
+
+def test_the_answer_of_one_token_ends_with_both_reports() -> None:
+    rank = Rank(PREFILL, DECODE)
+    rank.hear(serve([*range(6)], [], max_tokens=1))
+    rank.until(m.DecodeDone)
+    kinds = [type(said) for said in rank.wire.told if not isinstance(said, m.GatewayAt)]
+    assert kinds == [m.PromptComputed, m.Tokens, m.DecodeDone]
+
+
+def test_a_cancelled_request_leaves_a_rank_of_both_duties_at_once() -> None:
+    rank = Rank(PREFILL, DECODE)
+    assert rank.hear(serve([*range(30)], []), m.Cancel("a", 3)) == [m.DecodeDone("a", 3, 5)]
+
+
+def test_blocks_that_are_offered_have_the_keys_of_their_place_in_the_sequence() -> None:
+    rank = Rank(PREFILL, DECODE)
+    tokens = [*range(10)]
+    rank.hear(serve(tokens, rank.in_pool(tokens[:4]), offers=True, max_tokens=20))
+    while not rank.until(m.Tokens).finish:
+        pass
+    full = tokens + [i for said in rank.wire.told if isinstance(said, m.Tokens) for i in said.token_ids]
+    keys = prefix_keys(full, BLOCK, b"model")
+    offers = [said for said in rank.wire.told if isinstance(said, m.PutWanted)]
+    assert offers
+    for key, before in zip(
+        [key for said in offers for key in said.keys], [place for said in offers for place in said.before]
+    ):
+        index = keys.index(key)
+        assert index >= 1, "the first block is in the pool"
+        assert before == (keys[index - 1], index)
+
+
 def test_the_reports_gauges_are_those_of_the_duties() -> None:
     def gauges(rank: Rank) -> Iterator[str]:
         return (name for name in rank.role.rank._gauges() if name.startswith("decode_"))

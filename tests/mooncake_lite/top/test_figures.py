@@ -99,6 +99,23 @@ kv_cache_pages{{rank="one",role="no number"}} 7""",
     ]
 
 
+def test_a_rank_of_both_duties_has_one_row_and_a_request_that_waits_for_its_pages_does_not_run() -> None:
+    compute = '{rank="1",role="compute"}'
+    found = figures(
+        f"""prefill_computed_tokens_total{compute} 0
+decode_tokens_total{compute} 0""",
+        f"""kv_cache_pages{compute} 100
+kv_cache_pages_used{compute} 25
+prefill_requests_waiting{compute} 1
+prefill_requests_running{compute} 3
+decode_requests_waiting{compute} 2
+decode_requests_running{compute} 4
+prefill_computed_tokens_total{compute} 64
+decode_tokens_total{compute} 8""",
+    )
+    assert found.ranks == [Rank(1, "compute", 25, 100, 3, 5, 36.0)]
+
+
 def test_the_pool_is_shown_by_tier_and_lookups_by_what_they_found() -> None:
     found = figures(
         """pool_blocks_looked_up_total 100

@@ -184,7 +184,7 @@ def test_a_decode_rank_loads_a_prompt_once_and_goes_on_with_each_branch() -> Non
     rank.settle()
     assert sum(isinstance(said, Loaded) for said in rank.said) == 1
     assert {said.job.branch for said in rank.said if isinstance(said, Ended)} == {0, 2}
-    first = [said for said in rank.said if isinstance(said, Token)][0]
+    first = next(said for said in rank.said if isinstance(said, Token))
     assert (first.job.branch, first.index) == (0, 1)
     rank.assert_idle()
 

@@ -1,0 +1,92 @@
+"""Clusters without a pool between prefill and decode: the tokens are those of one process, in every mode."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.recording import Recording
+from mooncake_lite.replay_events import replay_events
+from tests.cluster import asking, machine, reference, tiny
+from tests.cluster.conftest import START_LIMIT_S
+
+STORE = [sys.executable, "-m", "mooncake_lite", "store"]
+BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
+FEW_PAGES = ["--kv-cache-bytes", str(1024 * tiny.TOKEN_NBYTES), "--max-model-len", str(tiny.CONTEXT)]
+"""Two of the longest requests fill a rank, so some are preempted."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.tiny_folder("qwen3", tmp_path_factory.mktemp("modes") / "model")
+
+
+def replayed(record: Path) -> int:
+    """Requests that finished in a recording, which replays to the same effects."""
+    recording = Recording(record)
+    outcome = replay_events(recording)
+    recording.close()
+    assert outcome.difference is None
+    return outcome.ended["finished"]
+
+
+def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path) -> None:
+    prompts = tiny.prompts()
+    flags = [str(folder), *FEW_PAGES, "--mode", "colocated", "--record", str(tmp_path / "record")]
+    with Cluster(flags, tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        url = cluster.base_url
+        assert asking.ask_all(url, prompts)[0] == reference.greedy_texts(folder, prompts)
+        for rank in (1, 2):
+            assert machine.samples(url, rf'decode_tokens_total{{rank="{rank}",role="compute"}}') > 0
+        assert not re.search("moved_bytes_total{|pool_segment_bytes{", httpx.get(f"{url}/metrics").text)
+    assert replayed(tmp_path / "record") == len(prompts)
+
+
+def test_colocated_ranks_share_what_they_have_computed_through_the_pool(folder: Path, tmp_path: Path) -> None:
+    prompts = [prompt[:40] for prompt in tiny.prompts()[::2]]
+    longer = [[*prompt, *answer] for prompt, answer in zip(prompts, reference.greedy_ids(folder, prompts))]
+    flags = [str(folder), *tiny.FLAGS, "--mode", "colocated", "--store", "1"]
+    with Cluster(flags, tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        url = cluster.base_url
+        assert asking.ask_all(url, prompts) == (reference.greedy_texts(folder, prompts), [0] * 4)
+        machine.wait_until(lambda: machine.metric(url, "pool_keys_dram") >= len(prompts), 10.0)
+        assert asking.ask_all(url, longer) == (reference.greedy_texts(folder, longer), [64] * 4)
+
+
+def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, tmp_path: Path) -> None:
+    prompts = tiny.prompts()
+    flags = [
+        str(folder),
+        *FEW_PAGES,
+        "--mode",
+        "split",
+        "--decode",
+        "2",
+        "--lend-bytes",
+        str(9 * BLOCK_NBYTES),
+    ]
+    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        url, expected = cluster.base_url, reference.greedy_texts(folder, prompts)
+        assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
+        assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
+        assert (
+            machine.samples(url, r'moved_bytes_total{op="write",peer="decode",rank="1",role="prefill"}') > 0
+        )
+        reset = httpx.post(f"{url}/reset_prefix_cache", timeout=60)
+        assert (reset.status_code, reset.json()["removed_blocks"]) == (200, 0)
+        where = machine.run_dir(machine.family(cluster.pid))
+        refused = subprocess.run([*STORE, "ls", where], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines() == [
+            "mooncake-lite: error: mode=split has no pool; use --mode pooled"
+        ]
+    assert replayed(tmp_path / "record") == 2 * len(prompts)
