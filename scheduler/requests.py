@@ -37,7 +37,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     pending_tokens   uncached tokens that the prefill instance had to compute before this request
     num_tokens       tokens of the request
-    near_tokens      leading tokens of the request in the DRAM of the prefill instance's node
+    near_tokens      leading tokens of the request in the DRAM of the prefill instance's node, or in its pages
     score            what the policy minimised, in tokens
     decode_used      decode slots of the decode instance that were taken before this request
     decode_slots     all decode slots of the decode instance

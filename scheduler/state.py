@@ -71,7 +71,8 @@ class _Placed:
 class State:
     """What policies know. The book that names a request tells where the request is.
 
-    index        which blocks lie where
+    index        which blocks of the pool lie where
+    pages        which blocks instances hold in their own pages: hints; each instance is a node of its own
     prefills     instance number -> prefill instance, ascending; read-only for policies
     decodes      the same for decode instances
     max_queue    most requests that may wait; `scheduler.admission` refuses more
@@ -80,6 +81,7 @@ class State:
     def __init__(self, max_queue: int) -> None:
         self.max_queue = max_queue
         self.index = PrefixIndex()
+        self.pages = PrefixIndex()
         self.prefills: dict[int, PrefillInstance] = {}
         self.decodes: dict[int, DecodeInstance] = {}
         self.held_tokens = 0
@@ -106,12 +108,21 @@ class State:
             assert instance not in self.prefills, f"instance {instance} prefills already"
             self.prefills[instance] = PrefillInstance(instance, node, slots)
             self.prefills = dict(sorted(self.prefills.items()))
+            self.pages.add_holder(instance, instance)
         if "decode" in wanted:
             assert instance not in self.decodes, f"instance {instance} decodes already"
             self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
             self._free_decode_slots += slots
         self._num_both = len(self.prefills.keys() & self.decodes.keys())
+
+    def holds(self, instance: int, stored: Iterable[int], removed: Iterable[int]) -> None:
+        """Note blocks that came into an instance's pages, and those that left them."""
+        if instance in self.prefills:
+            for key in stored:
+                self.pages.stored(key, instance, "dram")
+            for key in removed:
+                self.pages.removed(key, instance, "dram")
 
     @property
     def has_decode_place(self) -> bool:
@@ -298,6 +309,7 @@ class State:
     def check(self) -> None:
         """Assert that the books agree with each other."""
         self.index.check()
+        self.pages.check()
         assert not self._held.keys() & self._placed.keys()
         assert self.held_tokens == sum(uncached for _, uncached in self._held.values())
         assert list(self.prefills) == sorted(self.prefills)

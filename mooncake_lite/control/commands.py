@@ -16,6 +16,7 @@ from mooncake_lite.control.effects import (
     CheckBlocks,
     CompactTier,
     Effect,
+    ForgetPages,
     RemoveBlocks,
 )
 from mooncake_lite.control.events import BlocksChecked, BlocksRemoved, CommandAbandoned, PoolCommand
@@ -112,7 +113,10 @@ class Commands:
         self._end(command.command, blocks=len(command.keys))
 
     def _remove(self, command: PoolCommand, now: float) -> None:
-        """Remove keys from the books at once. The command ends when every tier has answered."""
+        """Remove keys from the books at once. The command ends when every tier has answered.
+
+        Pages of compute ranks may hold the same KV under other units, so that ranks forget all prefixes.
+        """
         keys, kept = sorted(set(command.keys)), 0
         if command.what == "rm-all":
             keys, kept = self._directory.removable(now, force=command.force)
@@ -128,6 +132,8 @@ class Commands:
                 problem += "; with --force, current readers finish and no new one begins"
             self._end(command.command, problem)
             return
+        for rank in self._members.computes:
+            self._emit(ForgetPages(rank))
         removal = _Removal(command.command, len(keys), kept)
         self._removals.append(removal)
         for rank in self._members.stores:

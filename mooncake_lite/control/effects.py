@@ -116,6 +116,12 @@ class CancelOn(Action, frozen=True):
     attempt: int
 
 
+class ForgetPages(Action, frozen=True):
+    """Have a compute rank reuse nothing that lies in its pages now."""
+
+    rank: int
+
+
 class GrantPuts(Action, frozen=True):
     """Answer PutsWanted with one place per key, None where the block is not wanted."""
 
@@ -237,8 +243,8 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartPrefill | StartDecode | StartServe | CancelOn | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks
-    | CheckBlocks | RemoveBlocks | CompactTier
+    StartPrefill | StartDecode | StartServe | CancelOn | ForgetPages | GrantPuts | LoadBlocks | SaveBlocks
+    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

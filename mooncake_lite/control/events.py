@@ -198,6 +198,13 @@ class PutsEnded(RankEvent, frozen=True):
     may_still_write: bool = False
 
 
+class InstanceReport(RankEvent, frozen=True):
+    """Keys of blocks that came into an instance's own pages, and of those that left them: a hint."""
+
+    stored: list[int]
+    removed: list[int]
+
+
 class BlocksLoaded(RankEvent, frozen=True):
     """A LoadBlocks has ended.
 
@@ -302,7 +309,7 @@ class StopRequested(Event, frozen=True):
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
     | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | PutsWanted
-    | PutsEnded | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked
-    | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
+    | PutsEnded | InstanceReport | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied
+    | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

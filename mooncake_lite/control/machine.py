@@ -78,6 +78,7 @@ class Control:
             ev.Preempted: self.requests.on_preempted,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
+            ev.InstanceReport: self._on_instance_report,
             ev.BlocksLoaded: self.requests.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
             ev.TierEvicted: self._pool.on_evicted,
@@ -184,6 +185,10 @@ class Control:
 
     # ------------------------------------------------------------------------------ everything else
 
+    def _on_instance_report(self, report: ev.InstanceReport, now: float) -> None:
+        """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
+        self.state.holds(report.rank, report.stored, report.removed)
+
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
         self._pool.on_removed(removed)
         self._commands.on_removed(removed)
@@ -201,8 +206,8 @@ class Control:
                 self.directory.dropped(event.order.rank, event.order.keys)
             case fx.RemoveBlocks(rank, keys):
                 self._commands.on_removed(ev.BlocksRemoved(rank, 0, keys, for_good=False))
-            case fx.CancelOn() | fx.CompactTier():
-                pass  # the request ends by itself, and compaction can be requested again
+            case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages():
+                pass  # the request ends by itself, and the others can be requested again
 
     def check(self) -> None:
         """Assert every invariant. Called by tests and by the fault world."""

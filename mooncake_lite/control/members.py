@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.events import RankJoined
+from mooncake_lite.modes import COMPUTE_ROLES
 
 
 class Members:
@@ -27,6 +28,7 @@ class Members:
         self._missing = set(range(1, len(config.roles)))
         self.gateways: set[str] = set()
         self.stores = config.ranks_of("store")
+        self.computes = [rank for role in COMPUTE_ROLES for rank in config.ranks_of(role)]
         self.spans_nodes = len(set(config.nodes)) > 1
         self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
 

@@ -65,7 +65,7 @@ class Requests:
             state, directory, members, pool, emit,
         )  # fmt: skip
         self._block_tokens = config.block_layout.block_tokens
-        self._handover, self._has_pool = config.handover, config.has_pool
+        self._handover = config.handover
         self.room = Room(directory, members, state, config)
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
         self.copies = Copies(directory, members, orders, emit)
@@ -107,7 +107,6 @@ class Requests:
         """Refuse a request at once, or accept it and place or hold it."""
         assert arrived.request_id not in self._records, f"{arrived.request_id} arrives twice"
         record = RequestRecord.of(arrived, now)
-        record.keys, record.digests = self._reusable(arrived)
         if not self._members.ready:
             self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
             return
@@ -120,10 +119,6 @@ class Requests:
         self.stages[record.stage] += 1
         if self.no_place or self._state.next_held() is not None or not self._place(record, request, now):
             self._state.hold(request)
-
-    def _reusable(self, event: ev.RequestArrived | ev.Preempted) -> tuple[list[int], list[int]]:
-        """Return keys and digests of a prompt's blocks: none where no pool could have them."""
-        return (event.keys, event.digests) if self._has_pool else ([], [])
 
     def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
         self._emit(fx.Reject(record.request_id, reason, retry_after_s))
@@ -346,7 +341,7 @@ class Requests:
         self._directory.revoke_owner(record.request_id, now)
         record.reset()
         record.since_s, record.num_tokens = now, preempted.num_tokens
-        record.keys, record.digests = self._reusable(preempted)
+        record.keys, record.digests = preempted.keys, preempted.digests
         self._state.forget(record.request_id)
         self.no_place = False
         self._state.hold(record.as_request(self._block_tokens), front=True)

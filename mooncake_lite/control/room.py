@@ -34,7 +34,7 @@ class Room:
 
     def __init__(self, directory: Directory, members: Members, state: State, config: ControlConfig) -> None:
         self._directory, self._members, self._state = directory, members, state
-        self._handover, layout = config.handover, config.block_layout
+        self._handover, self._has_pool, layout = config.handover, config.has_pool, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
         self._promotion = SecondHit()
 
@@ -126,9 +126,9 @@ class Room:
         return self._directory.will_fit([self._block_nbytes] * (blocks - pinned), self._only_segment(record))
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
-        """Describe a full block of a request, under its key unless reuse is off."""
+        """Describe a full block of a request: under its key, unless reuse is off or there is no pool."""
         keys = record.keys
-        if not keys:
+        if not keys or not self._has_pool:
             return Wanted(self._block_nbytes)
         parent = keys[index - 1] if index else None
         return self.keyed(keys[index], record.digests[index], parent, index, record.class_id)

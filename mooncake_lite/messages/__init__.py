@@ -14,7 +14,9 @@ from mooncake_lite.messages.compute import (
     Decode,
     DecodeDone,
     DecodeLoaded,
+    ForgetPages,
     GatewayAt,
+    PagesHeld,
     Preempted,
     Prefill,
     PrefillDone,
@@ -98,6 +100,7 @@ __all__ = [
     "DecodeLoaded",
     "Degraded",
     "Failed",
+    "ForgetPages",
     "GatewayAt",
     "GatewayHello",
     "LoadBlocks",
@@ -107,6 +110,7 @@ __all__ = [
     "MetricsReply",
     "MetricsRequest",
     "OpenTokens",
+    "PagesHeld",
     "Plain",
     "PoolEnded",
     "PoolQuery",
@@ -149,6 +153,7 @@ TO_CONDUCTOR = (
     | Preempted
     | PutWanted
     | PutEnded
+    | PagesHeld
     | RankStats
     | RankError
     | Degraded
@@ -165,6 +170,6 @@ TO_CONDUCTOR = (
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | GatewayAt | Stop
+TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | ForgetPages | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

@@ -211,6 +211,21 @@ class PutGranted(Message, frozen=True):
     places: list[BlockRef | None]
 
 
+class PagesHeld(Message, frozen=True):
+    """Prefill or compute -> conductor: blocks that came into the rank's pages, and those that left them.
+
+    Sent once per step. A hint, without a promise: the pages may be evicted before a request comes.
+    """
+
+    stored: list[int]
+    removed: list[int]
+    epoch: int = 0
+
+
+class ForgetPages(Message, frozen=True):
+    """Conductor -> prefill, decode or compute: reuse nothing that lies in pages now."""
+
+
 class PutEnded(Message, frozen=True):
     """Decode -> conductor: these objects are written, or could not be.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 
 from mooncake_lite.engine import Runner
-from mooncake_lite.messages import Cancel, Message, PutGranted
+from mooncake_lite.messages import Cancel, ForgetPages, Message, PutGranted
 from mooncake_lite.roles.compute_answers import Answers
 from mooncake_lite.roles.compute_jobs import Asks, job_of
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import Arrived, Cancelled, Granted, begin, next_step, on
+from scheduler.instance import Arrived, Cancelled, Forgotten, Granted, begin, next_step, on
 
 IDLE_WAIT_S = 0.2
 
@@ -47,14 +47,17 @@ class ComputeRole:
         begin(self.state, step)
         result = self.runner.run(step)  # compute
         self._answers.tell(on(self.state, result, time.monotonic()))  # tell
+        self._answers.tell_held(*self.state.prefix.drain())
 
-    def _event(self, message: Message) -> Arrived | Cancelled | Granted:
+    def _event(self, message: Message) -> Arrived | Cancelled | Forgotten | Granted:
         """Turn a message of the conductor into an event of the planner."""
         if isinstance(message, Cancel):
             branch = message.branch if message.branch >= 0 else None
             return Cancelled(message.request_id, message.attempt, branch)
         if isinstance(message, PutGranted):
             return Granted(message.number, message.places)
+        if isinstance(message, ForgetPages):
+            return Forgotten()
         assert isinstance(message, Asks)
         job = job_of(message, self._max_len)
         self._answers.expect(job, message)

@@ -13,6 +13,7 @@ from mooncake_lite.messages import (
     Decode,
     DecodeDone,
     DecodeLoaded,
+    PagesHeld,
     Preempted,
     Prefill,
     PrefillDone,
@@ -26,7 +27,7 @@ from mooncake_lite.messages import (
 )
 from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load, blocks_to_store
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import DECODE, Job, JobId, outcomes
+from scheduler.instance import DECODE, PREFILL, Job, JobId, outcomes
 from store.keys import block_digest
 
 
@@ -72,6 +73,14 @@ class Answers:
         """Send the messages for the outcomes of a step or an event, in order."""
         for outcome in said:
             self._tell(outcome)
+
+    def tell_held(self, stored: list[int], removed: list[int]) -> None:
+        """Tell the conductor which blocks have come into the rank's pages, and which have left them.
+
+        Only ranks that prefill choose between pages and computing.
+        """
+        if (stored or removed) and PREFILL in self._rank.state.duties:
+            self._rank.tell(PagesHeld(stored, removed, self._rank.epoch))
 
     @singledispatchmethod
     def _tell(self, outcome: outcomes.Outcome) -> None:

@@ -39,6 +39,8 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
             return ev.PutsWanted(rank, message.epoch, message.number, message.keys, message.digests, before)
         case m.PutEnded(ids, sums, failed, may_still_write, epoch):
             return ev.PutsEnded(rank, epoch, ids, sums, failed, may_still_write)
+        case m.PagesHeld():
+            return ev.InstanceReport(rank, message.epoch, message.stored, message.removed)
         case m.TierIndex():
             return ev.TierIndexed(rank, message.epoch, message.keys, message.digests, message.last)
         case m.BlocksLoaded(number, ok, sums, seconds, problem, may_still_write, epoch):
@@ -61,6 +63,8 @@ def message_of(order: fx.Order) -> m.Message:
     match order:
         case fx.CancelOn():
             return m.Cancel(order.request_id, order.attempt)
+        case fx.ForgetPages():
+            return m.ForgetPages()
         case fx.GrantPuts():
             return m.PutGranted(order.number, order.places)
         case fx.LoadBlocks():

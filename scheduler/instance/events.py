@@ -26,6 +26,11 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Prefixes in this rank's pages may not be reused any more. Running sequences go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """The pool answers an offer: a place for each of its blocks, None where the block is not wanted."""
 

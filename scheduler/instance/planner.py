@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
-from scheduler.instance.events import Arrived, Cancelled, Granted
+from scheduler.instance.events import Arrived, Cancelled, Forgotten, Granted
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
@@ -83,7 +83,7 @@ def begin(state: State, step: Step) -> None:
         state.puts[put.put].flying = True
 
 
-def on(state: State, event: Arrived | Cancelled | Granted | Result, now: float) -> list[Outcome]:
+def on(state: State, event: Arrived | Cancelled | Forgotten | Granted | Result, now: float) -> list[Outcome]:
     """Apply an event. Return the outcomes, in order."""
     if isinstance(event, Result):
         assert state.under_way is event.step, "a result of another step"
@@ -94,6 +94,9 @@ def on(state: State, event: Arrived | Cancelled | Granted | Result, now: float) 
         return _arrive(state, event.job)
     if isinstance(event, Cancelled):
         return _cancel(state, event)
+    if isinstance(event, Forgotten):
+        state.prefix.clear()
+        return []
     return _grant(state, event)
 
 

@@ -1,6 +1,8 @@
 """The first policy: the prefill instance that has the fewest tokens to compute until this prompt is done.
 
-    score(p) = tokens pending on p + tokens of the prompt - leading tokens in DRAM of p's node
+    score(p) = tokens pending on p + tokens of the prompt - leading tokens that p would reuse
+
+These are the leading tokens in DRAM of p's node, or in p's own pages if those are more.
 
 A prefix is worth as many tokens as it saves. It attracts a request until its instance has that many more
 tokens pending than another one. docs/explain/paper.md lists the differences to Algorithm 1 (FAST'25).
@@ -33,28 +35,30 @@ class LeastTokens:
         candidates = state.open_prefills()
         if not candidates:
             return Wait(name, "no decode instance has a free slot")
-        leading = state.index.leading(request.keys)
-        prefill = _best_prefill(state, candidates, request, leading)
+        leading, held = state.index.leading(request.keys), state.pages.leading(request.keys)
+        prefill = _best_prefill(state, candidates, request, leading, held)
         decode = _freest(state.decodes_for(prefill.instance))
-        terms = _terms(request, leading, prefill, decode)
-        return Placement(name, prefill.instance, decode.instance, cached_tokens(request, leading), terms)
+        terms = _terms(request, leading, held, prefill, decode)
+        cached = max(cached_tokens(request, leading), terms.near_tokens)
+        return Placement(name, prefill.instance, decode.instance, cached, terms)
 
     def explain(self, state: State, request: Request) -> list[Candidate]:
         """Recompute the terms of every prefill instance, best first. Empty without a free decode slot."""
-        leading = state.index.leading(request.keys)
+        leading, held = state.index.leading(request.keys), state.pages.leading(request.keys)
         pairs = [(p, _freest(state.decodes_for(p.instance))) for p in state.open_prefills()]
-        table = [Candidate(p.instance, _terms(request, leading, p, decode)) for p, decode in pairs]
+        table = [Candidate(p.instance, _terms(request, leading, held, p, decode)) for p, decode in pairs]
         return sorted(table, key=lambda row: _order(state, state.prefills[row.prefill], row.terms.score))
 
 
 def _best_prefill(
-    state: State, candidates: Collection[PrefillInstance], request: Request, leading: Leading
+    state: State, candidates: Collection[PrefillInstance], request: Request, leading: Leading, held: Leading
 ) -> PrefillInstance:
     """Find the best instance in one pass in ascending order, so the first of equals wins."""
-    near, block_tokens, most = leading.by_node.get, request.block_tokens, request.num_tokens - 1
+    near, own = leading.by_node.get, held.by_node.get
+    block_tokens, most = request.block_tokens, request.num_tokens - 1
     best, best_score = None, 0
     for one in candidates:
-        reused = near(one.node, 0) * block_tokens
+        reused = max(near(one.node, 0), own(one.instance, 0)) * block_tokens
         score = one.pending_tokens - (reused if reused < most else most)
         if best is None or score < best_score:
             best, best_score = one, score
@@ -75,8 +79,11 @@ def _freest(decodes: Collection[DecodeInstance]) -> DecodeInstance:
     return max(decodes, key=attrgetter("free"))
 
 
-def _terms(request: Request, leading: Leading, prefill: PrefillInstance, decode: DecodeInstance) -> Terms:
-    near = min(leading.near(prefill.node) * request.block_tokens, request.num_tokens - 1)
+def _terms(
+    request: Request, leading: Leading, held: Leading, prefill: PrefillInstance, decode: DecodeInstance
+) -> Terms:
+    blocks = max(leading.near(prefill.node), held.near(prefill.instance))
+    near = min(blocks * request.block_tokens, request.num_tokens - 1)
     score = prefill.pending_tokens + request.num_tokens - near
     return Terms(
         prefill.pending_tokens, request.num_tokens, near, score, decode.slots - decode.free, decode.slots
