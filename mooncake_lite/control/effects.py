@@ -108,6 +108,10 @@ class StartServe(Action, frozen=True):
     promoted: list[tuple[int, float, int, int]]
 
 
+StartOrder = StartPrefill | StartDecode | StartServe
+"""Orders that begin work on a request."""
+
+
 class CancelOn(Action, frozen=True):
     """Have a rank drop a request. The rank answers with the end of the request."""
 
@@ -243,8 +247,8 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartPrefill | StartDecode | StartServe | CancelOn | ForgetPages | GrantPuts | LoadBlocks | SaveBlocks
-    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier
+    StartOrder | CancelOn | ForgetPages | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks | CheckBlocks
+    | RemoveBlocks | CompactTier
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

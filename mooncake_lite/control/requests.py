@@ -31,10 +31,6 @@ PINNED_RETRY_S = 5.0
 """Retry-After of a request that is refused because pinned blocks leave too little space."""
 
 
-StartOrder = fx.StartPrefill | fx.StartDecode | fx.StartServe
-"""Orders about a request."""
-
-
 class Requests:
     """The open requests.
 
@@ -88,7 +84,7 @@ class Requests:
         self._records.clear()
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
-    def on_undelivered(self, order: StartOrder, reason: str, now: float) -> None:
+    def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
         """Fail a request whose order was not sent. The rank has not received it and writes nothing."""
         record = self._current(order, Step.FAIL)
         if record is not None:

@@ -41,9 +41,7 @@ class Clients:
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
         self._last_words = ""
-        shape = world.shape
-        at_once = min(len(shape.ranks("prefill")), len(shape.ranks("decode")) * shape.slots)
-        self._gap_s = random.choice((0.1, 0.4, 0.8, 2.0)) / at_once
+        self._gap_s = random.choice((0.1, 0.4, 0.8, 2.0)) / world.shape.at_once
         self.last_sent_s = 0.0
 
     @property

@@ -1,6 +1,6 @@
 """Models of the ranks that compute: orders in, answers out after modelled times.
 
-Used by `world.py`. A prefill rank works on one request, a decode rank on all that it has. What they read and
+Used by `world.py`. A prefill rank works on one request, other ranks on all that they have. What they read and
 write is kept in `memory.py`. Explained in docs/explain/control.md.
 """
 
@@ -29,7 +29,7 @@ MOVE_FAILED = "KV could not be moved: connection reset"
 class _Job:
     """A request on a rank. over: its answer has been sent, and nothing about it happens any more."""
 
-    order: fx.StartPrefill | fx.StartDecode
+    order: fx.StartOrder
     request: Request
     over: bool = False
 
@@ -126,7 +126,8 @@ class _Blocks:
 class DecodeModel:
     """A decode rank: loads a request's KV, then gives one token to each of its requests, over and over.
 
-    _puts   number of a PutsWanted -> its keys
+    _puts     number of a PutsWanted -> its keys
+    _offers   there is a pool that takes full blocks
     """
 
     def __init__(self, number: int, slots: int, world: Surroundings) -> None:
@@ -135,6 +136,7 @@ class DecodeModel:
         self._world = world
         self._jobs: dict[str, _Job] = {}
         self._puts: dict[int, list[int]] = {}
+        self._offers = world.shape.config.has_pool
         self._asked = 0
         self._full = _Blocks()
 
@@ -157,12 +159,15 @@ class DecodeModel:
 
     # ------------------------------------------------------------------------------ a request
 
-    def _start(self, order: fx.StartDecode) -> None:
+    def _accept(self, order: fx.StartOrder) -> _Job:
         assert order.request_id not in self._jobs, f"{order.request_id} is here already"
-        assert len(self._jobs) < self._slots, "a decode rank gets more requests than it has slots"
-        world = self._world
-        job = _Job(order, world.requests[order.request_id])
+        assert len(self._jobs) < self._slots, "a rank gets more requests than it has slots"
+        job = _Job(order, self._world.requests[order.request_id])
         self._jobs[order.request_id] = job
+        return job
+
+    def _start(self, order: fx.StartDecode) -> None:
+        job, world = self._accept(order), self._world
         seconds = (1 + len(order.blocks)) * TRANSFER_S_PER_BLOCK * (0.5 + world.dice.random())
         if world.dice.random() < world.faults.decode_fails:
             world.clock.after(seconds, lambda: self._fail(job))
@@ -174,6 +179,11 @@ class DecodeModel:
             return
         order, world = job.order, self._world
         world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt))
+        self._decode(job)
+
+    def _decode(self, job: _Job) -> None:
+        """Generate the rest of the answer, or as much as there are pages for."""
+        world = self._world
         left = job.request.answer_tokens - job.request.answered
         if world.dice.random() < world.faults.preempted:
             left = world.dice.randrange(left)
@@ -198,8 +208,8 @@ class DecodeModel:
             request.text.append()
             request.answered += 1
         computed = request.text.num_tokens - 1
-        if steps and computed % request.text.block_tokens == 0 and request.reuse:
-            self._offer(request.text.keys[: computed // request.text.block_tokens])
+        if steps and computed % request.text.block_tokens == 0:
+            self._offer(request, computed // request.text.block_tokens)
         if left:
             self._generate(job, left, preempt)
         elif preempt:
@@ -208,6 +218,8 @@ class DecodeModel:
             self._end(job)
 
     def _preempt(self, job: _Job) -> None:
+        if job.over:
+            return
         order, request = job.order, job.request
         self._forget(job)
         keys = list(request.keys)
@@ -244,9 +256,11 @@ class DecodeModel:
 
     # ------------------------------------------------------------------------------ blocks
 
-    def _offer(self, keys: list[int]) -> None:
-        """Ask for a place for a block that is full; sometimes together with the next one."""
-        full = self._full
+    def _offer(self, request: Request, num_blocks: int) -> None:
+        """Ask for a place for the last of these full blocks; sometimes together with the next one."""
+        if not (self._offers and request.reuse):
+            return
+        keys, full = request.keys[:num_blocks], self._full
         full.keys.append(keys[-1])
         full.before.append((keys[-2] if len(keys) > 1 else None, len(keys) - 1))
         if self._world.dice.random() < 0.2 and len(full.keys) < 4:
@@ -274,3 +288,46 @@ class DecodeModel:
             checksums.append(memory.sums(content))
         may_still_write = bool(failed) and world.dice.random() < world.faults.may_still_write
         world.answer(ev.PutsEnded(self.number, 0, written, checksums, failed, may_still_write))
+
+
+class ComputeModel(DecodeModel):
+    """A rank of both duties: loads what the pool has of a prompt, computes the rest, and decodes on."""
+
+    def on(self, order: fx.Order) -> None:
+        """Carry out an order."""
+        if isinstance(order, fx.StartServe):
+            self._serve(order)
+        else:
+            super().on(order)
+
+    def _serve(self, order: fx.StartServe) -> None:
+        job, world = self._accept(order), self._world
+        text = job.request.text
+        computed = max(1, text.num_tokens - len(order.load) * text.block_tokens)
+        seconds = computed * PREFILL_S_PER_TOKEN * (0.5 + world.dice.random())
+        seconds += len(order.load) * TRANSFER_S_PER_BLOCK
+        if world.dice.random() < world.faults.prefill_fails:
+            world.clock.after(seconds * world.dice.random(), lambda: self._fail(job))
+        elif world.dice.random() < world.faults.preempted:
+            world.clock.after(seconds * world.dice.random(), lambda: self._preempt(job))
+        else:
+            world.clock.after(seconds, lambda: self._computed(job, computed, seconds))
+
+    def _computed(self, job: _Job, computed: int, seconds: float) -> None:
+        """Add the first token of the answer, offer the blocks that were computed, and decode on."""
+        if job.over:
+            return
+        order, request = job.order, job.request
+        assert isinstance(order, fx.StartServe)
+        full = request.text.num_tokens // request.text.block_tokens
+        request.text.append()
+        request.answered += 1
+        self._world.answer(
+            ev.PromptComputed(self.number, 0, order.request_id, order.attempt, computed, seconds)
+        )
+        for num_blocks in range(len(order.load) + 1, full + 1):
+            self._offer(request, num_blocks)
+        if request.answered < request.answer_tokens:
+            self._decode(job)
+        else:
+            self._end(job)

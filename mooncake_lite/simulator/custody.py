@@ -12,11 +12,15 @@ from random import Random
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.orders import ORDER_LIMIT_S
+from mooncake_lite.modes import Handover
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import LATE_WRITE_S
 from mooncake_lite.simulator.memory import Label, Memory, Use
 from mooncake_lite.simulator.workload import Request, digest_of
 from store.objects import BlockRef
+
+GoesOn = ev.PrefillEnded | ev.DecodeLoaded | ev.PromptComputed | ev.DecodeEnded | ev.Preempted
+"""Answers after which a rank does not read what its order names."""
 
 UseKey = tuple[str, int, str, int]
 """(what it is for, rank, request id or "", attempt, number, object id or key)"""
@@ -40,7 +44,10 @@ class Custody:
     on_ssd    rank -> keys that its tier has, as the control plane was told
     """
 
-    def __init__(self, memory: Memory, clock: Clock, dice: Random, requests: dict[str, Request]) -> None:
+    def __init__(
+        self, memory: Memory, clock: Clock, dice: Random, requests: dict[str, Request], handover: Handover
+    ) -> None:
+        self._handover = handover
         self._memory, self._clock, self._dice, self._requests = memory, clock, dice, requests
         self._uses: dict[UseKey, list[Use]] = {}
         self._numbers: set[int] = set()
@@ -50,6 +57,7 @@ class Custody:
         self._orders: dict[type, Callable[..., None]] = {
             fx.StartPrefill: self._prefill,
             fx.StartDecode: self._decode,
+            fx.StartServe: self._serve,
             fx.CancelOn: self._cancel,
             fx.GrantPuts: self._grant,
             fx.LoadBlocks: self._load,
@@ -60,7 +68,8 @@ class Custody:
             fx.CompactTier: lambda order: None,
         }
         self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
-            (ev.PrefillEnded, ev.DecodeLoaded, ev.DecodeEnded, ev.Preempted), self._request_goes_on
+            (ev.PrefillEnded, ev.DecodeLoaded, ev.PromptComputed, ev.DecodeEnded, ev.Preempted),
+            self._request_goes_on,
         )
         self._answers |= {
             ev.TierIndexed: lambda event: self.on_ssd.setdefault(event.rank, set()).update(event.keys),
@@ -93,15 +102,13 @@ class Custody:
 
     # ------------------------------------------------------------------------------ orders
 
-    def _request(self, order: fx.StartPrefill | fx.StartDecode) -> Request:
+    def _request(self, order: fx.StartOrder) -> Request:
         request = self._requests[order.request_id]
         assert not request.ends, f"{order.request_id} has ended ({request.ends[0]})"
         return request
 
     def _prefill(self, order: fx.StartPrefill) -> None:
-        request = self._request(order)
-        assert order.attempt > request.attempt, f"attempt {order.attempt} after {request.attempt}"
-        request.attempt, request.on_rank = order.attempt, order.rank
+        request = self._first(order)
         text, size = request.text, request.text.block_tokens
         assert len(order.load) + len(order.store) == text.num_tokens // size, (
             "not a place for each full block"
@@ -109,13 +116,26 @@ class Custody:
         assert (order.tail is not None) == (text.num_tokens % size > 0), (
             "a tail without tokens, or none for them"
         )
-        for ref, held in zip(order.load, request.keys):
-            self._memory.expect(ref, held)
-        assert request.reuse or not order.load
         places = [*order.store, order.tail] if order.tail else order.store
         purpose = f"prefill of {order.request_id}/{order.attempt}"
         key = ("prefill", order.rank, order.request_id, order.attempt)
         self._begin(key, order.load, places, purpose)
+
+    def _serve(self, order: fx.StartServe) -> None:
+        request = self._first(order)
+        assert len(order.load) <= request.text.num_tokens // request.text.block_tokens
+        key = ("serve", order.rank, order.request_id, order.attempt)
+        self._begin(key, order.load, [], f"serving of {order.request_id}/{order.attempt}")
+
+    def _first(self, order: fx.StartPrefill | fx.StartServe) -> Request:
+        """Check the first order of an attempt: it is new, and reads what the request begins with."""
+        request = self._request(order)
+        assert order.attempt > request.attempt, f"attempt {order.attempt} after {request.attempt}"
+        request.attempt, request.on_rank = order.attempt, order.rank
+        for ref, held in zip(order.load, request.keys):
+            self._memory.expect(ref, held)
+        assert request.reuse or not order.load
+        return request
 
     def _decode(self, order: fx.StartDecode) -> None:
         request = self._request(order)
@@ -123,6 +143,10 @@ class Custody:
         request.on_rank = order.rank
         labels = labels_of(request, order.attempt, len(order.blocks))
         assert len(order.blocks) == (request.text.num_tokens - 1) // request.text.block_tokens
+        if self._handover == "direct":
+            assert {ref.rank for ref in (*order.blocks, order.tail) if ref} <= {order.rank}, (
+                "KV of another rank"
+            )
         for ref, label in zip(order.blocks, labels, strict=True):
             self._memory.expect(ref, label)
         if order.tail is not None:
@@ -186,14 +210,12 @@ class Custody:
 
     # ------------------------------------------------------------------------------ answers
 
-    def _request_goes_on(
-        self, event: ev.PrefillEnded | ev.DecodeLoaded | ev.DecodeEnded | ev.Preempted
-    ) -> None:
-        what = "prefill" if isinstance(event, ev.PrefillEnded) else "decode"
-        self._end((what, event.rank, event.request_id, event.attempt))
+    def _request_goes_on(self, event: GoesOn) -> None:
+        for what in ("prefill",) if isinstance(event, ev.PrefillEnded) else ("decode", "serve"):
+            self._end((what, event.rank, event.request_id, event.attempt))
 
     def _failed(self, event: ev.RequestFailed) -> None:
-        for what in ("prefill", "decode"):
+        for what in ("prefill", "decode", "serve"):
             self._end((what, event.rank, event.request_id, event.attempt), late=event.may_still_write)
 
     def _puts_ended(self, event: ev.PutsEnded) -> None:
@@ -237,6 +259,8 @@ class Custody:
                 self._end(("prefill", order.rank, order.request_id, order.attempt))
             case fx.StartDecode():
                 self._end(("decode", order.rank, order.request_id, order.attempt))
+            case fx.StartServe():
+                self._end(("serve", order.rank, order.request_id, order.attempt))
             case fx.GrantPuts():
                 for ref in order.places:
                     if ref is not None:

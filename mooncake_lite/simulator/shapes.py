@@ -10,10 +10,13 @@ from random import Random
 
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankJoined
+from mooncake_lite.modes import DUTIES, MODES, ROLES
 from store.allocator import padded_size
 from store.layout import BlockLayout
 
 EVICTIONS = ("lru", "lru", "lfu", "s3fifo", "arc", "lru+second-hit")
+
+MODES_DRAWN = ("pooled", "pooled", "pooled", "split", "colocated", "colocated")
 
 LAYOUT = (2, 1, 16, 4, 4, "none")
 """A block of 16 tokens in two layers: 1 KiB."""
@@ -25,7 +28,7 @@ class Shape:
 
     config      of its control plane; roles and nodes by rank
     segments    blocks that each rank lends, by rank
-    slots       requests that one decode rank serves at once
+    slots       requests that one rank decodes at once
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
     """
 
@@ -36,15 +39,18 @@ class Shape:
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
-        """Draw up to three ranks of each role on up to three nodes. Most pools are too small."""
-        counts = [random.randint(1, 3) for _ in ("prefill", "decode", "store")]
-        roles = ["conductor", *["prefill"] * counts[0], *["decode"] * counts[1], *["store"] * counts[2]]
+        """Draw a mode, and up to three ranks of each role on up to three nodes. Most pools are too small."""
+        name = random.choice(MODES_DRAWN)
+        mode = MODES[name]
+        least = {role: int(role not in mode.optional) for role in mode.ranks}
+        counts = {role: random.randint(least[role], 3) for role in mode.ranks}
+        roles = ["conductor", *(role for role in ROLES for _ in range(counts.get(role, 0)))]
         num_nodes = random.randint(1, 3)
         nodes = [0, *(random.randrange(num_nodes) for _ in roles[1:])]
         pool = random.choice((10, 16, 30, 60))
-        lent = random.choice((0, 0, 4, 12))
-        segments = [pool if role == "store" else 0 if role == "conductor" else lent for role in roles]
-        tier_blocks = random.choice((0, 12, 60))
+        lent = pool if mode.handover == "direct" else random.choice((0, 0, 4, 12)) * ("store" in roles)
+        segments = [pool if role == "store" else lent * (role in mode.lenders) for role in roles]
+        tier_blocks = random.choice((0, 12, 60)) * ("store" in roles)
         config = ControlConfig(
             layout=LAYOUT,
             roles=roles,
@@ -53,6 +59,7 @@ class Shape:
             copy_cold_s=random.choice((0.0, 5.0, 60.0)),
             max_queue=random.choice((6, 32, 64)),
             saves=tier_blocks > 0,
+            mode=name,
         )
         return cls(config=config, segments=segments, slots=random.choice((1, 2, 8)), tier_blocks=tier_blocks)
 
@@ -64,6 +71,24 @@ class Shape:
     def ranks(self, role: str) -> list[int]:
         """Return all ranks with this role."""
         return [rank for rank, name in enumerate(self.config.roles) if name == role]
+
+    @property
+    def at_once(self) -> float:
+        """Return how many prompts the cluster computes at once, about.
+
+        A rank of both duties has a request until its answer ends. That takes some four times as long.
+        """
+        ranks = {role: len(self.ranks(role)) for role in self.config.roles}
+        if self.config.handover == "none":
+            return ranks["compute"] * self.slots / 4
+        return min(ranks["prefill"], ranks["decode"] * self.slots)
+
+    @property
+    def largest_blocks(self) -> int:
+        """Return the blocks of the longest prompt that fits; where none is too long, of a long one."""
+        if self.config.handover == "none":
+            return 40
+        return max(self.segments) if self.config.handover == "direct" else sum(self.segments)
 
     def segment_bytes(self, rank: int) -> int:
         """Return the bytes that a rank lends."""
@@ -77,9 +102,9 @@ class Shape:
             rank,
             0,
             rank,
-            (role,),
+            DUTIES[role],
             self.config.nodes[rank],
-            slots={"prefill": 1, "decode": self.slots, "store": 0}[role],
+            slots={"prefill": 1, "store": 0}.get(role, self.slots),
             segment_bytes=self.segment_bytes(rank),
             tier=has_tier,
         )

@@ -10,7 +10,9 @@ from random import Random
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 
-OF_ATTEMPT = (ev.PrefillEnded, ev.RequestFailed, ev.DecodeLoaded, ev.DecodeEnded, ev.Preempted)
+OF_ATTEMPT = (
+    *(ev.PrefillEnded, ev.RequestFailed, ev.DecodeLoaded, ev.PromptComputed, ev.DecodeEnded, ev.Preempted),
+)
 """Answers about one attempt of a request."""
 
 OF_ORDER = (ev.PutsEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked)
@@ -34,6 +36,15 @@ def forged(order: fx.Order, layers: int, dice: Random) -> ev.RankEvent | None:
             return dice.choice(
                 (
                     ev.DecodeLoaded(rank, epoch, request_id, attempt),
+                    ev.DecodeEnded(rank, epoch, request_id, attempt),
+                    ev.Preempted(rank, epoch, request_id, attempt, 1, [], []),
+                    ev.RequestFailed(rank, epoch, request_id, attempt, "of another start"),
+                )
+            )
+        case fx.StartServe(_, request_id, attempt):
+            return dice.choice(
+                (
+                    ev.PromptComputed(rank, epoch, request_id, attempt, 64, 1.0),
                     ev.DecodeEnded(rank, epoch, request_id, attempt),
                     ev.Preempted(rank, epoch, request_id, attempt, 1, [], []),
                     ev.RequestFailed(rank, epoch, request_id, attempt, "of another start"),

@@ -17,7 +17,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
-from mooncake_lite.simulator.compute_ranks import DecodeModel, PrefillModel
+from mooncake_lite.simulator.compute_ranks import ComputeModel, DecodeModel, PrefillModel
 from mooncake_lite.simulator.custody import Custody
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.memory import Memory
@@ -82,7 +82,8 @@ class World:
         self.control = Control(self.shape.config)
         layout = self.shape.layout
         self.memory = Memory(layout.layers, layout.nbytes)
-        self.custody = Custody(self.memory, self.clock, self.dice, self.requests)
+        handover = self.shape.config.handover
+        self.custody = Custody(self.memory, self.clock, self.dice, self.requests, handover)
         self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
         self.num_events = 0
         self.stopped: fx.Stop | None = None
@@ -94,20 +95,22 @@ class World:
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
         self._answers: dict[str, list[ev.RankEvent]] = {}
-        largest = sum(self.shape.segments) * layout.block_tokens
+        largest = self.shape.largest_blocks * layout.block_tokens
         workload = Workload(Random(random.getrandbits(64)), layout.block_tokens, largest, too_large=0.02)
         self.clients = Clients(self, workload, Random(random.getrandbits(64)), num_requests)
         self.ranks = {
             rank: self._model(rank, role) for rank, role in enumerate(self.shape.config.roles) if rank
         }
 
-    def _model(self, rank: int, role: str) -> PrefillModel | DecodeModel | StoreModel:
+    def _model(self, rank: int, role: str) -> PrefillModel | DecodeModel | ComputeModel | StoreModel:
         if self.shape.segments[rank]:
             self.memory.add_segment(rank, self.shape.segment_bytes(rank))
         if role == "prefill":
             return PrefillModel(rank, self)
         if role == "decode":
             return DecodeModel(rank, self.shape.slots, self)
+        if role == "compute":
+            return ComputeModel(rank, self.shape.slots, self)
         return StoreModel(rank, self.shape.tier_blocks, self)
 
     # ------------------------------------------------------------------------------ a run
@@ -205,7 +208,7 @@ class World:
     def _provoke(self, order: fx.Order) -> None:
         """Send answers of earlier attempts, and of another start of a rank, while an order is carried out."""
         faults, dice = self.faults, self.dice
-        if isinstance(order, fx.StartPrefill | fx.StartDecode):
+        if isinstance(order, fx.StartOrder):
             for event in self._answers.get(order.request_id, ()):
                 if dice.random() < faults.late:
                     self.clock.after(dice.random() * 0.2, partial(self._repeat, event))

@@ -20,9 +20,12 @@ from mooncake_lite.control import Control
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
+from mooncake_lite.control.room import Room
+from mooncake_lite.modes import MODES
 from mooncake_lite.recording import Digester, Recorder
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.world import World, WorldFailure
+from scheduler import State
 from store.directory import Directory
 from store.quarantine import Quarantine
 
@@ -109,14 +112,15 @@ def test_a_recorded_run_with_faults_replays_to_the_same_effects_in_another_proce
         assert f"{world.num_events:,} events" in done.stdout
 
 
-def test_without_faults_every_request_that_fits_is_answered() -> None:
-    outcomes: set[str] = set()
-    for seed in range(5):
+def test_without_faults_every_request_that_fits_is_answered_in_every_mode() -> None:
+    outcomes: dict[str, set[str]] = {}
+    for seed in range(12):
         world = World(seed, faults=Faults.none())
         world.run()
-        outcomes.update(end for request in world.requests.values() for end in request.ends)
+        ends = outcomes.setdefault(world.shape.config.mode, set())
+        ends.update(end for request in world.requests.values() for end in request.ends)
 
-    assert outcomes == {"finished", "rejected"}
+    assert outcomes == {mode: {"finished", "rejected"} for mode in MODES}
 
 
 def run_all(seeds: range) -> None:
@@ -141,6 +145,8 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "attempts do not matter": (Requests, "_current", attempts_do_not_matter),
     "undelivered orders are forgotten": (Control, "_on_undelivered", skip),
     "ends are not told": (Requests, "fail_all", skip),
+    "KV may go to any decode rank": (Room, "_only_segment", lambda self, record: None),
+    "any rank may decode": (State, "decodes_for", lambda self, prefill: self.decodes.values()),
 }
 
 

@@ -1,0 +1,126 @@
+"""The conductor in clusters without a pool, and with ranks of both duties: messages in, messages out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.messages.pool import PoolQuery
+from store.keys import block_digests, prefix_keys
+from store.layout import BlockLayout
+from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
+
+pytestmark = pytest.mark.quick
+
+BLOCK = 64
+LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
+TOKENS = list(range(150))
+
+
+class Conductor:
+    """A conductor whose ranks have all joined; ranks that lend have room for 8 blocks, store ranks too."""
+
+    def __init__(self, **options: Any) -> None:
+        self.config = ServeConfig(block_size=BLOCK, max_num_seqs=3, **options)
+        self.hub = FakeHub()
+        self.role = new_role(self.config, LAYOUT, self.hub)
+        self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))
+        for rank, role in enumerate(self.config.roles):
+            lends = role == "store" or (role == "decode" and self.config.mode == "split")
+            if rank:
+                self.tell(f"rank-{rank}", m.RankHello(rank, role, 0, 8 * LAYOUT.nbytes * lends))
+
+    def tell(self, peer: str, message: m.Message) -> list[Any]:
+        """Deliver one message; what was sent because of it."""
+        before = len(self.hub.sent)
+        self.role.step([(peer, message)])
+        self.role.control.check()
+        return [sent for _, sent in self.hub.sent[before:]]
+
+    def submit(self, name: str, salt: bytes = b"model") -> list[Any]:
+        keys = prefix_keys(TOKENS, BLOCK, salt) if salt else []
+        digests = block_digests(TOKENS, BLOCK) if salt else []
+        sampling = m.Sampling(0.0)
+        return self.tell(
+            "gateway-0", m.Submit(name, "gateway-0", TOKENS, keys, digests, salt, sampling, 16, [0])
+        )
+
+
+@pytest.mark.parametrize(("options", "offers"), [({}, False), ({"store": 1}, True)])
+def test_a_compute_rank_is_asked_to_serve_and_offers_blocks_where_there_is_a_pool(
+    options: dict[str, Any], offers: bool
+) -> None:
+    conductor = Conductor(mode="colocated", compute=1, **options)
+    (job,) = conductor.submit("a")
+    assert isinstance(job, m.Serve)
+    assert (job.token_ids, job.load, job.offers, job.salt) == (TOKENS, [], offers, b"model")
+    assert job.keys == prefix_keys(TOKENS, BLOCK, b"model")
+    conductor.tell("rank-1", m.PromptComputed("a", 150, 0.1, job.attempt))
+    assert conductor.role.control.state.knows_prefill_rate
+    answered = [*TOKENS, *range(50)]
+    (again,) = conductor.tell("rank-1", m.Preempted("a", answered, 50, job.attempt))
+    assert isinstance(again, m.Serve)
+    assert (again.token_ids, again.answered, again.cached_tokens) == (answered, 50, {})
+    assert again.keys == prefix_keys(answered, BLOCK, b"model")
+    conductor.tell("rank-1", m.DecodeDone("a", again.attempt))
+    assert conductor.role.held == {}
+
+
+def test_a_request_that_may_reuse_nothing_offers_nothing() -> None:
+    conductor = Conductor(mode="colocated", compute=1, store=1)
+    (job,) = conductor.submit("a", salt=b"")
+    assert (job.keys, job.salt, job.offers) == ([], b"", False)
+    (job,) = Conductor(mode="colocated", compute=1, store=1, enable_prefix_caching=False).submit("a")
+    assert (job.keys, job.salt, job.offers) == ([], b"", False)
+
+
+def test_a_compute_rank_takes_as_many_requests_as_it_decodes_at_once() -> None:
+    conductor = Conductor(mode="colocated", compute=1)
+    told = [conductor.submit(name) for name in "abcd"]
+    assert [len(sent) for sent in told] == [1, 1, 1, 0]
+
+
+def test_split_hands_blocks_over_in_the_memory_of_the_decode_rank_and_offers_none() -> None:
+    conductor = Conductor(mode="split", decode=2)
+    (job,) = conductor.submit("a")
+    assert isinstance(job, m.Prefill)
+    assert {ref.rank for ref in (*job.store, job.tail)} == {2}
+    sums = [[1, 2]] * len(job.store)
+    (decode,) = conductor.tell("rank-1", m.PrefillDone("a", 7, None, sums, [], 0.1, attempt=job.attempt))
+    assert isinstance(decode, m.Decode)
+    assert (decode.blocks, decode.tail, decode.salt) == (job.store, job.tail, b"")
+    conductor.tell("rank-2", m.DecodeLoaded("a", decode.attempt))
+    assert conductor.role.control.directory.stats()["free_bytes"] == 16 * LAYOUT.nbytes
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("split", "mode=split has no pool; use --mode pooled"),
+        ("colocated", "mode=colocated without store ranks has no pool; add --store N"),
+    ],
+)
+def test_commands_about_the_pool_are_answered_with_one_line_where_there_is_none(
+    mode: str, words: str
+) -> None:
+    conductor = Conductor(mode=mode)
+    for what in ("ls", "stat", "get", "verify", "compact", "rm", "rm-all", "pin"):
+        query = PoolQuery(what, keys=[7], number=5)  # type: ignore[arg-type]
+        assert conductor.tell("pool-1", query) == [m.PoolEnded(words, number=5)]
+
+
+@pytest.mark.parametrize("mode", ["split", "colocated"])
+def test_a_gateway_may_reset_the_cache_of_a_cluster_that_keeps_nothing(mode: str) -> None:
+    reset = PoolQuery("rm-all", force=True, number=5)
+    assert Conductor(mode=mode).tell("gateway-0", reset) == [m.PoolEnded(number=5)]
+
+
+def test_metrics_name_the_role_of_a_rank_of_both_duties() -> None:
+    conductor = Conductor(mode="colocated")
+    conductor.submit("a")
+    (reply,) = conductor.tell("gateway-0", m.MetricsRequest(1))
+    running = [one for one in reply.metrics if one.name == "prefill_requests_running"]
+    assert [(one.labels["role"], one.value) for one in running] == [("compute", 1.0), ("compute", 0.0)]
