@@ -37,8 +37,9 @@ def blocks_to_store(message: Prefill) -> list[BlockRef]:
     return message.store if message.tail is None else [*message.store, message.tail]
 
 
-def _answers(message: Asks) -> list[Answer]:
-    return message.answers if isinstance(message, Decode) else []
+def _answers(message: Asks) -> list[tuple[int, list[int]]]:
+    answers = message.answers if isinstance(message, Decode) else []
+    return [(answer.branch, answer.token_ids) for answer in answers]
 
 
 def job_of(message: Asks, max_len: int) -> Job:
@@ -55,7 +56,7 @@ def job_of(message: Asks, max_len: int) -> Job:
         message.sampling,
         n=1 if isinstance(message, Decode) else message.n,
         branch=message.branch,
-        answers=[(answer.branch, answer.token_ids) for answer in _answers(message)],
+        answers=_answers(message),
         load=blocks_to_load(message),
         store=blocks_to_store(message) if isinstance(message, Prefill) else (),
         salt=message.salt or None,

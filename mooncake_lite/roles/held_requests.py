@@ -20,7 +20,7 @@ class HeldRequest:
     answered    number of token_ids that belong to the answer
     attempt     of the last StartPrefill or StartServe
     loaded, stored   blocks that this attempt reuses, and that it writes
-    offers      full blocks that decode fills go to the pool
+    offers      full blocks that have no place in the pool yet are offered to it
     spans       time of each stage so far
     """
 

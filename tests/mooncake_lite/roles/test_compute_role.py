@@ -276,9 +276,9 @@ def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
 
 def serve(tokens: list[int], load: list[m.BlockRef], **more: Any) -> m.Serve:
     return m.Serve(
-        "a", "gateway-0", tokens, load, prefix_keys(tokens, BLOCK, b"model"), b"model",
-        more.get("offers", False), GREEDY, more.get("max_tokens", 4), [], 0, {"dram": len(load) * BLOCK},
-        [m.Span("queue", 0, 0.5)], 3,
+        "a", "gateway-0", tokens, load, more.get("offers", False), GREEDY, more.get("max_tokens", 4), [], 0,
+        {"dram": len(load) * BLOCK}, [m.Span("queue", 0, 0.5)], 3, prefix_keys(tokens, BLOCK, b"model"),
+        b"model",
     )  # fmt: skip
 
 
