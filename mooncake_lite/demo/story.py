@@ -94,7 +94,17 @@ class Story:
             "--store",
             str(CLUSTER.store),
         ]
-        sizes = ["--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB", "--max-model-len", "2560"]
+        # Every scene is about the pool, so that ranks may not find prefixes in their own pages.
+        sizes = [
+            "--prefix-sharing",
+            "off",
+            "--pool-bytes",
+            "256MiB",
+            "--kv-cache-bytes",
+            "256MiB",
+            "--max-model-len",
+            "2560",
+        ]
         log = self._work_dir / f"{name.replace(' ', '-')}.log"
         cluster = Cluster([str(self._model_dir), *roles, *sizes, *flags], log)
         with cluster:

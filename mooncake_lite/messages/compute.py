@@ -98,6 +98,7 @@ class Decode(Message, frozen=True):
     blocks,tail  where the KV of the others lies, in order
     branch       number of the one branch
     answers      instead of it, several branches: token_ids is then the prompt, and all of its KV is loaded
+    offers       whether blocks that are filled while decoding are offered to the pool
     """
 
     request_id: str
@@ -115,6 +116,7 @@ class Decode(Message, frozen=True):
     attempt: int = 0
     branch: int = 0
     answers: list[Answer] = []
+    offers: bool = True
 
 
 class Serve(Message, frozen=True):
@@ -122,18 +124,14 @@ class Serve(Message, frozen=True):
 
     token_ids    prompt and every token of the answer so far
     load         the KV of the first len(load) * block_tokens tokens, ready in the pool
-    keys, salt   keys of the full blocks of token_ids, and what their chain started from; empty when nothing
-                 may be reused
     offers       whether full blocks that are not in `load` are offered to the pool
-    answered, n, branch   as in Prefill
+    answered, keys, salt, n, branch   as in Prefill
     """
 
     request_id: str
     gateway: str
     token_ids: list[int]
     load: list[BlockRef]
-    keys: list[int]
-    salt: bytes
     offers: bool
     sampling: Sampling
     max_tokens: int
@@ -142,6 +140,8 @@ class Serve(Message, frozen=True):
     cached_tokens: dict[str, int]
     spans: list[Span]
     attempt: int = 0
+    keys: list[int] = []
+    salt: bytes = b""
     n: int = 1
     branch: int = 0
 
@@ -177,7 +177,7 @@ class DecodeDone(Message, frozen=True):
 
 
 class Preempted(Message, frozen=True):
-    """Decode or compute -> conductor: no page was left for a branch. `token_ids`: prompt and answer."""
+    """Decode or compute -> conductor: no page was left. `token_ids` is prompt and answer of the branch."""
 
     request_id: str
     token_ids: list[int]

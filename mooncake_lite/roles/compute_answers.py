@@ -102,8 +102,7 @@ class Answers:
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
         asked = self._of(computed.job)
-        span = Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens)
-        asked.spans.append(span)
+        asked.spans.append(Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens))
         if isinstance(asked.message, Serve):
             name, attempt, _ = computed.job
             said = PromptComputed(name, computed.tokens, computed.compute_s, attempt, self._rank.epoch)
@@ -126,11 +125,10 @@ class Answers:
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
         cached: dict[str, int] = {}
-        spans: list[Span] = []
-        if not isinstance(message, Decode) and token.index == message.answered:
-            cached, spans = _cached(message.cached_tokens, asked.shared), asked.all_spans
-        elif token.finish:
-            spans = asked.all_spans
+        is_first = not isinstance(message, Decode) and token.index == message.answered
+        if not isinstance(message, Decode) and is_first:
+            cached = _cached(message.cached_tokens, asked.shared)
+        spans = asked.all_spans if is_first or token.finish else []
         logprobs = [token.logprobs] if ids and token.logprobs is not None else []
         branch = token.job.branch
         tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs, branch)

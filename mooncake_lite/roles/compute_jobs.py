@@ -5,7 +5,7 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import Answer, BlockRef, Decode, Prefill, Serve
+from mooncake_lite.messages import BlockRef, Decode, Prefill, Serve
 from scheduler.instance import DECODE, PREFILL, Job
 
 Asks = Prefill | Decode | Serve
@@ -23,13 +23,6 @@ def blocks_to_load(message: Asks) -> list[BlockRef]:
     if isinstance(message, Decode):
         return message.blocks if message.tail is None else [*message.blocks, message.tail]
     return message.load
-
-
-def makes_offers(message: Asks) -> bool:
-    """Tell whether full blocks are offered to the pool. A prefill has places for its blocks already."""
-    return (
-        message.offers if isinstance(message, Serve) else isinstance(message, Decode) and bool(message.salt)
-    )
 
 
 def blocks_to_store(message: Prefill) -> list[BlockRef]:
@@ -61,5 +54,5 @@ def job_of(message: Asks, max_len: int) -> Job:
         store=blocks_to_store(message) if isinstance(message, Prefill) else (),
         salt=message.salt or None,
         keys=message.keys,
-        offers=makes_offers(message),
+        offers=not isinstance(message, Prefill) and message.offers and bool(message.salt),
     )

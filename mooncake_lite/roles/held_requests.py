@@ -58,9 +58,9 @@ class HeldRequest:
         self._started(order)
         submit = self.submit
         return m.Serve(
-            self.request_id, submit.gateway, self.token_ids, order.load, self.keys if self.salt else [],
-            self.salt, self.offers, submit.sampling, submit.max_tokens, submit.stop_ids, self.answered,
-            {} if self.answered else order.cached, self.spans, order.attempt,
+            self.request_id, submit.gateway, self.token_ids, order.load, self.offers, submit.sampling,
+            submit.max_tokens, submit.stop_ids, self.answered, {} if self.answered else order.cached,
+            self.spans, order.attempt, self.keys, self.salt,
         )  # fmt: skip
 
     def _started(self, order: fx.StartPrefill | fx.StartServe) -> None:
@@ -75,13 +75,12 @@ class HeldRequest:
         self.spans = done.spans
 
     def decode_message(self, order: fx.StartDecode) -> m.Decode:
-        """Return the message that tells a decode rank where the KV is. An empty salt: do not offer blocks to
-        the pool.
-        """
-        submit, salt = self.submit, self.salt if self.offers else b""
+        """Return the message that tells a decode rank where the KV is."""
+        submit = self.submit
         return m.Decode(
             self.request_id, submit.gateway, self.token_ids, self.answered, order.blocks, order.tail,
-            self.keys, salt, submit.sampling, submit.max_tokens, submit.stop_ids, self.spans, order.attempt,
+            self.keys, self.salt, submit.sampling, submit.max_tokens, submit.stop_ids, self.spans,
+            order.attempt, offers=self.offers,
         )  # fmt: skip
 
     def preempted(

@@ -65,7 +65,7 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     with two_nodes.two_nodes(tmp_path) as nodes:
         serve = [*nodes.on(0), *machine.SERVE, str(folder), *tiny.FLAGS, "--port", str(port)]
-        serve += two_nodes.serve_args(nodes, 2, 2)
+        serve += [*two_nodes.serve_args(nodes, 2, 2), "--prefix-sharing", "off"]  # so that all of it moves
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen(serve, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:

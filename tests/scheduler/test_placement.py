@@ -32,6 +32,26 @@ def test_a_prefix_in_the_dram_of_a_node_attracts_the_request_to_that_node() -> N
     assert placement.terms == s.Terms(0, 640, 192, 448, 0, 4)
 
 
+def test_a_prefix_in_the_pages_of_an_instance_attracts_the_request_to_it() -> None:
+    state = cluster(prefill=2, decode=2)
+    state.holds(2, [7, 8, 9], [])
+    placement = placed(state, "a", 640, (7, 8, 9, 10))
+    assert (placement.prefill, placement.cached_tokens, placement.terms.near_tokens) == (2, 192, 192)
+
+
+def test_pages_that_an_instance_has_evicted_attract_no_request() -> None:
+    state = cluster(prefill=2, decode=2)
+    state.holds(2, [7, 8, 9], [])
+    state.holds(2, [], [7])
+    assert placed(state, "a", 640, (7, 8, 9, 10)).prefill == 1
+
+
+def test_what_a_decode_instance_reports_changes_nothing() -> None:
+    state = cluster(prefill=2, decode=2)
+    state.holds(11, [7, 8, 9], [])
+    assert placed(state, "a", 640, (7, 8, 9, 10)).cached_tokens == 0
+
+
 def test_blocks_that_are_not_leading_attract_no_request() -> None:
     state = cluster(prefill=2)
     for key in (8, 9, 10):

@@ -11,7 +11,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.roles.compute import ComputeRole
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import DECODE, PREFILL, Limits, Pages, Staging, State
+from scheduler.instance import DECODE, PREFILL, Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
@@ -41,19 +41,16 @@ class Wire:
 class Rank:
     """One rank with its duties: `hear` delivers messages and returns what is told in one turn."""
 
-    def __init__(self, *duties: str, num_pages: int = 64, half_blocks: int = 1, **runner: Any) -> None:
+    def __init__(
+        self, *duties: str, num_pages: int = 64, half_blocks: int = 1, sharing: str = "off", **runner: Any
+    ) -> None:
         self.wire = Wire()
         self._seen = 0
         self.pool: dict[Any, Any] = {}
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
-        state = State(
-            frozenset(duties),
-            Pages(num_pages, PAGE),
-            Staging(half_blocks, 3),
-            BLOCK,
-            Limits(8),
-            next_key=next_key,
-        )
+        pages, staging = Pages(num_pages, PAGE), Staging(half_blocks, 3)
+        prefix = new_prefix_cache(sharing, pages, BLOCK, next_key)
+        state = State(frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix)
         transfers: Any = SimpleNamespace(
             counters={}, moved_bytes={}, serving_bytes=0, served_bytes={}, control_counters={},
             socket_counters={},
@@ -111,7 +108,8 @@ def prefill(tokens: list[int], load: list[m.BlockRef], store: int, **more: Any) 
     spans = [m.Span("queue", 0, 0.5)]
     return m.Prefill(
         "a", "gateway-0", tokens, load, refs, tail, GREEDY, more.get("max_tokens", 30), [], 0,
-        {"dram": len(load) * BLOCK}, spans, more.get("attempt", 3),
+        {"dram": len(load) * BLOCK}, spans, more.get("attempt", 3), more.get("keys", []),
+        more.get("salt", b""),
     )  # fmt: skip
 
 
@@ -331,6 +329,29 @@ def test_blocks_that_are_offered_have_the_keys_of_their_place_in_the_sequence() 
         index = keys.index(key)
         assert index >= 1, "the first block is in the pool"
         assert before == (keys[index - 1], index)
+
+
+def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold() -> None:
+    rank = Rank(PREFILL, sharing="hash")
+    tokens = [*range(9)]
+    keys = prefix_keys(tokens, BLOCK, b"salt")
+    rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt"))
+    held = rank.until(m.PagesHeld)
+    assert held == m.PagesHeld(keys, [], 5)
+
+
+def test_a_rank_reuses_nothing_of_its_pages_after_it_was_told_to_forget_them() -> None:
+    rank = Rank(PREFILL, sharing="hash")
+    tokens = [*range(9)]
+    keys = prefix_keys(tokens, BLOCK, b"salt")
+    for attempt, reused in ((3, 0), (4, 8)):
+        rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt", attempt=attempt))
+        assert rank.until(m.Tokens).cached_tokens.get("pages", 0) == reused
+        rank.until(m.PrefillDone)
+    rank.hear(m.ForgetPages())
+    assert rank.until(m.PagesHeld).removed == keys
+    rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt", attempt=5))
+    assert rank.until(m.Tokens).cached_tokens.get("pages", 0) == 0
 
 
 def test_the_reports_gauges_are_those_of_the_duties() -> None:

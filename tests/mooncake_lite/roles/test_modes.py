@@ -113,9 +113,10 @@ def test_commands_about_the_pool_are_answered_with_one_line_where_there_is_none(
 
 
 @pytest.mark.parametrize("mode", ["split", "colocated"])
-def test_a_gateway_may_reset_the_cache_of_a_cluster_that_keeps_nothing(mode: str) -> None:
+def test_a_reset_empties_the_pages_of_all_ranks_where_there_is_no_pool(mode: str) -> None:
     reset = PoolQuery("rm-all", force=True, number=5)
-    assert Conductor(mode=mode).tell("gateway-0", reset) == [m.PoolEnded(number=5)]
+    told = Conductor(mode=mode).tell("gateway-0", reset)
+    assert told == [m.ForgetPages(), m.ForgetPages(), m.PoolEnded(number=5)]
 
 
 def test_metrics_name_the_role_of_a_rank_of_both_duties() -> None:
