@@ -120,7 +120,7 @@ class Answers:
         if self.texts[index].finish is not None:
             return None
         self._note(message)
-        if message.prompt_logprobs:
+        if message.prompt_logprobs and message.branch == 0:
             submit = self.submits[first // self.submits[0].n]
             # In a thread: it takes long for a long prompt, and others wait for the event loop.
             prompt = await asyncio.to_thread(

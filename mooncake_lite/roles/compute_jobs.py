@@ -5,7 +5,7 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import Answer, BlockRef, Decode, Prefill, Serve
+from mooncake_lite.messages import BlockRef, Decode, Prefill, Serve
 from scheduler.instance import DECODE, PREFILL, Job
 
 Asks = Prefill | Decode | Serve
@@ -37,6 +37,12 @@ def blocks_to_store(message: Prefill) -> list[BlockRef]:
     return message.store if message.tail is None else [*message.store, message.tail]
 
 
+def _scored(message: Asks) -> bool:
+    """Tell whether the logprobs of the prompt are wanted, and have not been sent before a preemption."""
+    fresh = not isinstance(message, Decode) and message.answered == 0
+    return fresh and message.sampling.prompt_logprobs >= 0
+
+
 def _answers(message: Asks) -> list[tuple[int, list[int]]]:
     answers = message.answers if isinstance(message, Decode) else []
     return [(answer.branch, answer.token_ids) for answer in answers]
@@ -62,4 +68,5 @@ def job_of(message: Asks, max_len: int) -> Job:
         salt=message.salt or None,
         keys=message.keys,
         offers=makes_offers(message),
+        scored=_scored(message),
     )

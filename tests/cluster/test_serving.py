@@ -149,6 +149,38 @@ def test_logprobs_and_penalties_are_those_of_transformers_on_the_answer(
     assert len(ids) == len(prompt) + 8
 
 
+def test_an_echo_of_two_prompts_has_the_logprobs_of_transformers_and_reuses_nothing(
+    client: openai.OpenAI, model_folder: Path
+) -> None:
+    """The longer prompt is computed in two chunks. The same prompts come twice."""
+    from transformers import AutoModelForCausalLM
+
+    prompts = [reference.prompts(model_folder)[9] * 3, reference.prompts(model_folder)[2]]
+    assert len(prompts[0]) > 256
+    for _ in range(2):
+        answer = client.completions.create(
+            model="default", prompt=prompts, max_tokens=1, temperature=0, logprobs=1, echo=True
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == sum(map(len, prompts))
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    tokenizer = reference.tokenizer(model_folder)
+    oracle = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        with torch.no_grad():
+            expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(1)
+        found = choice.logprobs
+        assert found is not None
+        assert choice.text.startswith(tokenizer.decode(prompt))
+        assert found.tokens[:-1] == [tokenizer.decode([token], skip_special_tokens=False) for token in prompt]
+        assert found.token_logprobs[0] is None
+        chosen = [float(row[token]) for row, token in zip(expected, prompt[1:])]
+        assert found.token_logprobs[1:-1] == pytest.approx(chosen, abs=1e-3)
+        best = [max(one.values()) for one in found.top_logprobs[1:]]
+        assert best == pytest.approx(expected.max(1).values.tolist(), abs=1e-3)
+
+
 def test_a_follow_up_turn_reuses_the_answers_own_blocks(client: openai.OpenAI, model_folder: Path) -> None:
     """Decode gives its full blocks back: the prompt ends, and the answer fills, the second block."""
     prompt = reference.prompts(model_folder)[5]
