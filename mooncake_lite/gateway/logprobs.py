@@ -64,16 +64,20 @@ def in_chat_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def in_text_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """The logprobs object of a text completion's choice. The chosen token is among the best ones, always."""
+    """The logprobs object of a text completion's choice. Each token is among the best ones in its place."""
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            None if token.logprob is None else dict(token.best) | {token.token: token.logprob}
-            for token in tokens
-        ],
+        "top_logprobs": [_by_text(token) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
+
+
+def _by_text(token: TokenLogprobs) -> dict[str, float] | None:
+    """The best tokens and the token itself. Of different ones with the same text, the most likely is told."""
+    if token.logprob is None:
+        return None
+    return {token.token: token.logprob} | dict(reversed(token.best))
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

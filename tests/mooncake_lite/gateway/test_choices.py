@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.gateway.logprobs import TokenLogprobs, in_text_shape
 from mooncake_lite.model import Tokenizer, load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, SERVED_ID, FakeCluster, GatewayProcess, answer
@@ -331,6 +332,15 @@ def test_the_prompt_of_an_answer_that_comes_before_its_first_branch_is_told_too(
 
     found = [choice.logprobs for choice in reply.choices]
     assert [one.token_logprobs for one in found if one is not None] == [[None, -1.0, -0.5]] * 2
+
+
+def test_of_two_best_tokens_with_the_same_text_the_more_likely_one_is_told() -> None:
+    """Parts of characters are all written as U+FFFD. Whether a token is the best one must still be seen."""
+    token = TokenLogprobs("\ufffd", -2.0, 0, (("\ufffd", -0.5), ("a", -1.0), ("\ufffd", -3.0)))
+
+    (best,) = in_text_shape([token])["top_logprobs"]
+
+    assert best == {"\ufffd": -0.5, "a": -1.0}
 
 
 def test_an_end_token_after_an_echo_has_its_logprob_and_no_text(
