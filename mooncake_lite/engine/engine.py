@@ -15,7 +15,9 @@ import torch
 import kernels_numba
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
+from mooncake_lite.engine.logprobs import score
 from mooncake_lite.engine.sampler import Drawn, sample
+from mooncake_lite.messages import Logprobs
 from mooncake_lite.model import AttentionBatch, Model
 from scheduler.instance.step import Chunk
 
@@ -54,17 +56,22 @@ class Engine:
 
     # ------------------------------------------------------------------------------ computing
 
-    def compute(self, chunks: Seq[Chunk]) -> list[Drawn]:
+    def compute(self, chunks: Seq[Chunk]) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Compute the KV of the tokens of all chunks in one forward pass.
 
-        Returns a token for each draw of the chunks, in their order. The pages of a chunk must hold all tokens
-        up to its end.
+        Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
+        score, in their order. The pages of a chunk must hold all tokens up to its end.
         """
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         slots = [slot for chunk in chunks for slot in _slots(chunk)]
         ends = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))
         rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.draws]
+        num_draws = len(rows)
+        for chunk, end in zip(chunks, ends):
+            if chunk.score is not None:
+                first = end - len(chunk.token_ids)
+                rows += range(first, first + len(chunk.score.targets))
         device = self.model.device
         batch = AttentionBatch(
             query_lens=self._int32([len(chunk.token_ids) for chunk in chunks]),
@@ -80,8 +87,9 @@ class Engine:
             torch.tensor(rows, dtype=torch.int64, device=device),
         )
         draws = [chunk.draws for chunk in chunks if chunk.draws]
-        drawn = logits.cpu().numpy().repeat([len(some) for some in draws], axis=0)
-        return sample(drawn, [draw for some in draws for draw in some])
+        rows_of_draws = logits[:num_draws].cpu().numpy().repeat([len(some) for some in draws], axis=0)
+        drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
+        return drawn, _scores(logits[num_draws:], chunks)
 
     def _int32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.model.device)
@@ -138,6 +146,18 @@ class Engine:
     def _as_tensor(self, blocks: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(blocks)
         return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+def _scores(logits: torch.Tensor, chunks: Seq[Chunk]) -> list[list[Logprobs]]:
+    """Return the logprobs of the targets of each chunk that has a score. logits: one row for each target."""
+    found, first = [], 0
+    for chunk in chunks:
+        if chunk.score is not None:
+            targets, sampling = chunk.score.targets, chunk.score.sampling
+            rows = logits[first : first + len(targets)]
+            found.append(score(rows, targets, sampling.prompt_logprobs))
+            first += len(targets)
+    return found
 
 
 def _slots(chunk: Chunk) -> list[int]:

@@ -1,14 +1,33 @@
-"""Logprobs of a chosen token and of the best ones beside it.
+"""Logprobs of a token and of the best ones in its place: of tokens that were chosen, and of prompts.
 
-Called by `sampler.sample`. They are those of the model: the logarithm of softmax(logits), before temperature,
-bias and penalties.
+Called by `sampler.sample` and `engine.Engine`. They are those of the model: the logarithm of softmax(logits),
+before temperature, bias and penalties.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
+import torch
 
 from mooncake_lite.messages import Logprobs
+
+ROWS = 64
+"""Rows of a prompt that are worked on at a time: their log-softmax is a copy of their logits."""
+
+
+def score(logits: torch.Tensor, targets: Seq[int], top: int) -> list[Logprobs]:
+    """Take the logprobs of the tokens that follow in a prompt, and of the `top` best ones in their places.
+
+    logits    (len(targets), vocab) float32, on any device: one row per token, in front of its target
+    targets   the token that follows each of them
+    """
+    found = []
+    for first in range(0, len(targets), ROWS):
+        rows = logits[first : first + ROWS].log_softmax(dim=1).cpu().numpy()
+        found += [logprobs_of(row, token, top) for row, token in zip(rows, targets[first:])]
+    return found
 
 
 def logprobs_of(row: np.ndarray, token: int, top: int) -> Logprobs:
@@ -17,8 +36,11 @@ def logprobs_of(row: np.ndarray, token: int, top: int) -> Logprobs:
     The best come first, equal ones by ascending id.
     """
     best: list[tuple[int, float]] = []
-    if top:
+    if top == 1:
+        best_id = int(row.argmax())
+        best = [(best_id, float(row[best_id]))]
+    elif top:
         ids = np.flatnonzero(row >= np.partition(row, -top)[-top])
         ids = ids[np.argsort(-row[ids], kind="stable")][:top]
-        best = [(int(best_id), float(row[best_id])) for best_id in ids]
+        best = [(int(one), float(row[one])) for one in ids]
     return Logprobs(float(row[token]), best)

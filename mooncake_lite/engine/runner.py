@@ -49,15 +49,15 @@ class Runner:
             targets = [growth.pages[0] for growth in copies]
             self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
-        drawn = self.engine.compute(step.chunks) if step.chunks else []
+        drawn, scores = self.engine.compute(step.chunks) if step.chunks else ([], [])
         compute_s = time.perf_counter() - began
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
-            return Result(step, tokens, compute_s=compute_s, logprobs=logprobs)
+            return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores)
         if step.only_waits and not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
             time.sleep(WAIT_S)
         halves, puts = self._halves.ended(), self._puts.ended()
-        return Result(step, tokens, written, saved, halves, puts, compute_s, logprobs)
+        return Result(step, tokens, written, saved, halves, puts, compute_s, logprobs, scores)
 
     def _move(self, step: Step) -> tuple[list[list[list[int]]], list[list[int]]]:
         """Copy blocks within the rank and begin transfers. Returns checksums of `writes`, and of `saves`."""

@@ -1,4 +1,4 @@
-"""One answer as it comes: from the tokens of a request to pieces of text, its usage and its end.
+"""The answers to one request as they come: from tokens to pieces of text, their usage and their ends.
 
 Used by `endpoints`, once per request, streaming or not. Brings together the open request (order),
 the detokenizer (whole characters) and the stop strings; knows no HTTP and no JSON.
@@ -6,17 +6,20 @@ the detokenizer (whole characters) and the stop strings; knows no HTTP and no JS
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest
+from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.exposition import GatewayMetrics
-from mooncake_lite.gateway.logprobs import TokenLogprobs, token_logprobs
+from mooncake_lite.gateway.logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
+from mooncake_lite.gateway.open_request import OpenRequest
+from mooncake_lite.gateway.prompt_work import Prepared
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.gateway.stops import StopFinder
-from mooncake_lite.messages import Submit, Tokens
+from mooncake_lite.messages import Tokens
 from mooncake_lite.model import Tokenizer
 
 
@@ -24,90 +27,151 @@ from mooncake_lite.model import Tokenizer
 class Piece:
     """Some text of an answer; `finish` is set in the last piece alone.
 
+    index      of the answer: number of the prompt * answers per prompt + branch
     logprobs   of the tokens that came, where the request asks for them; their text may come later
     """
 
+    index: int
     text: str
     finish: str | None
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class AnswerText:
-    """Tokens in, text out: whole characters, nothing of a stop string or behind one.
+    """The tokens of one answer in, text out: whole characters, nothing of a stop string or behind one.
 
+    echo         stands before the answer
     min_tokens   stop strings are looked for in what follows so many tokens
     tally        counts each token that was used, those of a stop string included
+    finish       why the answer has ended; None while it goes on
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], min_tokens: int, tally: Tally):
+    def __init__(
+        self, tokenizer: Tokenizer, echo: str, stops: tuple[str, ...], min_tokens: int, tally: Tally
+    ):
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopFinder(stops)
         self._min_tokens = min_tokens
         self._tally = tally
+        self._before = echo
+        self._prompt: tuple[TokenLogprobs, ...] = ()
         self._offset = 0
+        self.num_tokens = 0
+        self.finish: str | None = None
 
-    def push(self, message: Tokens) -> Piece:
-        """The text that these tokens complete. A stop string ends the answer whatever the tokens say."""
-        shown = []
-        logprobs: list[TokenLogprobs] = []
+    def follow(self, prompt: tuple[TokenLogprobs, ...]) -> None:
+        """Let the logprobs of the prompt's tokens stand before those of the answer."""
+        self._prompt = prompt
+        self._offset = prompt[-1].end if prompt else 0
+
+    def push(self, message: Tokens) -> tuple[str, tuple[TokenLogprobs, ...]]:
+        """The text and logprobs that these tokens complete. A stop string ends it, whatever they say."""
+        shown, logprobs = [self._before], list(self._prompt)
+        self._before, self._prompt = "", ()
         for token, found in zip(message.token_ids, message.logprobs or itertools.repeat(None)):
+            self.num_tokens += 1
             self._tally.completion_tokens += 1
             if found is not None:
                 logprobs.append(token_logprobs(self._tokenizer, token, found, self._offset))
-                self._offset += len(logprobs[-1].token)
+                self._offset = logprobs[-1].end
             text = self._detokenizer.push([token])
-            early = self._tally.completion_tokens <= self._min_tokens
+            early = self.num_tokens <= self._min_tokens
             shown.append(text if early else self._stops.push(text))
             if self._stops.found:
-                return Piece("".join(shown), "stop", tuple(logprobs))
-        finish = message.finish
-        if finish is not None:
+                self.finish = "stop"
+                return "".join(shown), tuple(logprobs)
+        if message.finish is not None:
             shown.append(self._stops.push(self._detokenizer.flush()))
-            finish = "stop" if self._stops.found else finish
+            self.finish = "stop" if self._stops.found else message.finish
             shown.append(self._stops.flush())
-        return Piece("".join(shown), finish, tuple(logprobs))
+        if message.end_token is not None and len(message.logprobs) > len(message.token_ids):
+            found = message.logprobs[-1]
+            logprobs.append(token_logprobs(self._tokenizer, message.end_token, found, self._offset))
+        return "".join(shown), tuple(logprobs)
+
+
+class Answers:
+    """All answers to one request.
+
+    texts   of the answers, by their index
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prepared: Prepared, tally: Tally):
+        self._tokenizer = tokenizer
+        self._tally = tally
+        self.submits = prepared.submits
+        self._first = {submit.request_id: k * submit.n for k, submit in enumerate(prepared.submits)}
+        self.texts = [
+            AnswerText(tokenizer, echo, prepared.stops, submit.sampling.min_tokens, tally)
+            for submit, echo in zip(prepared.submits, prepared.echoes)
+            for _ in range(submit.n)
+        ]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every answer has its finish."""
+        return all(text.finish is not None for text in self.texts)
+
+    async def push(self, message: Tokens) -> Piece | None:
+        """What a message adds to its answer; None if that has ended."""
+        first = self._first[message.request_id]
+        index = first + message.branch
+        if self.texts[index].finish is not None:
+            return None
+        self._note(message)
+        if message.prompt_logprobs and message.branch == 0:
+            submit = self.submits[first // self.submits[0].n]
+            # In a thread: it takes long for a long prompt, and others wait for the event loop.
+            prompt = await asyncio.to_thread(
+                prompt_logprobs, self._tokenizer, submit.token_ids, message.prompt_logprobs
+            )
+            for text in self.texts[first : first + submit.n]:
+                text.follow(prompt)
+        shown, logprobs = self.texts[index].push(message)
+        return Piece(index, shown, self.texts[index].finish, logprobs)
+
+    def _note(self, message: Tokens) -> None:
+        """Keep what a message says besides tokens. Ranks may repeat earlier stages in the last message."""
+        if message.index == 0 and message.branch == 0:
+            for tier, count in message.cached_tokens.items():
+                self._tally.cached_tokens[tier] = self._tally.cached_tokens.get(tier, 0) + count
+        self._tally.spans += [span for span in message.spans if span not in self._tally.spans]
 
 
 async def pieces_of(
     cluster: ClusterView,
     request: OpenRequest,
-    submit: Submit,
-    text: AnswerText,
-    tally: Tally,
+    answers: Answers,
     metrics: GatewayMetrics,
     *,
     began: float,
     token_timeout_s: float,
 ) -> AsyncGenerator[Piece, None]:
-    """Submits a request and yields its answer, ending with the piece that has a finish.
+    """Submits a request and yields its answers, each ending with a piece that has a finish.
 
     began   time.monotonic() at the request's arrival
-    Raises RequestError when the cluster refuses or fails it. Closing the iterator early, or an error,
-    cancels the work; `request` is closed in any case.
+    Raises RequestError when the cluster refuses or fails a part of it. Closing the iterator early, or an
+    error, cancels the work; `request` is closed in any case.
     """
-    last: float | None = None
+    last: dict[int, float] = {}
     try:
-        cluster.submit(request, submit)
-        while True:
+        for submit in answers.submits:
+            cluster.submit(request, submit)
+        while not answers.ended:
             for message in await request.next(token_timeout_s):
+                piece = await answers.push(message)
+                if piece is None:
+                    continue
                 now = time.monotonic()
-                if submit.max_tokens:
-                    metrics.observe_tokens(now - began if last is None else None, now - (last or now))
-                last = now
-                _note(tally, message)
-                piece = text.push(message)
+                if answers.submits[0].max_tokens:
+                    before = last.get(piece.index)
+                    metrics.observe_tokens(now - began if before is None else None, now - (before or now))
+                last[piece.index] = now
                 if piece.finish is not None:
-                    metrics.observe_end(piece.finish, now - began, tally)
+                    cluster.drop(request, message.request_id, message.branch)
+                    metrics.observe_end(piece.finish, now - began, answers.texts[piece.index].num_tokens)
                 yield piece
-                if piece.finish is not None:
-                    return
+        metrics.observe_prompts(sum(len(submit.token_ids) for submit in answers.submits))
     finally:
         cluster.close(request)
-
-
-def _note(tally: Tally, message: Tokens) -> None:
-    """Keep what a message says besides tokens. Ranks may repeat earlier stages in the last message."""
-    if message.index == 0 and not tally.cached_tokens:
-        tally.cached_tokens = dict(message.cached_tokens)
-    tally.spans += [span for span in message.spans if span not in tally.spans]

@@ -35,7 +35,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """The one answer of a chat completion."""
+    """One of the answers of a chat completion."""
 
     index: int
     message: AssistantMessage
@@ -44,7 +44,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class TextChoice(msgspec.Struct):
-    """The one answer of a text completion."""
+    """One of the answers of a text completion."""
 
     index: int
     text: str

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.fields import refuse_unsupported
+from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS, refuse_unsupported
 from mooncake_lite.gateway.sampling import OPENAI, SamplingBody, sampling_of, stop_ids_of, top_logprobs
 from mooncake_lite.messages import Sampling
 
-MAX_STOPS = 4
-"""Stop strings of one request: OpenAI's limit."""
+MAX_STOPS = 16
+"""Stop strings of one request. OpenAI takes 4; tasks of lm-eval have more."""
 
 MAX_STOP_CHARS = 1024
 """The text held back while it may be the start of a stop string is shorter than this."""
@@ -53,6 +54,8 @@ class GenerateBody(SamplingBody, kw_only=True):
     """What both endpoints that generate have in common."""
 
     model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
@@ -71,10 +74,11 @@ class ChatBody(GenerateBody, kw_only=True):
 
 
 class CompletionBody(GenerateBody, kw_only=True):
-    """POST /v1/completions: text, token ids, or a list that holds one of these."""
+    """POST /v1/completions: a text, token ids, or a list of several prompts of one of these kinds."""
 
     prompt: str | list[Any]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -92,19 +96,29 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+Prompt = str | list[int] | list[dict[str, str]]
+"""Text, token ids, or the messages of a chat as a template wants them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One valid request to generate, before its prompt is tokenised.
+    """One valid request to generate, before its prompts are tokenised.
 
-    prompt       text, token ids, or the messages of a chat as a template wants them
+    prompts      one, or several of the same kind; never messages and another kind
+    n            answers to each prompt
+    echo         the prompt stands before its answers
     max_tokens   None when the client left it out; 0: the prompt's KV is computed, and no answer
+    seeded       whether the client gave the seed
     """
 
     chat: bool
     model: str | None
-    prompt: str | list[int] | list[dict[str, str]]
+    prompts: tuple[Prompt, ...]
+    n: int
+    echo: bool
     max_tokens: int | None
     sampling: Sampling
+    seeded: bool
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     stream: bool
@@ -115,15 +129,19 @@ class Ask:
 
 def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """The Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
-    body = _typed(raw, ChatBody)
-    return _ask(body, True, template_messages(body.messages), defaults, _chat_logprobs(body))
+    body = _typed(raw, ChatBody, NEUTRAL | NEUTRAL_IN_CHATS)
+    prompts = (template_messages(body.messages),)
+    return _ask(body, prompts, sampling_of(body, defaults, _chat_logprobs(body)))
 
 
 def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """The Ask of a completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, CompletionBody)
     logprobs = -1 if body.logprobs is None else top_logprobs("logprobs", body.logprobs)
-    return _ask(body, False, _one_prompt(body.prompt), defaults, logprobs)
+    sampling = sampling_of(body, defaults, logprobs)
+    if body.echo:
+        sampling = replace(sampling, prompt_logprobs=logprobs)
+    return _ask(body, _prompts(body.prompt), sampling, echo=bool(body.echo))
 
 
 def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
@@ -174,14 +192,14 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, str]:
     return {"role": role, "content": "".join(texts)}
 
 
-def _typed(raw: bytes, kind: type[Any]) -> Any:
+def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NEUTRAL) -> Any:
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {_json_problem(raw, str(error))}") from None
     if not isinstance(body, dict):
         raise RequestError('the body must be a JSON object, as {"prompt": "hello"}')
-    refuse_unsupported(body)
+    refuse_unsupported(body, neutral)
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -206,19 +224,22 @@ def _field_of(message: str) -> str | None:
     return ".".join(part for part in parts if part) or None
 
 
-def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
-    while not isinstance(prompt, str) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if prompt and all(type(item) is int for item in prompt):
-        return prompt
-    if prompt and all(isinstance(item, str | list) for item in prompt):
-        raise RequestError(
-            f"{len(prompt)} prompts in one request are not supported; send one request for each",
-            param="prompt",
-        )
-    raise RequestError("prompt must be a string or a list of token ids, and not empty", param="prompt")
+def _prompts(prompt: str | list[Any]) -> tuple[str | list[int], ...]:
+    """The prompts of a body, which has one of four shapes: a text, token ids, or a list of one of these."""
+    if isinstance(prompt, str) or _are_ids(prompt):
+        return (prompt,)
+    several = prompt if isinstance(prompt, list) else []
+    if several and (all(isinstance(one, str) for one in several) or all(map(_are_ids, several))):
+        return tuple(several)
+    raise RequestError(
+        "prompt must be a text, a list of token ids, a list of texts, or a list of lists of token ids; "
+        "no list may be empty",
+        param="prompt",
+    )
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(item) is int for item in prompt)
 
 
 def _chat_logprobs(body: ChatBody) -> int:
@@ -230,19 +251,19 @@ def _chat_logprobs(body: ChatBody) -> int:
 
 
 def _ask(
-    body: GenerateBody,
-    chat: bool,
-    prompt: str | list[int] | list[dict[str, str]],
-    defaults: Sampling,
-    logprobs: int,
+    body: ChatBody | CompletionBody, prompts: tuple[Prompt, ...], sampling: Sampling, *, echo: bool = False
 ) -> Ask:
     options = body.stream_options
+    max_tokens = _max_tokens(body)
     return Ask(
-        chat=chat,
+        chat=isinstance(body, ChatBody),
         model=body.model,
-        prompt=prompt,
-        max_tokens=_max_tokens(body),
-        sampling=sampling_of(body, defaults, logprobs),
+        prompts=prompts,
+        n=_choices(body, max_tokens),
+        echo=echo,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        seeded=body.seed is not None,
         stops=_stops(body.stop),
         stop_ids=stop_ids_of(body),
         stream=bool(body.stream),
@@ -250,6 +271,21 @@ def _ask(
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt or "",
     )
+
+
+def _choices(body: GenerateBody, max_tokens: int | None) -> int:
+    """How many answers a prompt has. Raises RequestError."""
+    n = 1 if body.n is None else body.n
+    if n < 1:
+        raise RequestError(f"n={n} must be at least 1", param="n")
+    if n > 1 and max_tokens == 0:
+        raise RequestError(f"n={n} answers of max_tokens=0 would all be empty; leave n out", param="n")
+    if body.best_of not in (None, n):
+        raise RequestError(
+            f"best_of={body.best_of} is not supported by this server unless it equals n={n}; leave it out",
+            param="best_of",
+        )
+    return n
 
 
 def _max_tokens(body: GenerateBody) -> int | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.gateway.order import InOrder
+from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.sockets import Sockets
@@ -50,64 +50,6 @@ class State(Enum):
     READY = "ready"
     LOST = "lost"
     STOPPING = "stopping"
-
-
-class OpenRequest:
-    """One request from its admission to its end: the cluster fills it, its handler empties it.
-
-    ended       the cluster needs no Cancel: it has sent the last token, or given the request up
-    """
-
-    def __init__(self, request_id: str):
-        self.request_id = request_id
-        self.submitted = False
-        self.ended = False
-        self._order: InOrder | None = None
-        self._ready: list[Tokens] = []
-        self._error: Exception | None = None
-        self._wake = asyncio.Event()
-
-    def expect(self, max_tokens: int) -> None:
-        """It is being submitted; at most this many tokens may come."""
-        self.submitted = True
-        self._order = InOrder(max_tokens)
-
-    def deliver(self, message: Tokens) -> None:
-        """Tokens from a rank, in any order."""
-        if self._order is None or self._error is not None:
-            return
-        self._ready += self._order.push(message)
-        self.ended = self._order.ended
-        if self._ready:
-            self._wake.set()
-
-    def fail(self, error: Exception) -> None:
-        """No more tokens will come; next() raises this after what has come before."""
-        if self._error is None and not self.ended:
-            self._error = error
-            self._wake.set()
-
-    def raise_if_failed(self) -> None:
-        """Raises the error given to fail()."""
-        if self._error is not None:
-            raise self._error
-
-    async def next(self, limit_s: float) -> list[Tokens]:
-        """At least one message, in order, without gaps.
-
-        Raises what fail() was given, or Broken when nothing comes for limit_s.
-        """
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._wake.wait()
-        except TimeoutError:
-            raise Broken(f"no token came for {limit_s:g} s") from None
-        if not self._ready:
-            self.raise_if_failed()
-        ready, self._ready = self._ready, []
-        if self._error is None:
-            self._wake.clear()
-        return ready
 
 
 class ClusterView:
@@ -168,7 +110,7 @@ class ClusterView:
 
     @property
     def open_requests(self) -> int:
-        """Requests between admit and close."""
+        """Prompts of requests between admit and close."""
         return len(self._open)
 
     # ------------------------------------------------------------------ requests
@@ -180,28 +122,46 @@ class ClusterView:
         """
         if self.state is not State.READY:
             raise Unavailable(self.detail)
-        if len(self._open) >= self._limits.open_requests:
-            raise Refused(f"{len(self._open)} requests are open, which is the limit; come back later", 1.0)
-        request = self._open[request_id] = OpenRequest(request_id)
+        request = OpenRequest(request_id)
+        self._take_place(request_id, request)
         return request
 
+    def admit_prompts(self, request: OpenRequest, ids: Sequence[str]) -> None:
+        """Places for further prompts of an admitted request. Raises Refused when too many are open."""
+        for request_id in ids:
+            self._take_place(request_id, request)
+            request.ids.append(request_id)
+
+    def _take_place(self, request_id: str, request: OpenRequest) -> None:
+        if len(self._open) >= self._limits.open_requests:
+            raise Refused(f"{len(self._open)} requests are open, which is the limit; come back later", 1.0)
+        self._open[request_id] = request
+
     def submit(self, request: OpenRequest, message: Submit) -> None:
-        """Send an admitted request to the conductor. Raises Unavailable when that is impossible."""
+        """Send a prompt of an admitted request to the conductor. Raises Unavailable if that is impossible."""
         request.raise_if_failed()
-        request.expect(message.max_tokens)
+        request.expect(message)
         if not self.sockets.send(message):
-            request.ended = True
-            raise Unavailable("the conductor cannot be reached")
+            problem = Unavailable("the conductor cannot be reached")
+            request.give_up(message.request_id, problem)
+            raise problem
+
+    def drop(self, request: OpenRequest, request_id: str, branch: int) -> None:
+        """End the work on one answer; the request's others go on. Does nothing if it has ended."""
+        cancel = request.drop(request_id, branch)
+        if cancel is not None:
+            self.sockets.send(cancel)
 
     def close(self, request: OpenRequest) -> None:
         """Forget a request; its work is cancelled unless it has ended. Does nothing the second time."""
-        known = self._open.pop(request.request_id, None) is not None
-        if known and request.submitted and not request.ended:
-            self.sockets.send(Cancel(request.request_id))
+        known = [self._open.pop(request_id, None) for request_id in request.ids]
+        if any(known):
+            for request_id in request.unfinished():
+                self.sockets.send(Cancel(request_id))
 
     def fail_all(self, reason: str) -> None:
         """Every open request, and every removal of blocks, ends now with this reason."""
-        for request in list(self._open.values()):
+        for request in set(self._open.values()):
             request.fail(Unavailable(reason))
         for ended in self._removals.values():
             if not ended.done():
@@ -315,8 +275,7 @@ class ClusterView:
     def _give_up(self, request_id: str, error: Exception) -> None:
         request = self._open.get(request_id)
         if request is not None:
-            request.fail(error)
-            request.ended = True
+            request.give_up(request_id, error)
 
     def _open_tcp(self, host: str) -> None:
         assert self._tasks is not None

@@ -25,10 +25,10 @@ import mooncake_lite
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
-from mooncake_lite.gateway.answer import AnswerText, Piece, pieces_of
-from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest, State
+from mooncake_lite.gateway.answer import Answers, Piece, pieces_of
+from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
-from mooncake_lite.gateway.logprobs import TokenLogprobs
+from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
@@ -36,7 +36,7 @@ from mooncake_lite.gateway.problems import Unavailable, error_headers, error_obj
 from mooncake_lite.gateway.prompt_work import Prepared, check_model
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, event, model_card, to_json
+from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, Whole, event, model_card, to_json
 from mooncake_lite.model.generation_config import default_sampling
 
 TRACE_HEADER = "x-mooncake-lite-trace"
@@ -88,6 +88,7 @@ class Endpoints:
         try:
             work = self._prompts.prepare(kind, request_id, raw)
             prepared = await while_connected(request.receive, work)
+            self._cluster.admit_prompts(opened, [submit.request_id for submit in prepared.submits[1:]])
             return await self._answer(request, opened, prepared, kind == "chat", began)
         except BaseException:
             self._cluster.close(opened)
@@ -106,21 +107,23 @@ class Endpoints:
             include_usage=prepared.include_usage,
             trace=request.headers.get(TRACE_HEADER) == "1",
         )
-        tally = Tally(len(prepared.submit.token_ids))
+        tally = Tally(sum(len(submit.token_ids) for submit in prepared.submits))
+        answers = Answers(self._prompts.tokenizer, prepared, tally)
         pieces = pieces_of(
-            self._cluster, opened, prepared.submit,
-            AnswerText(
-                self._prompts.tokenizer, prepared.stops, prepared.submit.sampling.min_tokens, tally
-            ),
-            tally, self.metrics, began=began, token_timeout_s=self._limits.token_timeout_s,
+            self._cluster, opened, answers, self.metrics,
+            began=began, token_timeout_s=self._limits.token_timeout_s,
         )  # fmt: skip
         headers = {"X-Request-Id": request_id}
+        count = len(answers.texts)
         if not prepared.stream:
-            whole = await while_connected(request.receive, _all_of(pieces))
-            return _json(shaper.whole(*whole, tally), headers=headers)
+            wholes = await while_connected(request.receive, _all_of(pieces, count))
+            whole = partial(_whole, shaper, wholes, tally, headers)
+            # In a thread if it may take long: others wait for the event loop.
+            scored = prepared.submits[0].sampling.prompt_logprobs >= 0
+            return await asyncio.to_thread(whole) if scored else whole()
         # The status is decided by the first piece: a refusal must not become a stream.
         first = await while_connected(request.receive, anext(pieces))
-        events = _events(first, pieces, shaper, tally)
+        events = _events(first, pieces, count, shaper, tally)
         return EventStream(
             events,
             headers,
@@ -305,41 +308,52 @@ ENDPOINTS = (
 """Every path of the server."""
 
 
-async def _all_of(pieces: AsyncGenerator[Piece, None]) -> tuple[str, str, list[TokenLogprobs]]:
-    """(text, finish, logprobs) of a whole answer."""
-    texts, finish = [], ""
-    logprobs: list[TokenLogprobs] = []
+async def _all_of(pieces: AsyncGenerator[Piece, None], count: int) -> list[Whole]:
+    """The `count` whole answers to a request."""
+    wholes = [Whole() for _ in range(count)]
+    texts: list[list[str]] = [[] for _ in range(count)]
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
-            texts.append(piece.text)
-            finish = piece.finish or finish
-            logprobs += piece.logprobs
-    return "".join(texts), finish, logprobs
+            whole = wholes[piece.index]
+            texts[piece.index].append(piece.text)
+            whole.finish = piece.finish or whole.finish
+            whole.logprobs += piece.logprobs
+    for whole, parts in zip(wholes, texts):
+        whole.text = "".join(parts)
+    return wholes
+
+
+def _whole(shaper: Shaper, wholes: list[Whole], tally: Tally, headers: dict[str, str]) -> Response:
+    return _json(shaper.whole(wholes, tally), headers=headers)
 
 
 async def _events(
-    first: Piece, pieces: AsyncGenerator[Piece, None], shaper: Shaper, tally: Tally
+    first: Piece, pieces: AsyncGenerator[Piece, None], count: int, shaper: Shaper, tally: Tally
 ) -> AsyncGenerator[bytes, None]:
-    """An answer as server-sent events. A failure in its middle is the last event, an error object."""
+    """`count` answers as server-sent events. A failure in their middle is the last event, an error object."""
     async with contextlib.aclosing(pieces):
-        opening = shaper.opening()
-        if opening is not None:
+        for opening in shaper.opening(count):
             yield event(opening)
-        piece = first
+        piece, going_on = first, count
         try:
             while True:
                 if piece.text or piece.logprobs:
-                    yield event(shaper.piece(piece.text, piece.logprobs))
+                    yield event(shaper.piece(piece.index, piece.text, piece.logprobs))
                 if piece.finish is not None:
-                    break
+                    ending = shaper.ending(piece.index, piece.finish)
+                    going_on -= 1
+                    if not going_on:
+                        break
+                    yield event(ending)
                 piece = await anext(pieces)
+            await anext(pieces, None)  # the request is counted and closed before its last event
         except RequestError as error:
             yield event(error_object(error))
             return
         except Exception as error:
             yield event(error_object(surprise(error)))
             return
-        for chunk in shaper.closing(piece.finish, tally):
+        for chunk in shaper.closing(ending, tally):
             yield event(chunk)
         yield LAST_EVENT
 

@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 
 import mooncake_lite
 from mooncake_lite.gateway.cluster_view import ClusterView, State
-from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.messages import Metric
 
 PREFIX = "mooncake_lite_"
@@ -64,12 +63,15 @@ class GatewayMetrics:
         else:
             self._ttft.observe(ttft_s)
 
-    def observe_end(self, finish: str, latency_s: float, tally: Tally) -> None:
-        """An answer ended."""
+    def observe_end(self, finish: str, latency_s: float, num_tokens: int) -> None:
+        """An answer of so many tokens ended."""
         self._latency.observe(latency_s)
         self._answers.labels(finish).inc()
-        self._prompt_tokens.inc(tally.prompt_tokens)
-        self._generation_tokens.inc(tally.completion_tokens)
+        self._generation_tokens.inc(num_tokens)
+
+    def observe_prompts(self, num_tokens: int) -> None:
+        """All answers to a request ended, whose prompts have so many tokens together."""
+        self._prompt_tokens.inc(num_tokens)
 
     def observe_http(self, path: str, status: int) -> None:
         """A request over HTTP was answered."""

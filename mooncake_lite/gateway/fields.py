@@ -18,14 +18,11 @@ _EMPTY_DICT: tuple[Any, ...] = (None, {})
 _ABSENT: tuple[Any, ...] = (None,)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # how many answers
-    "n": (None, 1),
-    "best_of": (None, 1),
+    # how the answer is searched for
     "use_beam_search": _OFF,
     "length_penalty": (None, 1),
     # what else is returned
     "prompt_logprobs": _ABSENT,
-    "echo": _OFF,
     "suffix": (None, ""),
     "return_token_ids": _OFF,
     "include_stop_str_in_output": _OFF,
@@ -62,15 +59,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": _EMPTY_DICT,
 }
 
+NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {"echo": _OFF}
+"""As NEUTRAL, of chats alone."""
+
 
 def _same(value: Any, neutral: Any) -> bool:
     # True == 1 in Python, but {"n": true} is a mistake that should be told.
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
+def refuse_unsupported(body: dict[str, Any], neutrals: dict[str, tuple[Any, ...]] = NEUTRAL) -> None:
     """Raises RequestError with the field's name when the body sets one that would be disobeyed."""
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in neutrals.items():
         if name in body and not any(_same(body[name], value) for value in neutral):
             allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
             raise RequestError(

@@ -1,4 +1,4 @@
-"""Logprobs of an answer's tokens, in the two shapes of OpenAI's API.
+"""Logprobs of the tokens of a prompt or an answer, in the two shapes of OpenAI's API.
 
 Used by `answer`, which collects them, and by `shapes`. Knows no request.
 """
@@ -19,22 +19,38 @@ LEAST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token of an answer.
+    """A token of a prompt or an answer.
 
-    offset   characters of the answer before it, counted token by token
+    logprob  None: the first token of a prompt has none
+    offset   characters of the choice's text before it, counted token by token
     best     the tokens that were most likely in its place
     """
 
     token: str
-    logprob: float
+    logprob: float | None
     offset: int
     best: tuple[tuple[str, float], ...]
+
+    @property
+    def end(self) -> int:
+        """The offset of the token after it."""
+        return self.offset + len(self.token)
 
 
 def token_logprobs(tokenizer: Tokenizer, token: int, found: Logprobs, offset: int) -> TokenLogprobs:
     """The logprobs of one token, with the texts of tokens in place of their ids."""
     best = tuple((_text(tokenizer, other), max(value, LEAST)) for other, value in found.best)
     return TokenLogprobs(_text(tokenizer, token), max(found.chosen, LEAST), offset, best)
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], found: Sequence[Logprobs]
+) -> tuple[TokenLogprobs, ...]:
+    """The logprobs of a prompt's tokens, one for each. found: of all tokens but the first."""
+    tokens = [TokenLogprobs(_text(tokenizer, token_ids[0]), None, 0, ())]
+    for token, one in zip(token_ids[1:], found, strict=True):
+        tokens.append(token_logprobs(tokenizer, token, one, tokens[-1].end))
+    return tuple(tokens)
 
 
 def in_chat_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -48,19 +64,26 @@ def in_chat_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def in_text_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """The logprobs object of a text completion's choice. The chosen token is among the best ones, always."""
+    """The logprobs object of a text completion's choice. Each token is among the best ones in its place."""
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(token.best) | {token.token: token.logprob} for token in tokens],
+        "top_logprobs": [_by_text(token) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
+
+
+def _by_text(token: TokenLogprobs) -> dict[str, float] | None:
+    """The best tokens and the token itself. Of different ones with the same text, the most likely is told."""
+    if token.logprob is None:
+        return None
+    return {token.token: token.logprob} | dict(reversed(token.best))
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _entry(text: str, value: float) -> dict[str, Any]:
+def _entry(text: str, value: float | None) -> dict[str, Any]:
     """A token with its bytes; null where the token is only a part of a character."""
     return {"token": text, "logprob": value, "bytes": None if REPLACEMENT in text else list(text.encode())}

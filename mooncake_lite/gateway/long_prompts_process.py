@@ -19,6 +19,7 @@ from mooncake_lite.gateway.problems import surprise
 from mooncake_lite.gateway.prompt_work import PromptWork
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.model import load_tokenizer
+from transport.errors import WireError
 
 NICENESS = 5
 """The ranks that compute come first, and the gateway's other work."""
@@ -40,6 +41,9 @@ def _reply(work: PromptWork, task: Task, raw: bytes) -> list[bytes]:
         return [frame(Answer(len(result))), result] if isinstance(result, bytes) else [frame(result)]
     except RequestError as error:
         return [frame(Problem.of(error))]
+    except WireError as error:
+        problem = f"the prompts are too many for one request: {error}; send them in several requests"
+        return [frame(Problem.of(RequestError(problem, param="prompt")))]
     except Exception as error:
         return [frame(Problem.of(surprise(error)))]
 

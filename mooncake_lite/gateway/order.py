@@ -6,6 +6,8 @@ be overtaken; a rank that takes a request over after a death may send tokens aga
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from mooncake_lite.messages import Tokens
 
 
@@ -36,8 +38,13 @@ class InOrder:
         while (ready := self._take()) is not None:
             turn.append(ready)
         if self.ended:
-            self.waiting.clear()
+            self.end()
         return turn
+
+    def end(self) -> None:
+        """Expect no more tokens: what comes from now on is dropped."""
+        self.ended = True
+        self.waiting.clear()
 
     def check(self) -> None:
         """Asserts the invariant."""
@@ -51,7 +58,8 @@ class InOrder:
             if index > self.next:
                 return None
             message = self.waiting.pop(index)
-            new = message.token_ids[self.next - index :]
+            skip = self.next - index
+            new = message.token_ids[skip:]
             repeated = self.next > index + len(message.token_ids)
             if repeated or not (new or message.finish):
                 continue
@@ -60,5 +68,12 @@ class InOrder:
             self.ended = message.finish is not None
             if first:
                 return message
-            return Tokens(message.request_id, self.next - len(new), new, message.finish, {}, message.spans)
+            return replace(
+                message,
+                index=self.next - len(new),
+                token_ids=new,
+                cached_tokens={},
+                logprobs=message.logprobs[skip:],
+                prompt_logprobs=[],
+            )
         return None

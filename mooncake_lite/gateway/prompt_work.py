@@ -7,9 +7,11 @@ Knows the tokenizer and the settings, no event loop and no cluster.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
@@ -30,10 +32,20 @@ ANSWER_BYTES = 64 * 2**20
 """The longest answer. That of /tokenize to a body of 8 MiB is shorter; of /detokenize it could be longer."""
 
 
-class Prepared(Message, frozen=True):
-    """A request to generate, ready to be sent to the conductor, and what its answer must be like."""
+MAX_ECHOED_LOGPROBS = 500_000
+"""The most logprobs of prompt tokens in one answer. Those of one prompt fit into a message between two
+processes, which has at most 8 MiB."""
 
-    submit: Submit
+
+class Prepared(Message, frozen=True):
+    """A request to generate, ready to be sent to the conductor, and what its answer must be like.
+
+    submits   one for each prompt; the first has the request's id, each has the same n
+    echoes    the text that stands before the answers to each prompt
+    """
+
+    submits: list[Submit]
+    echoes: list[str]
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -67,8 +79,11 @@ class PromptWork:
         parse = bodies.parse_chat if kind == "chat" else bodies.parse_completion
         ask = parse(raw, self._defaults)
         check_model(ask.model, self._settings.served_id)
-        submit = self._submit(request_id, ask)
-        return Prepared(submit, ask.stops, ask.stream, ask.include_usage)
+        self._check_count(ask)
+        submits = [self._submit(request_id, ask, number) for number in range(len(ask.prompts))]
+        self._check_echo(submits)
+        echoes = [self._echo(prompt) if ask.echo else "" for prompt in ask.prompts]
+        return Prepared(submits, echoes, ask.stops, ask.stream, ask.include_usage)
 
     def _tokenize(self, raw: bytes) -> bytes:
         """The token ids of a text or a chat, also of one that is too long."""
@@ -97,26 +112,66 @@ class PromptWork:
             )
         return answer
 
-    def _submit(self, request_id: str, ask: bodies.Ask) -> Submit:
-        """The message that submits this request. Raises RequestError when the prompt does not fit."""
-        token_ids = self._token_ids(ask)
-        max_tokens = self._max_tokens(ask, len(token_ids))
+    def _submit(self, request_id: str, ask: bodies.Ask, number: int) -> Submit:
+        """The message that submits a prompt of this request. Raises RequestError when it does not fit.
+
+        A prompt whose logprobs are wanted reuses no KV: cached tokens have no logits. It also leaves none.
+        """
+        field = _prompt_field(ask, number)
+        token_ids = self._token_ids(ask.prompts[number], field)
+        max_tokens = self._max_tokens(ask, len(token_ids), field)
         self._check_sampling(ask, max_tokens)
         config = self._settings.config
-        salt = salt_of(self._settings.fingerprint, ask.cache_salt)
-        reuse = config.enable_prefix_caching
+        scored = ask.sampling.prompt_logprobs >= 0
+        salt = b"" if scored else salt_of(self._settings.fingerprint, ask.cache_salt)
+        reuse = config.enable_prefix_caching and not scored
+        fresh = not ask.seeded and number > 0  # equal prompts of one request get different answers
         return Submit(
-            request_id=request_id,
+            request_id=f"{request_id}-{number}" if number else request_id,
             gateway=self._settings.name,
             token_ids=token_ids,
             keys=prefix_keys(token_ids, config.block_size, salt) if reuse else [],
             digests=block_digests(token_ids, config.block_size) if reuse else [],
             salt=salt,
-            sampling=ask.sampling,
+            sampling=replace(ask.sampling, seed=secrets.randbits(63)) if fresh else ask.sampling,
             max_tokens=max_tokens,
             stop_ids=[*ask.stop_ids, *([] if ask.ignore_eos else self.tokenizer.eos_ids)],
             wait_limit_s=self._settings.limits.token_timeout_s,
+            n=ask.n,
         )
+
+    def _check_count(self, ask: bodies.Ask) -> None:
+        """Raises RequestError for more prompts than may wait, and more answers than a rank runs at once."""
+        config = self._settings.config
+        if len(ask.prompts) > config.max_queue:
+            raise RequestError(
+                f"prompt has {len(ask.prompts)} prompts, and {config.max_queue} requests may wait; send at "
+                f"most {config.max_queue} at once, or start the server with a larger --max-queue",
+                param="prompt",
+            )
+        if ask.n > config.max_num_seqs:
+            raise RequestError(
+                f"n={ask.n} is more than the {config.max_num_seqs} answers that a rank computes at once; ask "
+                f"for at most {config.max_num_seqs}, or start the server with a larger --max-num-seqs",
+                param="n",
+            )
+
+    def _check_echo(self, submits: list[Submit]) -> None:
+        """Raises RequestError for more logprobs of prompts than an answer may have."""
+        per_token = 1 + submits[0].sampling.prompt_logprobs
+        tokens = sum(len(submit.token_ids) * submit.n for submit in submits)
+        if tokens * per_token > MAX_ECHOED_LOGPROBS:
+            raise RequestError(
+                f"echo would tell {per_token} logprobs of each of {tokens} tokens, the limit is "
+                f"{MAX_ECHOED_LOGPROBS} in all; send fewer or shorter prompts, or a smaller logprobs",
+                param="logprobs",
+            )
+
+    def _echo(self, prompt: bodies.Prompt) -> str:
+        """A prompt as text."""
+        if isinstance(prompt, str):
+            return prompt
+        return self.tokenizer.decode(prompt, skip_special_tokens=False)  # type: ignore[arg-type]
 
     def _check_sampling(self, ask: bodies.Ask, max_tokens: int) -> None:
         """Raises RequestError for ids outside the vocabulary, and for more tokens than there may be."""
@@ -128,18 +183,17 @@ class PromptWork:
                 param="min_tokens",
             )
 
-    def _token_ids(self, ask: bodies.Ask) -> list[int]:
+    def _token_ids(self, prompt: bodies.Prompt, field: str) -> list[int]:
         """The ids of a prompt that may fit: what cannot is refused by its length, before the long work."""
-        field = _prompt_field(ask)
-        if isinstance(ask.prompt, str):
-            self._check_length(ask.prompt, field)
-            ids = self.tokenizer.encode(ask.prompt)
-        elif ask.chat:
-            text = self.tokenizer.apply_chat_template(ask.prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            self._check_length(prompt, field)
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt[0], dict):
+            text = self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
             self._check_length(text, field)
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         else:
-            ids = ask.prompt  # type: ignore[assignment]
+            ids = prompt  # type: ignore[assignment]
             self._check_room(len(ids), field)
             self._check_ids(ids, field)
         return self._some(ids, field)
@@ -183,9 +237,9 @@ class PromptWork:
                     f"token id {token} is not in the vocabulary, 0 to {size - 1}", param=f"{field}[{index}]"
                 )
 
-    def _max_tokens(self, ask: bodies.Ask, prompt_tokens: int) -> int:
+    def _max_tokens(self, ask: bodies.Ask, prompt_tokens: int, field: str) -> int:
         """How long the answer may be. Raises RequestError when prompt and answer exceed the context."""
-        self._check_room(prompt_tokens, _prompt_field(ask))
+        self._check_room(prompt_tokens, field)
         length = self._settings.max_model_len
         room = length - prompt_tokens
         if ask.max_tokens is None:
@@ -200,8 +254,11 @@ class PromptWork:
         return ask.max_tokens
 
 
-def _prompt_field(ask: bodies.Ask) -> str:
-    return "messages" if ask.chat else "prompt"
+def _prompt_field(ask: bodies.Ask, number: int) -> str:
+    """Where a prompt stands in its body."""
+    if ask.chat:
+        return "messages"
+    return f"prompt[{number}]" if len(ask.prompts) > 1 else "prompt"
 
 
 def check_model(model: str | None, served_id: str) -> None:

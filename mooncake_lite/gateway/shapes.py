@@ -21,7 +21,7 @@ Logprobs = Sequence[TokenLogprobs]
 
 @dataclass(slots=True)
 class Tally:
-    """What one request has used so far.
+    """What one request has used so far, with all its prompts and answers.
 
     cached_tokens   prompt tokens whose KV was reused, by tier
     spans           stages, as the ranks measured them
@@ -51,8 +51,17 @@ class Tally:
         return {"cached_tokens": tiers, "spans": spans}
 
 
+@dataclass(slots=True)
+class Whole:
+    """A whole answer, put together from its pieces."""
+
+    text: str = ""
+    finish: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
 class Shaper:
-    """Makes the chunks, or the one object, of one answer.
+    """Makes the chunks, or the one object, that answer one request. Each choice is an answer.
 
     chat            chat completion, else text completion
     include_usage   a stream ends with a chunk that has usage and no choices; all others say null
@@ -72,40 +81,46 @@ class Shaper:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, text: str, finish: str, logprobs: Logprobs, tally: Tally) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Whole], tally: Tally) -> dict[str, Any]:
         """The answer to a request that does not stream."""
-        if self.chat:
-            message = {"role": "assistant", "content": text, "refusal": None}
-            choice: dict[str, Any] = {"index": 0, "message": message}
-        else:
-            choice = {"index": 0, "text": text}
-        choice |= {"logprobs": self._logprobs(logprobs), "finish_reason": finish}
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         kind = "chat.completion" if self.chat else "text_completion"
-        answer = {**self._common, "object": kind, "choices": [choice], "usage": tally.usage()}
+        answer = {**self._common, "object": kind, "choices": choices, "usage": tally.usage()}
         return answer | ({"mooncake_lite": tally.trace()} if self._trace else {})
 
-    def opening(self) -> dict[str, Any] | None:
-        """The chunk before the first text: the role. Text completions have none."""
-        if not self.chat:
-            return None
-        return self._chunk([self._choice({"role": "assistant", "content": ""}, None)])
+    def opening(self, count: int) -> list[dict[str, Any]]:
+        """The chunks before the first text: the role of each of `count` choices. Texts have none."""
+        role = {"role": "assistant", "content": ""}
+        return [self._chunk([self._choice(index, role, None)]) for index in range(count if self.chat else 0)]
 
-    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
+    def piece(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """A chunk with text, or with the logprobs of tokens whose text comes later."""
-        return self._chunk([self._choice({"content": text} if self.chat else text, None, logprobs)])
+        return self._chunk([self._choice(index, {"content": text} if self.chat else text, None, logprobs)])
 
-    def closing(self, finish: str, tally: Tally) -> list[dict[str, Any]]:
-        """The last chunks of a stream: the reason of its end and, when asked for, the usage."""
-        chunks = [self._chunk([self._choice({} if self.chat else "", finish)])]
+    def ending(self, index: int, finish: str) -> dict[str, Any]:
+        """The last chunk of a choice: the reason of its end."""
+        return self._chunk([self._choice(index, {} if self.chat else "", finish)])
+
+    def closing(self, ending: dict[str, Any], tally: Tally) -> list[dict[str, Any]]:
+        """The last chunks of a stream: that of the choice that ended last and, when asked for, the usage."""
+        chunks = [ending]
         if self._include_usage:
             chunks.append(self._chunk([]) | {"usage": tally.usage()})
         if self._trace:
             chunks[-1]["mooncake_lite"] = tally.trace()
         return chunks
 
-    def _choice(self, content: Any, finish: str | None, logprobs: Logprobs = ()) -> dict[str, Any]:
+    def _whole_choice(self, index: int, answer: Whole) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        content = {"message": message} if self.chat else {"text": answer.text}
+        logprobs = self._logprobs(answer.logprobs)
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": answer.finish}
+
+    def _choice(
+        self, index: int, content: Any, finish: str | None, logprobs: Logprobs = ()
+    ) -> dict[str, Any]:
         name = "delta" if self.chat else "text"
-        return {"index": 0, name: content, "logprobs": self._logprobs(logprobs), "finish_reason": finish}
+        return {"index": index, name: content, "logprobs": self._logprobs(logprobs), "finish_reason": finish}
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
         if not logprobs:

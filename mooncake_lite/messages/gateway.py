@@ -25,6 +25,7 @@ class Submit(Message, frozen=True):
     max_tokens   longest answer; 0: the prompt is computed into the pool, and nothing is answered
     stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
     wait_limit_s how long the gateway waits for the first token
+    n            answers to the prompt; answer b, a branch, is drawn with the seed plus b
     """
 
     request_id: str
@@ -37,13 +38,14 @@ class Submit(Message, frozen=True):
     max_tokens: int
     stop_ids: list[int]
     wait_limit_s: float = float("inf")
+    n: int = 1
 
 
 class Cancel(Message, frozen=True):
     """Forget a request: the client left, or a stop string was found by the gateway.
 
     attempt   between conductor and rank: the only attempt that is meant
-    branch    the only choice that is meant; -1: all
+    branch    the only answer that is meant, the others go on; -1: all of them
     """
 
     request_id: str
@@ -97,7 +99,7 @@ class OpenTokens(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """Tokens `index .. index+len(token_ids)-1` of a request's answer.
+    """Tokens `index .. index+len(token_ids)-1` of an answer to a request.
 
     finish          None while more will come, else "stop" (an end token, not included in
                     token_ids) or "length"
@@ -105,7 +107,11 @@ class Tokens(Message, frozen=True):
                     the message that carries index 0
     spans           where the time went; only in the first and in the last message
     logprobs        of each of token_ids, where the request asks for them
-    branch          which of the n choices; each has an index and a finish of its own
+    branch          which of the request's answers; each has its own index and its own finish
+    prompt_logprobs of the prompt's tokens but the first, where the request asks for them; only in the
+                    message that carries index 0 of branch 0
+    end_token       the end token of an answer to a request with prompt_logprobs, which is not in token_ids:
+                    the last one of logprobs is about it; None in other messages
     """
 
     request_id: str
@@ -116,3 +122,5 @@ class Tokens(Message, frozen=True):
     spans: list[Span] = []
     logprobs: list[Logprobs] = []
     branch: int = 0
+    prompt_logprobs: list[Logprobs] = []
+    end_token: int | None = None

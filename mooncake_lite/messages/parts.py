@@ -29,7 +29,9 @@ class Sampling(Plain, frozen=True):
     rank can continue a request and get the same tokens. engine/nucleus.py tells of top_p, top_k and min_p,
     engine/penalties.py of what follows.
 
-    logprobs   how many of the best tokens are told with their logprobs; -1: none, and not the chosen one's
+    logprobs          how many of the best tokens are told with their logprobs; -1: none, and not the chosen
+                      one's
+    prompt_logprobs   likewise for the tokens of the prompt; with it, nothing of the prompt is reused
     """
 
     temperature: float = 1.0
@@ -43,10 +45,11 @@ class Sampling(Plain, frozen=True):
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     logprobs: int = -1
+    prompt_logprobs: int = -1
 
 
 class Logprobs(Plain, frozen=True):
-    """Logprob of a token of the answer, and (token id, logprob) of the best tokens in its place."""
+    """Logprob of a token, and (token id, logprob) of the best tokens in its place."""
 
     chosen: float
     best: list[tuple[int, float]]

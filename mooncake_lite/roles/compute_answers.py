@@ -13,6 +13,7 @@ from mooncake_lite.messages import (
     Decode,
     DecodeDone,
     DecodeLoaded,
+    Logprobs,
     PagesHeld,
     Preempted,
     Prefill,
@@ -33,12 +34,16 @@ from store.keys import block_digest
 
 @dataclass(slots=True)
 class _Asked:
-    """A job of this rank: its message, the sequences that have not ended, spans, tokens found in pages."""
+    """A job of this rank: its message, the sequences that have not ended, tokens found in pages, spans.
+
+    scores   logprobs of the prompt, until they are sent
+    """
 
     message: Asks
     left: int
     shared: int = 0
     spans: list[Span] = field(default_factory=list)
+    scores: list[Logprobs] = field(default_factory=list)
 
     @property
     def all_spans(self) -> list[Span]:
@@ -102,6 +107,7 @@ class Answers:
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
         asked = self._of(computed.job)
+        asked.scores = list(computed.scores)
         asked.spans.append(Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens))
         if isinstance(asked.message, Serve):
             name, attempt, _ = computed.job
@@ -120,7 +126,11 @@ class Answers:
 
     @_tell.register
     def _token(self, token: outcomes.Token) -> None:
-        """Send a token of the answer straight to the gateway. The first and the last one carry spans."""
+        """Send a token of the answer straight to the gateway. The first and the last one carry spans.
+
+        The first one also carries the logprobs of the prompt, where they are wanted. An end token is told
+        beside the answer then, with its logprobs.
+        """
         asked = self._of(token.job)
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
@@ -129,9 +139,13 @@ class Answers:
         if not isinstance(message, Decode) and is_first:
             cached = _cached(message.cached_tokens, asked.shared)
         spans = asked.all_spans if is_first or token.finish else []
-        logprobs = [token.logprobs] if ids and token.logprobs is not None else []
-        branch = token.job.branch
-        tokens = Tokens(message.request_id, token.index, ids, token.finish, cached, spans, logprobs, branch)
+        ends = token.finish == "stop" and message.sampling.prompt_logprobs >= 0
+        logprobs = [token.logprobs] if (ids or ends) and token.logprobs is not None else []
+        scores, asked.scores = asked.scores, []
+        tokens = Tokens(
+            message.request_id, token.index, ids, token.finish, cached, spans, logprobs, token.job.branch,
+            prompt_logprobs=scores, end_token=token.token if ends else None,
+        )  # fmt: skip
         self._rank.to_gateway(message.gateway, tokens)
 
     # ------------------------------------------------------------------------------ a job ends

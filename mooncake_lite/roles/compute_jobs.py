@@ -30,6 +30,12 @@ def blocks_to_store(message: Prefill) -> list[BlockRef]:
     return message.store if message.tail is None else [*message.store, message.tail]
 
 
+def _scored(message: Asks) -> bool:
+    """Tell whether the logprobs of the prompt are wanted, and have not been sent before a preemption."""
+    fresh = not isinstance(message, Decode) and message.answered == 0
+    return fresh and message.sampling.prompt_logprobs >= 0
+
+
 def _answers(message: Asks) -> list[tuple[int, list[int]]]:
     answers = message.answers if isinstance(message, Decode) else []
     return [(answer.branch, answer.token_ids) for answer in answers]
@@ -55,4 +61,5 @@ def job_of(message: Asks, max_len: int) -> Job:
         salt=message.salt or None,
         keys=message.keys,
         offers=not isinstance(message, Prefill) and message.offers and bool(message.salt),
+        scored=_scored(message),
     )

@@ -237,6 +237,10 @@ class ConductorRole:
                 peer, m.Rejected(submit.request_id, f"request id {submit.request_id} is in use", 0.0)
             )
             return None
+        if submit.n > 1:  # the control plane follows one answer per request
+            reason = f"n={submit.n} answers to one prompt are not computed by this cluster; ask with n=1"
+            self.hub.send(peer, m.Failed(submit.request_id, reason))
+            return None
         reuse, has_pool = self.config.enable_prefix_caching, self.config.has_pool
         self.held[submit.request_id] = HeldRequest(submit, reuse, has_pool)
         return ev.RequestArrived(

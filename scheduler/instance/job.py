@@ -49,6 +49,7 @@ class Job:
         salt        start of the chain of keys, opaque; None: nothing may be reused, and there are no keys
         keys        of the first full blocks; the planner continues the chain with State.next_key
         offers      whether blocks that this rank fills are offered to the pool, under their keys
+        scored      whether the logprobs of the prompt's tokens are wanted; nothing of it is reused then
 
     The last block of load or store may be partly filled.
     """
@@ -70,6 +71,7 @@ class Job:
     salt: Any = None
     keys: Seq[int] = ()
     offers: bool = False
+    scored: bool = False
 
     @property
     def id(self) -> JobId:

@@ -27,12 +27,16 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The prompt of a job is computed: `tokens` of them, the others had been loaded."""
+    """The prompt of a job is computed: `tokens` of them, the others had been loaded.
+
+    scores   logprobs of the prompt's tokens but the first, if the job is scored; opaque
+    """
 
     job: JobId
     compute_s: float
     tokens: int
     loaded: int
+    scores: Seq[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

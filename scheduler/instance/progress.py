@@ -93,6 +93,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token."""
     said: list[Outcome] = []
     tokens = zip(result.tokens, result.logprobs or itertools.repeat(None))
+    scores = iter(result.scores)
     iterated = 0
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
@@ -102,6 +103,8 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
             iterated += 1
             said += _decoded(state, task, *next(tokens), now)
             continue
+        if chunk.score is not None:
+            task.scores += next(scores)
         task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
         if chunk.draws:
@@ -117,7 +120,8 @@ def _computed(
     """Advance a task whose prompt is computed, with (token, logprobs) of each branch."""
     index = task.sequence.answered
     reused = chunk.end - task.computed
-    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused)]
+    scores, task.scores = tuple(task.scores), []
+    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused, scores)]
     state.rates.prefill.measured(task.computed, task.compute_s)
     state.prefilling.remove(task)
     if DECODE in task.job.duties:

@@ -120,6 +120,18 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """The tokens of a prompt whose logprobs a forward pass gives.
+
+    sampling   what the request asks for, opaque
+    targets    the token after each of the chunk's tokens; the prompt's last token has none after it
+    """
+
+    sampling: Any
+    targets: Seq[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens of one job that a forward pass computes.
 
@@ -127,6 +139,7 @@ class Chunk:
     pages       of the whole sequence
     draws       how the next token of each branch is chosen after the last of them; empty: it is not
     prompt      whether they belong to a prefill; otherwise the job is in the running batch
+    score       the logprobs that are wanted besides; None: none are
     """
 
     job: JobId
@@ -135,6 +148,7 @@ class Chunk:
     pages: Seq[int]
     draws: tuple[Draw, ...]
     prompt: bool
+    score: Score | None = None
 
     @property
     def end(self) -> int:
@@ -199,6 +213,7 @@ class Result:
     puts        likewise of puts
     compute_s   seconds of the forward pass
     logprobs    of each of `tokens`, opaque; None where the request does not ask for them
+    scores      of the targets of each chunk that has a score, in their order; opaque
     """
 
     step: Step
@@ -209,3 +224,4 @@ class Result:
     puts: Seq[TransferEnded] = ()
     compute_s: float = 0.0
     logprobs: Seq[Any] = ()
+    scores: Seq[Seq[Any]] = ()

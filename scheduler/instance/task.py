@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.instance.job import PREFILL, Job, JobId
 from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Sequence
-from scheduler.instance.step import Draw
+from scheduler.instance.step import Draw, Score
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class Task:
         store_began       when its first token was sampled
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
+        scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
         problem           why a transfer of job.store failed, "" as long as none did
         may_still_write   bytes of a failed transfer may still reach the pool
 
@@ -60,6 +61,7 @@ class Task:
     joined: float = 0.0
     first_tokens: list[int] = field(default_factory=list)
     finishes: list[str | None] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
     problem: str = ""
     may_still_write: bool = False
 
@@ -120,6 +122,12 @@ class Task:
             self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums=[],
             first_tokens=[], finishes=[],
         )  # fmt: skip
+
+    def score(self, start: int, end: int) -> Score | None:
+        """Return the logprobs that a chunk of tokens start .. end-1 gives; None if none are wanted."""
+        if not self.job.scored:
+            return None
+        return Score(self.job.sampling, tuple(self.sequence.token_ids[start + 1 : end + 1]))
 
     def check(self) -> None:
         """Assert the invariant."""

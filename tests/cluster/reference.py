@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mooncake_lite.demo.document import document_text
 from mooncake_lite.engine.local import generate_all, use_threads
@@ -31,6 +34,20 @@ def prompts(folder: Path, count: int = 20) -> list[list[int]]:
     """Prompts of 70 to 203 tokens that share prefixes of up to three blocks with each other, as ids."""
     ids = tokenizer(folder).encode(document_text())
     return [ids[(i % 4) * 300 : (i % 4) * 300 + 70 + 7 * i] for i in range(count)]
+
+
+@cache
+def oracle(folder: Path) -> Any:
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
+    """Logprobs of all tokens after each of the ids but the last, by transformers: (len(ids) - 1, vocab)."""
+    with torch.inference_mode():
+        return oracle(folder)(torch.tensor([ids])).logits[0, :-1].log_softmax(1)
 
 
 def greedy_texts(

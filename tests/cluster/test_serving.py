@@ -120,8 +120,6 @@ def test_logprobs_and_penalties_are_those_of_transformers_on_the_answer(
     client: openai.OpenAI, model_folder: Path
 ) -> None:
     """The first token comes from the prefill rank and the others from the decode rank."""
-    from transformers import AutoModelForCausalLM
-
     prompt = reference.prompts(model_folder)[3]
     answer = client.completions.create(
         model="default", prompt=prompt, max_tokens=8, temperature=0, logprobs=3,
@@ -129,7 +127,7 @@ def test_logprobs_and_penalties_are_those_of_transformers_on_the_answer(
     ).choices[0]  # fmt: skip
     assert answer.logprobs is not None
     tokenizer = reference.tokenizer(model_folder)
-    oracle = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    oracle = reference.oracle(model_folder)
     ids = list(prompt)
     for text, logprob, best in zip(
         answer.logprobs.tokens, answer.logprobs.token_logprobs, answer.logprobs.top_logprobs, strict=True
@@ -147,6 +145,34 @@ def test_logprobs_and_penalties_are_those_of_transformers_on_the_answer(
         top = sorted(best.values(), reverse=True)[:3]
         assert top == pytest.approx(expected.topk(3).values.tolist(), abs=1e-3)
     assert len(ids) == len(prompt) + 8
+
+
+def test_an_echo_of_two_prompts_has_the_logprobs_of_transformers_and_reuses_nothing(
+    client: openai.OpenAI, model_folder: Path
+) -> None:
+    """The longer prompt is computed in two chunks. The same prompts come twice."""
+    prompts = [reference.prompts(model_folder)[9] * 3, reference.prompts(model_folder)[2]]
+    assert len(prompts[0]) > 256
+    for _ in range(2):
+        answer = client.completions.create(
+            model="default", prompt=prompts, max_tokens=1, temperature=0, logprobs=1, echo=True
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == sum(map(len, prompts))
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    tokenizer = reference.tokenizer(model_folder)
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        expected = reference.logprobs(model_folder, prompt)
+        found = choice.logprobs
+        assert found is not None
+        assert choice.text.startswith(tokenizer.decode(prompt))
+        assert found.tokens[:-1] == [tokenizer.decode([token], skip_special_tokens=False) for token in prompt]
+        assert found.token_logprobs[0] is None
+        chosen = [float(row[token]) for row, token in zip(expected, prompt[1:])]
+        assert found.token_logprobs[1:-1] == pytest.approx(chosen, abs=1e-3)
+        best = [max(one.values()) for one in found.top_logprobs[1:-1]]
+        assert best == pytest.approx(expected.max(1).values.tolist(), abs=1e-3)
 
 
 def test_a_follow_up_turn_reuses_the_answers_own_blocks(client: openai.OpenAI, model_folder: Path) -> None:

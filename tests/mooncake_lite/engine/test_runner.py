@@ -73,8 +73,8 @@ class FakeEngine:
     def store_blocks(self, pages: Sequence[int], out: np.ndarray) -> None:
         out[:] = np.array(pages, np.float32)[:, None]
 
-    def compute(self, chunks: Sequence[Any]) -> list[int]:
-        return [7 for _ in chunks]
+    def compute(self, chunks: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        return [7 for _ in chunks], []
 
 
 class Rank:

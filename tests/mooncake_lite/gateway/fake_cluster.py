@@ -181,25 +181,29 @@ class FakeCluster:
 
 
 def echo(cluster: FakeCluster, submit: m.Submit) -> None:
-    """The answer is the prompt, as far as max_tokens goes."""
-    answer(cluster, submit, submit.token_ids)
+    """Each answer is the prompt, as far as max_tokens goes."""
+    for branch in range(submit.n):
+        answer(cluster, submit, submit.token_ids, branch=branch)
 
 
-def answer(cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish: str = "stop") -> None:
+def answer(
+    cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish: str = "stop", branch: int = 0
+) -> None:
     """These tokens, the first from rank 1 and each other from rank 2, cut at max_tokens."""
+    name = submit.request_id
     whole = len(token_ids) <= submit.max_tokens
     token_ids = token_ids[: submit.max_tokens]
     cached = {"dram": 16, "ssd": 4}
     spans = [m.Span("prefill", 1, 0.25, 0, len(submit.token_ids))]
     if not submit.max_tokens:
-        cluster.tokens(1, m.Tokens(submit.request_id, 0, [], "length", cached, spans))
+        cluster.tokens(1, m.Tokens(name, 0, [], "length", cached, spans))
         return
-    cluster.tokens(1, m.Tokens(submit.request_id, 0, token_ids[:1], None, cached, spans))
+    cluster.tokens(1, m.Tokens(name, 0, token_ids[:1], None, cached, spans, branch=branch))
     for index in range(1, len(token_ids)):
-        cluster.tokens(2, m.Tokens(submit.request_id, index, token_ids[index : index + 1]))
+        cluster.tokens(2, m.Tokens(name, index, token_ids[index : index + 1], branch=branch))
     end = finish if whole else "length"
     last = [*spans, m.Span("decode", 2, 0.5, 4096, 3)]
-    cluster.tokens(2, m.Tokens(submit.request_id, len(token_ids), [], end, {}, last))
+    cluster.tokens(2, m.Tokens(name, len(token_ids), [], end, {}, last, branch=branch))
 
 
 def write_settings(

@@ -26,8 +26,8 @@ def chat(**fields: Any) -> bodies.Ask:
 
 
 REFUSED_VALUES: dict[str, Any] = {
-    "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 0.5,
-    "prompt_logprobs": 1, "echo": True, "suffix": "end", "return_token_ids": True,
+    "use_beam_search": True, "length_penalty": 0.5,
+    "prompt_logprobs": 1, "suffix": "end", "return_token_ids": True,
     "include_stop_str_in_output": True, "skip_special_tokens": False, "typical_p": 0.9,
     "bad_words": ["no"], "allowed_token_ids": [1],
     "logits_processors": ["x"], "response_format": {"type": "json_object"},
@@ -54,8 +54,8 @@ def test_a_field_that_would_be_disobeyed_is_refused_by_name_and_taken_when_neutr
 
 def test_true_is_not_the_number_one() -> None:
     with pytest.raises(RequestError) as caught:
-        completion(n=True)
-    assert caught.value.param == "n"
+        completion(length_penalty=True)
+    assert caught.value.param == "length_penalty"
 
 
 def test_harmless_and_unknown_fields_are_ignored() -> None:
@@ -97,7 +97,7 @@ def test_harmless_and_unknown_fields_are_ignored() -> None:
         ({"max_tokens": [1]}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": "x" * 1025}, "stop"),
         ({"stop": [1]}, "stop[0]"),
@@ -150,17 +150,19 @@ def test_what_a_request_leaves_out_is_its_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, 5, [], {}, [1.5], [True], ["a", "b"], [[1, 2], [3]], [1, "a"], [[]], [[["a"], ["b"]]]]
+    "prompt", [None, 5, [], {}, [1.5], [True], [1, "a"], [[1], "a"], [[1], []], [[]], [[[1], [2]]], [["a"]]]
 )
-def test_a_prompt_is_one_text_or_one_list_of_ids(prompt: Any) -> None:
+def test_a_prompt_is_text_or_ids_or_a_list_of_such(prompt: Any) -> None:
     with pytest.raises(RequestError) as caught:
         completion(prompt=prompt)
     assert caught.value.param == "prompt"
 
 
-def test_one_prompt_in_a_list_is_that_prompt() -> None:
-    assert completion(prompt=["hello"]).prompt == "hello"
-    assert completion(prompt=[[1, 2]]).prompt == [1, 2]
+def test_the_four_shapes_of_prompts() -> None:
+    assert completion(prompt="hello").prompts == completion(prompt=["hello"]).prompts == ("hello",)
+    assert completion(prompt=[1, 2]).prompts == completion(prompt=[[1, 2]]).prompts == ([1, 2],)
+    assert completion(prompt=["a", "b"]).prompts == ("a", "b")
+    assert completion(prompt=[[1, 2], [3]]).prompts == ([1, 2], [3])
 
 
 def test_a_prompt_in_very_many_lists_is_no_bug_of_ours() -> None:
@@ -168,7 +170,36 @@ def test_a_prompt_in_very_many_lists_is_no_bug_of_ours() -> None:
     prompt: Any = "hello"
     for _ in range(2 * sys.getrecursionlimit()):
         prompt = [prompt]
-    assert bodies._one_prompt(prompt) == "hello"
+    with pytest.raises(RequestError):
+        bodies._prompts(prompt)
+
+
+def test_n_is_the_number_of_answers_and_best_of_can_only_repeat_it() -> None:
+    assert completion().n == chat().n == 1
+    assert completion(n=3).n == chat(n=3, best_of=3).n == 3
+    for parse in (completion, chat):
+        for fields, param in (
+            ({"n": 0}, "n"),
+            ({"n": "two"}, "n"),
+            ({"n": True}, "n"),
+            ({"n": 2, "max_tokens": 0}, "n"),
+            ({"best_of": 3}, "best_of"),
+            ({"n": 2, "best_of": 1}, "best_of"),
+        ):
+            with pytest.raises(RequestError) as caught:
+                parse(**fields)
+            assert caught.value.param == param
+
+
+def test_a_completion_with_echo_and_logprobs_has_those_of_its_prompt() -> None:
+    assert completion().sampling.prompt_logprobs == completion(logprobs=3).sampling.prompt_logprobs == -1
+    assert completion(echo=True).sampling.prompt_logprobs == -1
+    assert completion(echo=True, logprobs=0).sampling.prompt_logprobs == 0
+    assert completion(echo=True, logprobs=3).sampling.prompt_logprobs == 3
+    assert chat(echo=False).echo is False
+    with pytest.raises(RequestError, match="not supported") as caught:
+        chat(echo=True)
+    assert caught.value.param == "echo"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +267,8 @@ def test_messages_become_role_and_text() -> None:
         ]
     )
 
-    assert ask.prompt == [
+    (messages,) = ask.prompts
+    assert messages == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": ""},

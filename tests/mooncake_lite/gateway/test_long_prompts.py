@@ -106,6 +106,7 @@ def test_a_body_has_the_same_result_in_a_thread_and_in_the_process(
         ("chat", {"messages": hello, **common}),
         ("completion", {"prompt": "hello " * 20, "stream_options": {"include_usage": True}, **common}),
         ("completion", {"prompt": [5] * 200, **common}),
+        ("completion", {"prompt": ["hello", "world"], "echo": True, "logprobs": 1, "n": 2, **common}),
         ("completion", {"prompt": "x", "model": "other"}),
         ("completion", {"prompt": [5, -1]}),
         ("completion", {"prompt": "hello " * 10_000}),

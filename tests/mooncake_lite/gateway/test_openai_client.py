@@ -232,7 +232,7 @@ def test_logprobs_of_a_completion(client: openai.OpenAI, cluster: FakeCluster, s
     assert [offset for part in parts for offset in part.text_offset] == [0, 1]
     assert [best for part in parts for best in part.top_logprobs] == [
         {"o": -0.25, "n": -1.5},
-        {"o": -9999.0, "n": -1.5},
+        {"o": -0.25, "n": -1.5},
     ]
 
 

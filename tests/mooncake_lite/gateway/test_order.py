@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lite.gateway.order import InOrder
-from mooncake_lite.messages import Tokens
+from mooncake_lite.messages import Logprobs, Tokens
 
 pytestmark = pytest.mark.quick
 
@@ -87,3 +87,22 @@ def test_any_order_with_any_repetitions_gives_the_answer_once(
     assert [token for message in turn for token in message.token_ids] == list(range(total))
     assert [message.finish for message in turn if message.finish] == ["length"]
     assert order.ended
+
+
+def test_a_message_that_repeats_a_part_keeps_what_is_said_of_the_other_part() -> None:
+    order = InOrder(8)
+    order.push(Tokens("r", 0, [10, 11], branch=2))
+    logprobs = [Logprobs(-float(index), []) for index in range(3)]
+
+    (new,) = order.push(Tokens("r", 1, [11, 12], "stop", logprobs=logprobs, branch=2, end_token=1))
+
+    assert new == Tokens("r", 2, [12], "stop", logprobs=logprobs[1:], branch=2, end_token=1)
+
+
+def test_what_comes_for_an_answer_that_is_not_wanted_any_more_is_dropped() -> None:
+    order = InOrder(8)
+    order.push(Tokens("r", 1, [11]))
+    order.end()
+
+    assert order.push(Tokens("r", 0, [10])) == []
+    assert order.waiting == {}

@@ -9,15 +9,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.prompt_work import MESSAGE_CHARS, PromptWork, salt_of
+from mooncake_lite.gateway.prompt_work import (
+    MAX_ECHOED_LOGPROBS,
+    MESSAGE_CHARS,
+    Prepared,
+    PromptWork,
+    salt_of,
+)
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Limits, Settings
-from mooncake_lite.messages import Submit
+from mooncake_lite.messages import Logprobs, Submit, Tokens
 from mooncake_lite.model import Tokenizer, load_tokenizer
 from store.keys import block_digest, prefix_keys
+from transport.wire import encode
 
 pytestmark = pytest.mark.quick
 
@@ -40,7 +48,12 @@ def prompts(model_folder: Path) -> Iterator[Prompts]:
 
 
 def submit(prompts: Prompts, **fields: Any) -> Submit:
-    return asyncio.run(prompts.prepare("completion", "r", msgspec.json.encode(fields))).submit
+    (message,) = prepare(prompts, **fields).submits
+    return message
+
+
+def prepare(prompts: Prompts, **fields: Any) -> Prepared:
+    return asyncio.run(prompts.prepare("completion", "r", msgspec.json.encode(fields)))
 
 
 def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompts) -> None:
@@ -141,7 +154,7 @@ def test_the_default_length_is_16_for_completions_and_the_rest_of_the_context_fo
     assert submit(prompts, prompt=[5] * 10).max_tokens == 16
     assert submit(prompts, prompt=[5] * 60).max_tokens == 4
     raw = msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]})
-    message = asyncio.run(prompts.prepare("chat", "r", raw)).submit
+    message = asyncio.run(prompts.prepare("chat", "r", raw)).submits[0]
     assert message.max_tokens == 64 - len(message.token_ids)
 
 
@@ -182,3 +195,74 @@ def test_sampling_that_cannot_be_obeyed_is_refused(
     with pytest.raises(RequestError) as caught:
         submit(prompts, prompt="hello", **fields)
     assert caught.value.param == param
+
+
+def test_each_prompt_is_a_request_of_its_own_to_the_cluster(prompts: Prompts) -> None:
+    several = prepare(prompts, prompt=[[5, 6], [7] * 30], n=2, seed=3, cache_salt="alice").submits
+    for message in several:
+        alone = submit(prompts, prompt=message.token_ids, n=2, seed=3, cache_salt="alice")
+        assert replace(message, request_id="r") == alone
+        assert message.n == 2
+    assert [message.request_id for message in several] == ["r", "r-1"]
+    assert prepare(prompts, prompt=["hello", "the lazy dog"]).echoes == ["", ""]
+
+
+def test_equal_prompts_without_a_seed_get_different_ones(prompts: Prompts) -> None:
+    submits = prepare(prompts, prompt=["x", "x", "x"]).submits
+    assert len({message.sampling.seed for message in submits}) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (["a", "x" * 1000], "prompt[1]"),
+        (["a", ""], "prompt[1]"),
+        ([[5], [6, -1]], "prompt[1][1]"),
+        ([[5], [6] * 64], "prompt[1]"),
+    ],
+)
+def test_one_wrong_prompt_of_several_is_named(prompts: Prompts, prompt: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        prepare(prompts, prompt=prompt)
+    assert caught.value.param == param
+
+
+def test_more_prompts_than_may_wait_and_more_answers_than_run_at_once_are_refused_with_the_limit(
+    model_folder: Path,
+) -> None:
+    prompts = Prompts(settings(model_folder, max_queue=3, max_num_seqs=2), load_tokenizer(model_folder))
+    assert len(prepare(prompts, prompt=["a"] * 3, n=2).submits) == 3
+    for fields, param, flag in (
+        ({"prompt": ["a"] * 4}, "prompt", "at most 3 .* --max-queue"),
+        ({"prompt": "a", "n": 3}, "n", "at most 2, .* --max-num-seqs"),
+    ):
+        with pytest.raises(RequestError, match=flag) as caught:
+            prepare(prompts, **fields)
+        assert (caught.value.param, caught.value.status) == (param, 400)
+    prompts.close()
+
+
+def test_a_prompt_whose_logprobs_are_wanted_shares_no_kv(prompts: Prompts) -> None:
+    message = submit(prompts, prompt=[5] * 40, echo=True, logprobs=2)
+    assert (message.keys, message.digests, message.salt) == ([], [], b"")
+    assert submit(prompts, prompt=[5] * 40, echo=True).keys
+
+
+def test_an_echo_is_the_prompt_as_it_was_sent(prompts: Prompts) -> None:
+    text = "hello  <|end|>"
+    ids = prompts.tokenizer.encode(text)
+    assert prepare(prompts, prompt=[text, "b"], echo=True).echoes == [text, "b"]
+    assert prepare(prompts, prompt=ids, echo=True).echoes == [text]
+
+
+def test_more_logprobs_of_prompts_than_fit_into_a_message_are_refused(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = [Logprobs(-1.5, [(2**20, -0.5)] * 20)] * (MAX_ECHOED_LOGPROBS // 21)
+    encode(Tokens("r", 0, [1], prompt_logprobs=most))  # raises when it is too long
+    monkeypatch.setattr("mooncake_lite.gateway.prompt_work.MAX_ECHOED_LOGPROBS", 60)
+    assert prepare(prompts, prompt=[[5] * 10, [5] * 20], echo=True, logprobs=1)
+    for fields in ({"logprobs": 2}, {"logprobs": 1, "n": 2}):
+        with pytest.raises(RequestError, match="the limit is 60") as caught:
+            prepare(prompts, prompt=[[5] * 10, [5] * 20], echo=True, **fields)
+        assert caught.value.param == "logprobs"

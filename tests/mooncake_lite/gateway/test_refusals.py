@@ -49,7 +49,7 @@ def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
     [
         ("/v1/completions", {"prompt": "x", "model": "gpt-4"}, 404, "model", "model_not_found"),
         ("/v1/chat/completions", {"messages": HELLO, "model": "gpt-4"}, 404, "model", "model_not_found"),
-        ("/v1/chat/completions", {"messages": HELLO, "n": 2}, 400, "n", None),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 17}, 400, "n", None),
         ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", None),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": "x"}, 400, "temperature", None),
         ("/v1/chat/completions", {"messages": HELLO, "max_tokens": -1}, 400, "max_tokens", None),
@@ -58,7 +58,8 @@ def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
         ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
         ("/v1/completions", {"prompt": [5, 10**9]}, 400, "prompt[1]", None),
         ("/v1/completions", {"prompt": ""}, 400, "prompt", None),
-        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "prompt", None),
+        ("/v1/completions", {"prompt": ["a", ""]}, 400, "prompt[1]", None),
+        ("/v1/completions", {"prompt": ["a"] * 65}, 400, "prompt", None),
         ("/v1/completions", {}, 400, "prompt", None),
         ("/tokenize", {}, 400, "prompt", None),
         ("/tokenize", {"prompt": "x", "model": "gpt-4"}, 404, "model", "model_not_found"),

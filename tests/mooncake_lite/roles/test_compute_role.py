@@ -107,9 +107,9 @@ def prefill(tokens: list[int], load: list[m.BlockRef], store: int, **more: Any) 
     tail = refs.pop() if len(tokens) % BLOCK else None
     spans = [m.Span("queue", 0, 0.5)]
     return m.Prefill(
-        "a", "gateway-0", tokens, load, refs, tail, GREEDY, more.get("max_tokens", 30), [], 0,
-        {"dram": len(load) * BLOCK}, spans, more.get("attempt", 3), more.get("keys", []),
-        more.get("salt", b""),
+        "a", "gateway-0", tokens, load, refs, tail, more.get("sampling", GREEDY), more.get("max_tokens", 30),
+        more.get("stop_ids", []), more.get("answered", 0), {"dram": len(load) * BLOCK}, spans,
+        more.get("attempt", 3), more.get("keys", []), more.get("salt", b""),
     )  # fmt: skip
 
 
@@ -141,6 +141,25 @@ def test_a_prefill_for_no_token_stores_its_blocks_and_ends_without_one() -> None
     done = rank.until(m.PrefillDone)
     assert done.finishes == ["length"]
     assert done.checksums == [tuple(kv_of(tokens)[n : n + 4]) for n in (0, 4, 8)]
+
+
+def test_the_logprobs_of_a_prompt_are_sent_with_its_first_token() -> None:
+    tokens = [*range(14)]
+    scored = m.Sampling(0.0, logprobs=0, prompt_logprobs=0)
+    said = Rank(PREFILL)
+    said.hear(prefill(tokens, [], store=4, sampling=scored))
+    told = said.until(m.Tokens)
+    assert [token for _, token in told.prompt_logprobs] == tokens[1:]
+    assert (len(told.token_ids), told.end_token) == (1, None)
+
+    ends = Rank(PREFILL)
+    ends.hear(prefill(tokens, [], store=4, sampling=scored, stop_ids=told.token_ids))
+    end = ends.until(m.Tokens)
+    assert (end.token_ids, end.finish, end.end_token) == ([], "stop", told.token_ids[0])
+
+    resumed = Rank(PREFILL)
+    resumed.hear(prefill(tokens, [], store=4, sampling=scored, answered=2))
+    assert resumed.until(m.Tokens).prompt_logprobs == []
 
 
 def test_the_time_of_a_full_hit_does_not_include_its_load() -> None:

@@ -586,3 +586,15 @@ def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank()
     assert (figures()["loading"], figures()["decoding"]) == (0, 1)
     cluster.tell("rank-2", m.DecodeDone("0"))
     assert (figures()["held"], figures()["decoding"]) == (0, 0)
+
+
+def test_a_request_for_several_answers_is_told_that_there_is_one_and_leaves_nothing() -> None:
+    cluster = Cluster()
+    sampling = m.Sampling(0.0)
+    message = m.Submit("a", "gateway-0", [5] * 10, [], [], b"", sampling, 16, [0], n=2)
+
+    (failed,) = cluster.tell("gateway-0", message)
+
+    assert isinstance(failed, m.Failed)
+    assert failed.reason.endswith("ask with n=1")
+    assert not cluster.role.held

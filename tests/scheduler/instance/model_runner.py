@@ -88,8 +88,10 @@ class ModelRunner:
             if growth.copies is not None:
                 self.pages[growth.pages[0]] = list(self.pages[growth.copies])
         tokens = [token for chunk in step.chunks for token in self._compute(chunk)]
+        scores = [self._score(chunk) for chunk in step.chunks if chunk.score is not None]
         halves, puts = self._poll(step.now)
-        return Result(step, tokens, written, saved, halves, puts, 0.5 if step.chunks else 0.0)
+        compute_s = 0.5 if step.chunks else 0.0
+        return Result(step, tokens, written, saved, halves, puts, compute_s, scores=scores)
 
     def _compute(self, chunk: Chunk) -> list[int]:
         value = 7
@@ -101,6 +103,12 @@ class ModelRunner:
             value = hash((value, token))
             self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
         return [choose(value, draw.branch) for draw in chunk.draws]
+
+    def _score(self, chunk: Chunk) -> list[tuple[int | None, int]]:
+        """(KV value of the token before it, token) of each target."""
+        assert chunk.score is not None
+        targets = enumerate(chunk.score.targets, chunk.start)
+        return [(self._at(chunk.pages, position), token) for position, token in targets]
 
     def _at(self, pages: Sequence[int], position: int) -> int | None:
         return self.pages[pages[position // PAGE]][position % PAGE]

@@ -1,0 +1,126 @@
+"""One request of a client while it is open: its prompts, and the tokens that have come for their answers.
+
+Filled by `cluster_view`, emptied by `answer`. Each prompt is a Submit of its own, with one answer (branch) or
+several. Knows no socket and no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mooncake_lite.gateway.order import InOrder
+from mooncake_lite.gateway.problems import Broken
+from mooncake_lite.messages import Cancel, Submit, Tokens
+
+
+class PromptAnswers:
+    """The answers to one prompt, each put in order.
+
+        orders    one per branch
+        early     messages of other branches that came before the first one of branch 0
+
+    The first message of branch 0 is passed on before all others: it also tells about the prompt.
+    """
+
+    def __init__(self, submit: Submit):
+        self.orders = [InOrder(submit.max_tokens) for _ in range(submit.n)]
+        self.early: list[Tokens] = []
+        self._began = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether every answer has ended."""
+        return all(order.ended for order in self.orders)
+
+    def push(self, message: Tokens) -> list[Tokens]:
+        """The messages whose turn has come."""
+        if not 0 <= message.branch < len(self.orders):
+            return []
+        ready = self.orders[message.branch].push(message)
+        if self._began or not ready:
+            return ready
+        if message.branch:
+            self.early += ready
+            return []
+        self._began, early, self.early = True, self.early, []
+        return ready + early
+
+    def end(self) -> None:
+        """Expect no more tokens."""
+        for order in self.orders:
+            order.end()
+
+
+class OpenRequest:
+    """One request of a client from its admission to its end: the cluster fills it, its handler empties it.
+
+    ids      of its prompts: each is a request of its own to the cluster, and has a place of its own
+    """
+
+    def __init__(self, request_id: str):
+        self.request_id = request_id
+        self.ids = [request_id]
+        self._prompts: dict[str, PromptAnswers] = {}
+        self._ready: list[Tokens] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def expect(self, submit: Submit) -> None:
+        """A prompt is being submitted."""
+        self._prompts[submit.request_id] = PromptAnswers(submit)
+
+    def deliver(self, message: Tokens) -> None:
+        """Tokens from a rank, in any order."""
+        prompt = self._prompts.get(message.request_id)
+        if prompt is None or self._error is not None:
+            return
+        self._ready += prompt.push(message)
+        if self._ready:
+            self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """No more tokens will come; next() raises this after what has come before."""
+        ended = bool(self._prompts) and all(prompt.ended for prompt in self._prompts.values())
+        if self._error is None and not ended:
+            self._error = error
+            self._wake.set()
+
+    def give_up(self, request_id: str, error: Exception) -> None:
+        """The cluster has refused or failed one of the prompts, and with it the request."""
+        self.fail(error)
+        if request_id in self._prompts:
+            self._prompts[request_id].end()
+
+    def drop(self, request_id: str, branch: int) -> Cancel | None:
+        """No more tokens of one answer are wanted. Returns what the cluster must be told, if anything."""
+        prompt = self._prompts[request_id]
+        if prompt.orders[branch].ended:
+            return None
+        prompt.orders[branch].end()
+        return Cancel(request_id) if prompt.ended else Cancel(request_id, branch=branch)
+
+    def unfinished(self) -> list[str]:
+        """The prompts that were submitted and have answers that have not ended."""
+        return [request_id for request_id, prompt in self._prompts.items() if not prompt.ended]
+
+    def raise_if_failed(self) -> None:
+        """Raises the error given to fail()."""
+        if self._error is not None:
+            raise self._error
+
+    async def next(self, limit_s: float) -> list[Tokens]:
+        """At least one message, each answer's in order and without gaps.
+
+        Raises what fail() was given, or Broken when nothing comes for limit_s.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
+        except TimeoutError:
+            raise Broken(f"no token came for {limit_s:g} s") from None
+        if not self._ready:
+            self.raise_if_failed()
+        ready, self._ready = self._ready, []
+        if self._error is None:
+            self._wake.clear()
+        return ready
