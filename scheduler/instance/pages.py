@@ -32,10 +32,10 @@ class Pages:
         idle          cached pages that no sequence uses, in the order in which their last users left
         cached        pages whose KV is in the prefix cache, used or idle
 
-            free --take--> used 1 --share--> used 2 ... --give_back--> used 1 --give_back--> free, or
-            ^                ^                                                                if cached: idle
-            |                `------------------------- share ----------------------------------,  |
-            `------------------------------------------ uncache --------------------------------+--'
+            free --take--> used by 1 --share--> used by 2 --share--> ...     give_back: one user less
+            used by 1 --give_back--> free                                    a page that is not cached
+            used by 1 --give_back--> idle --share--> used by 1               a cached page
+                                     idle --uncache--> free
 
     Invariant: free, used and idle are disjoint, and together they are all pages. A cached page is not free.
     An idle page is cached.

@@ -211,6 +211,11 @@ class Books:
         assert self.pages.num_idle == 0
         self.check()
 
+    def naive_match(self, token_ids: list[int]) -> Tokens:
+        """What the naive twin matches."""
+        assert self.naive is not None
+        return self.naive.match(b"s", token_ids, len(token_ids))
+
     def check(self) -> None:
         """The pages are counted, the cache is whole, and every sequence finds its own KV."""
         self.pages.check()

@@ -1,0 +1,129 @@
+"""Prefix sharing by radix tree: the shape of the tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.instance.pages import PageDraft, Pages
+from scheduler.instance.prefix import Chain
+from scheduler.instance.prefix_radix import Node, RadixPrefix
+from tests.scheduler.instance.prefix_books import PAGE
+
+pytestmark = pytest.mark.quick
+
+S = Chain(b"s")
+
+
+def drawn(node: Node, indent: str = "") -> list[str]:
+    """The runs below a node, one per line."""
+    lines = []
+    for child in node.children.values():
+        lines.append(f"{indent}{' '.join(map(str, child.tokens))} in {child.pages}")
+        lines += drawn(child, indent + "  ")
+    return lines
+
+
+def tree(prefix: RadixPrefix, salt: bytes = b"s") -> list[str]:
+    prefix.check()
+    return drawn(prefix._roots[salt]) if salt in prefix._roots else []
+
+
+def computed(prefix: RadixPrefix, token_ids: list[int], chain: Chain = S) -> list[int]:
+    """Compute a sequence that shares what it can; its pages."""
+    shared = prefix.match(chain, token_ids, len(token_ids) - 1)
+    chosen = PageDraft(prefix.pages, prefix).keep_and_take(shared, prefix.pages.needed(len(token_ids)))
+    assert chosen is not None
+    prefix.pages.share(chosen[0])
+    prefix.pages.take(chosen[1])
+    pages = [*chosen[0], *chosen[1]]
+    prefix.insert(chain, token_ids, pages, len(token_ids))
+    return pages
+
+
+def test_a_sequence_is_one_run() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE))
+    computed(prefix, [1, 2, 3, 4, 5])
+    assert tree(prefix) == ["(1, 2) (3, 4) in [0, 1]"]
+
+
+def test_a_run_is_split_between_pages_where_two_sequences_part() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE))
+    computed(prefix, [1, 2, 3, 4, 5, 6])
+    computed(prefix, [1, 2, 3, 9, 5, 6])  # parts within the second page
+    assert tree(prefix) == ["(1, 2) in [0]", "  (3, 4) (5, 6) in [1, 2]", "  (3, 9) (5, 6) in [3, 4]"]
+    computed(prefix, [1, 2, 3, 4, 7, 7])
+    assert tree(prefix) == [
+        "(1, 2) in [0]",
+        "  (3, 4) in [1]",
+        "    (5, 6) in [2]",
+        "    (7, 7) in [5]",
+        "  (3, 9) (5, 6) in [3, 4]",
+    ]
+
+
+def test_a_run_grows_with_its_sequence() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE))
+    tokens = [1, 2]
+    pages = computed(prefix, tokens)
+    for token in (3, 4, 5, 6):
+        tokens.append(token)
+        if len(tokens) % PAGE == 1:
+            new = PageDraft(prefix.pages, prefix).take(1)
+            assert new is not None
+            prefix.pages.take(new)
+            pages += new
+        prefix.insert(S, tokens, pages, len(tokens))
+    assert tree(prefix) == ["(1, 2) (3, 4) (5, 6) in [0, 1, 2]"]
+
+
+def test_a_sequence_that_is_the_beginning_of_another_adds_nothing() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE))
+    computed(prefix, [1, 2, 3, 4, 5, 6])
+    pages = computed(prefix, [1, 2, 3, 4])
+    assert pages == [0, 1]
+    assert tree(prefix) == ["(1, 2) (3, 4) (5, 6) in [0, 1, 2]"]
+
+
+def test_two_salts_have_two_trees_and_an_empty_tree_is_forgotten() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE))
+    one = computed(prefix, [1, 2])
+    two = computed(prefix, [1, 2], Chain(b"t"))
+    assert tree(prefix) == ["(1, 2) in [0]"]
+    assert tree(prefix, b"t") == ["(1, 2) in [1]"]
+    prefix.pages.give_back(one)
+    prefix.pages.give_back(two)
+    prefix.drop(one)
+    assert prefix._roots.keys() == {b"t"}
+
+
+def test_eviction_takes_single_pages_from_the_end_of_a_leaf() -> None:
+    prefix = RadixPrefix(Pages(6, PAGE))
+    first = computed(prefix, [1, 2, 3, 4, 5, 6])
+    second = computed(prefix, [1, 2, 9, 9, 8, 8])
+    prefix.pages.give_back(first)
+    prefix.pages.give_back(second)
+    assert [page for (page,) in prefix.victims()] == [2, 1, 4, 3, 0]
+    prefix.drop([2])
+    assert tree(prefix) == ["(1, 2) in [0]", "  (3, 4) in [1]", "  (9, 9) (8, 8) in [3, 4]"]
+    prefix.drop([1])
+    assert tree(prefix) == ["(1, 2) in [0]", "  (9, 9) (8, 8) in [3, 4]"]
+    prefix.drop([4, 3, 0])
+    assert tree(prefix) == []
+
+
+def test_a_page_in_the_middle_is_never_evicted() -> None:
+    prefix = RadixPrefix(Pages(6, PAGE))
+    pages = computed(prefix, [1, 2, 3, 4])
+    computed(prefix, [1, 2, 9, 9])
+    prefix.pages.give_back(pages)
+    assert [page for (page,) in prefix.victims()] == [1]
+    with pytest.raises(AssertionError, match="page 0 is dropped before the pages that follow it"):
+        prefix.drop([0])
+
+
+def test_a_page_in_the_middle_of_a_run_is_never_evicted() -> None:
+    prefix = RadixPrefix(Pages(6, PAGE))
+    pages = computed(prefix, [1, 2, 3, 4])
+    prefix.pages.give_back(pages)
+    with pytest.raises(AssertionError, match="page 0 is dropped from the middle of a run"):
+        prefix.drop([0])
