@@ -60,6 +60,7 @@ from mooncake_lite.messages.ranks import (
     RankStats,
     Stop,
     Stopped,
+    TraceLines,
 )
 from mooncake_lite.messages.store import (
     BlocksCopied,
@@ -133,6 +134,7 @@ __all__ = [
     "TierEvicted",
     "TierIndex",
     "Tokens",
+    "TraceLines",
 ]
 
 TO_CONDUCTOR = (
@@ -162,6 +164,7 @@ TO_CONDUCTOR = (
     | BlocksCopied
     | BlocksChecked
     | PoolQuery
+    | TraceLines
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
