@@ -16,20 +16,15 @@ from mooncake_lite.tracing.lanes import Spans
 from mooncake_lite.tracing.tracer import FLUSH_S, PartFile, Tracer, part_path, share_nbytes
 
 
-def gateway_tracer(settings: Settings) -> Tracer:
-    """Open the trace of this gateway: its number follows that of the last rank. Raises OSError."""
-    number = settings.config.ranks
-    sink = PartFile(part_path(settings.run_dir, number))
-    return Tracer(number, settings.name, sink, share_nbytes(number + 1))
-
-
 class TracedClusterView(ClusterView):
-    """A view of the cluster that adds each request to a trace."""
+    """A view of the cluster that adds each request to a trace. Its number follows that of the last rank."""
 
-    def __init__(self, settings: Settings, on_stop: Callable[[str, float], None], tracer: Tracer):
+    def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
         super().__init__(settings, on_stop)
-        self._tracer = tracer
-        self._spans = Spans(tracer, "requests")
+        number = settings.config.ranks
+        sink = PartFile(part_path(settings.run_dir, number))
+        self._tracer = Tracer(number, settings.name, sink, share_nbytes(number + 1))
+        self._spans = Spans(self._tracer, "requests")
         self._num_tokens: dict[str, int] = {}
 
     def admit(self, request_id: str) -> OpenRequest:
@@ -63,10 +58,13 @@ class TracedClusterView(ClusterView):
         super()._on_tokens(message)
 
     async def run(self) -> None:
-        """As ClusterView.run."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._flush())
-            await super().run()
+        """As ClusterView.run. The trace ends with it."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._flush())
+                await super().run()
+        finally:
+            self._tracer.close()
 
     async def _flush(self) -> None:
         while True:

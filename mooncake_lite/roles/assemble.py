@@ -40,10 +40,9 @@ from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.kv_event_stream import KVEventStream
 from mooncake_lite.roles.losses import Losses
 from mooncake_lite.roles.process import RankProcess
-from mooncake_lite.roles.traced import TracedSpoke, TracedTransfers, keep_lines, rank_tracer
+from mooncake_lite.roles.traced import keep_lines, rank_tracer, spoke_of, transfer_engine
 from mooncake_lite.roles.traced_conductor import TracedConductorRole
 from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
-from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 from transport.address import reachable_address, tcp_endpoint
@@ -261,8 +260,7 @@ class _Neighbours:
         self._control_keys = CurveKeys.from_bytes(plan.control_keys)
         self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank)
         expected = Decoder(m.TO_STORE if process.role == "store" else m.TO_COMPUTE)
-        spoke = TracedSpoke if process.config.trace else Spoke
-        self.conductor = spoke(self._control, self._name, expected, self._control_keys)
+        self.conductor = spoke_of(process.config)(self._control, self._name, expected, self._control_keys)
 
     def open_gateway(self, endpoint: str) -> Spoke:
         """Connect to a gateway, for tokens. No message comes back."""
@@ -307,7 +305,6 @@ class _Start:
     model_config: ModelConfig
     neighbours: _Neighbours
     transfers: TransferEngine
-    tracer: Tracer | None
 
 
 def _work(process: RankProcess) -> int:
@@ -319,12 +316,10 @@ def _work(process: RankProcess) -> int:
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
-    tracer = rank_tracer(process, world, neighbours.conductor)
     lent = segment_bytes(config, model_config, process.role)
-    engine = TransferEngine if tracer is None else TracedTransfers
-    transfers = engine(world, lent, on_fatal=neighbours.end_rank)
+    transfers = transfer_engine(process, world, lent, neighbours.conductor, neighbours.end_rank)
     forget_shared_memory()
-    start = _Start(process, folder, model_config, neighbours, transfers, tracer)
+    start = _Start(process, folder, model_config, neighbours, transfers)
     try:
         part = _Store(start) if process.role == "store" else _Compute(start)
         process.ready()
@@ -364,8 +359,7 @@ class _Store:
             config.roles,
         )  # fmt: skip
         start.process.at_end(self._role.seal_now)
-        if start.tracer is not None:
-            trace_store(start.tracer, config.roles, near.conductor, start.transfers, tier)
+        trace_store(near.conductor, start.transfers, tier, config.roles)
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
         self._role.announce()
@@ -405,7 +399,7 @@ class _Compute:
         from mooncake_lite.engine.local import use_threads
         from mooncake_lite.engine.warm import warm_up
         from mooncake_lite.model import load_model
-        from mooncake_lite.roles.compute import ComputeRole, StepRunner
+        from mooncake_lite.roles.compute import ComputeRole
         from mooncake_lite.roles.compute_rank import ComputeRank
         from mooncake_lite.roles.traced_compute import traced_runner
 
@@ -429,9 +423,8 @@ class _Compute:
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,
         )  # fmt: skip
-        runner: StepRunner = Runner(engine, blocks, start.transfers)
-        if start.tracer is not None:
-            runner = traced_runner(runner, start.tracer, config.roles, near.conductor, start.transfers)
+        inner = Runner(engine, blocks, start.transfers)
+        runner = traced_runner(inner, near.conductor, start.transfers, config.roles)
         self._role = ComputeRole(self._rank, runner, context_length(config, start.model_config))
         near.conductor.send(m.RankHello(near.number, role, near.node, lent))
 

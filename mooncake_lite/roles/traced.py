@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 from mooncake_lite.messages import Message, RankStats, Stopped, TraceLines
 from mooncake_lite.roles.process import RankProcess
@@ -22,6 +23,7 @@ from mooncake_lite.tracing.merge import merged_line
 from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path, share_nbytes
 from transport.channel import Spoke
 from transport.engine import Batch, Transfer, TransferEngine
+from transport.threads import OnFatal
 from transport.world import World
 
 STEPS, MESSAGES, REQUESTS, TRANSFERS = "steps", "messages", "requests", "transfers"
@@ -46,7 +48,7 @@ class Listener(Protocol):
 
 
 class TracedSpoke(Spoke):
-    """A rank's connection to the conductor. listener: None until the trace is open."""
+    """A rank's connection to the conductor. listener: None until a role is traced."""
 
     listener: Listener | None = None
     tracer: Tracer
@@ -71,7 +73,7 @@ class TracedSpoke(Spoke):
 
 
 class TracedTransfers(TransferEngine):
-    """Transfers of a rank; each batch is a span. on_submit: None until the trace is open."""
+    """Transfers of a rank; each batch is a span. on_submit: None until a role is traced."""
 
     on_submit: Callable[[Batch, int], None] | None = None
     tracer: Tracer
@@ -102,12 +104,11 @@ class RankTrace:
         self._roles = roles
         self._num_batches = 0
 
-    def watch(self, conductor: Spoke, transfers: TransferEngine) -> None:
+    def watch(self, conductor: Spoke, transfers: TracedTransfers) -> None:
         """Begin to hear of messages and transfers."""
         assert isinstance(conductor, TracedSpoke)
-        assert isinstance(transfers, TracedTransfers)
         conductor.listener, conductor.tracer = self, self.tracer
-        transfers.on_submit, transfers.tracer = self.submitted, self.tracer
+        transfers.on_submit = self.submitted
 
     def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
         """Note messages of the conductor. An empty hand after a wait is the wait going on."""
@@ -159,6 +160,23 @@ class RankTrace:
 
 def _failed(batch: Batch) -> dict[str, Any]:
     return {"failed": str(batch.failures[min(batch.failures)])} if batch.failures else {}
+
+
+def spoke_of(config: ServeConfig) -> type[Spoke]:
+    """Return what connects a rank to the conductor."""
+    return TracedSpoke if config.trace else Spoke
+
+
+def transfer_engine(
+    process: RankProcess, world: World, lent_bytes: int, conductor: Spoke, on_fatal: OnFatal
+) -> TransferEngine:
+    """Make a rank's transfer engine; under --trace one that carries the rank's tracer. Collective."""
+    tracer = rank_tracer(process, world, conductor)
+    if tracer is None:
+        return TransferEngine(world, lent_bytes, on_fatal=on_fatal)
+    transfers = TracedTransfers(world, lent_bytes, on_fatal=on_fatal)
+    transfers.tracer = tracer
+    return transfers
 
 
 # ------------------------------------------------------------------------------ parts

@@ -17,10 +17,12 @@ from mooncake_lite.messages import (
     Preempted,
     Prefill,
     PrefillDone,
+    PromptComputed,
     RequestFailed,
 )
 from mooncake_lite.roles.compute import StepRunner
-from mooncake_lite.roles.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace
+from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load
+from mooncake_lite.roles.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
 from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import JobId, Result, Step
 from transport.channel import Spoke
@@ -37,6 +39,8 @@ class ComputeTrace(RankTrace):
 
     def __init__(self, tracer: Tracer, roles: Sequence[str]) -> None:
         super().__init__(tracer, roles)
+        self._branches: dict[tuple[str, int], int] = {}  # of each job, those that have not ended
+        self._stored: set[tuple[str, int]] = set()  # jobs whose KV goes to the pool at their end
         self._purposes: dict[Place, list[tuple[str, dict[str, Any]]]] = {}
 
     # ------------------------------------------------------------------------------ messages
@@ -45,30 +49,46 @@ class ComputeTrace(RankTrace):
         """Note messages, and open the span of each new job."""
         super().received(messages, wait_s, began_ns)
         for message in messages:
-            if isinstance(message, Prefill | Decode):
+            if isinstance(message, Asks):
                 self._open_job(message)
 
     def sent(self, message: Message) -> None:
         """Note a message, and move the span of its job on."""
         super().sent(message)
-        if isinstance(message, DecodeLoaded):
+        if isinstance(message, DecodeLoaded | PromptComputed):
             self.requests.stage((message.request_id, message.attempt), "decode")
-        elif isinstance(message, PrefillDone | DecodeDone | RequestFailed | Preempted):
-            how = {} if isinstance(message, PrefillDone | DecodeDone) else {"end": type(message).__name__}
-            self.requests.close((message.request_id, message.attempt), how)
+        elif isinstance(message, PrefillDone | RequestFailed):
+            self._end_job(message, all_branches=True)
+        elif isinstance(message, DecodeDone | Preempted):
+            self._end_job(message, all_branches=False)
 
-    def _open_job(self, message: Prefill | Decode) -> None:
-        prefill = isinstance(message, Prefill)
+    def _open_job(self, message: Asks) -> None:
         args = {
             "request": message.request_id,
             "attempt": message.attempt,
             "tokens": len(message.token_ids),
-            "blocks to load": len(message.load if isinstance(message, Prefill) else message.blocks),
+            "blocks to load": len(blocks_to_load(message)),
         }
         key = message.request_id, message.attempt
-        self.requests.open(key, f"{'prefill' if prefill else 'decode'} {message.request_id}", args=args)
+        branches = len(message.answers) or 1 if isinstance(message, Decode) else message.n
+        self._branches[key] = branches
+        if isinstance(message, Prefill):
+            self._stored.add(key)
+        self.requests.open(key, f"{type(message).__name__.lower()} {message.request_id}", args=args)
         self.requests.follow(key, message.request_id)
         self.requests.stage(key, "load")
+
+    def _end_job(
+        self, message: PrefillDone | DecodeDone | RequestFailed | Preempted, all_branches: bool
+    ) -> None:
+        """Close the span of a job when its last branch has ended."""
+        key = message.request_id, message.attempt
+        self._branches[key] = 0 if all_branches else self._branches.get(key, 1) - 1
+        if self._branches[key] <= 0:
+            del self._branches[key]
+            self._stored.discard(key)
+            failed = isinstance(message, RequestFailed | Preempted)
+            self.requests.close(key, {"end": type(message).__name__} if failed else {})
 
     # ------------------------------------------------------------------------------ steps
 
@@ -91,7 +111,7 @@ class ComputeTrace(RankTrace):
             return
         self.steps.work(_name(step), began_ns, _details(step, result))
         for chunk in step.chunks:
-            if chunk.prompt and chunk.draw is not None:
+            if chunk.prompt and chunk.draws and _key(chunk.job) in self._stored:
                 self.requests.stage(_key(chunk.job), "store")
 
     def purpose(self, batch: Batch) -> tuple[str, dict[str, Any]]:
@@ -118,10 +138,12 @@ class TracedRunner:
 
 
 def traced_runner(
-    runner: StepRunner, tracer: Tracer, roles: Sequence[str], conductor: Spoke, transfers: TransferEngine
+    runner: StepRunner, conductor: Spoke, transfers: TransferEngine, roles: Sequence[str]
 ) -> StepRunner:
-    """Begin to trace a compute rank. Returns the runner that notes its steps."""
-    trace = ComputeTrace(tracer, roles)
+    """Begin to trace a compute rank, under --trace. Returns the runner that notes its steps."""
+    if not isinstance(transfers, TracedTransfers):
+        return runner
+    trace = ComputeTrace(transfers.tracer, roles)
     trace.watch(conductor, transfers)
     return TracedRunner(runner, trace)
 
@@ -164,7 +186,7 @@ def _details(step: Step, result: Result) -> dict[str, Any]:
         "prompt tokens": sum(len(chunk.token_ids) for chunk in prompt),
         "decode tokens": sum(len(chunk.token_ids) for chunk in decode),
         "requests": jobs[:MOST_NAMED],
-        "admitted": step.admit.job[0] if step.admit else "",
+        "admitted": [admission.job[0] for admission in step.admit][:MOST_NAMED],
         "preempted": [job[0] for job in step.preempt],
         "loads begun": len(step.reads),
         "loads landed": len(step.lands),

@@ -22,7 +22,7 @@ from mooncake_lite.messages import (
     Message,
     SaveBlocks,
 )
-from mooncake_lite.roles.traced import RankTrace
+from mooncake_lite.roles.traced import RankTrace, TracedTransfers
 from mooncake_lite.tracing.lanes import Spans
 from mooncake_lite.tracing.tracer import Tracer
 from store.tier import HDF5Tier
@@ -155,9 +155,10 @@ class TracedTier(HDF5Tier):
 
 
 def trace_store(
-    tracer: Tracer, roles: Sequence[str], conductor: Spoke, transfers: TransferEngine, tier: HDF5Tier | None
+    conductor: Spoke, transfers: TransferEngine, tier: HDF5Tier | None, roles: Sequence[str]
 ) -> None:
-    """Begin to trace a store rank."""
-    StoreTrace(tracer, roles).watch(conductor, transfers)
-    if isinstance(tier, TracedTier):
-        tier.trace(tracer)
+    """Begin to trace a store rank, under --trace."""
+    if isinstance(transfers, TracedTransfers):
+        StoreTrace(transfers.tracer, roles).watch(conductor, transfers)
+        if isinstance(tier, TracedTier):
+            tier.trace(transfers.tracer)

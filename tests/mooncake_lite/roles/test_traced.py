@@ -21,12 +21,12 @@ from mooncake_lite.roles.traced_conductor import TracedConductorRole
 from mooncake_lite.roles.traced_store import StoreTrace
 from mooncake_lite.tracing.merge import merge
 from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
-from scheduler.instance import PREFILL, Result, Step
+from scheduler.instance import DECODE, PREFILL, Result, Step
 from scheduler.instance.step import ReadGroup
 from store.layout import BlockLayout
 from tests.mooncake_lite.roles import test_conductor_role
 from tests.mooncake_lite.roles.fake_hub import ROLES
-from tests.mooncake_lite.roles.test_compute_role import Rank, prefill
+from tests.mooncake_lite.roles.test_compute_role import Rank, prefill, serve
 from tests.mooncake_lite.tracing.reading import Trace, read
 from transport.batch import Batch, Transfer
 
@@ -88,6 +88,39 @@ def test_a_job_is_a_span_with_the_stages_of_its_steps(tmp_path: Path, tracer: Tr
     assert [one["args"]["way"] for one in trace.instants if one["name"] == "PrefillDone"] == [
         "to the conductor"
     ]
+
+
+def test_a_job_of_a_rank_with_both_duties_is_one_span(tmp_path: Path, tracer: Tracer) -> None:
+    rank = TracedRank(tracer, PREFILL, DECODE)
+    tokens = list(range(14))
+    rank.hear(serve(tokens, rank.in_pool(tokens[:8])))
+    rank.until(m.DecodeDone)
+    rank.trace.close()
+    trace = written(tmp_path)
+    assert names(trace, "requests") == ["serve a", "load", "compute", "decode"]
+    steps = [one for one in trace.of("rank", "steps") if "decode" in one.name]
+    assert sum(one.args["decode tokens"] for one in steps) == 3
+
+
+def test_a_job_ends_with_the_last_of_its_branches(tmp_path: Path, tracer: Tracer) -> None:
+    trace = ComputeTrace(tracer, ROLES)
+    for name, answers in (("a", [m.Answer(0, [7]), m.Answer(1, [8])]), ("b", [])):
+        job = m.Decode(
+            name, "gateway-0", [5], 1, [], None, [], b"", m.Sampling(0.0), 9, [], [], 3, 0, answers
+        )
+        trace.received([job], 0.2, tracer.now_ns())
+    trace.sent(m.DecodeLoaded("a", 3))
+    trace.sent(m.DecodeDone("a", 3, 0, 1))
+    trace.sent(m.DecodeDone("b", 3))
+    trace.sent(m.Preempted("a", [5, 7], 1, 3))
+    trace.close()
+    a, b = sorted(
+        (one for one in written(tmp_path).of("rank", "requests") if not one.depth), key=lambda one: one.name
+    )
+    assert (a.name, a.args["end"]) == ("decode a", "Preempted")
+    assert b.name == "decode b"
+    assert "end" not in b.args
+    assert b.ended_s < a.ended_s
 
 
 class NoRunner:
