@@ -107,6 +107,7 @@ class ServeConfig:
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     max_queue           requests that may wait; one more is refused with 429
     record              file that every event of the control plane is written to (recording.py); "": none
+    trace               file that the run's steps, transfers and waits are written to (tracing/); "": none
     """
 
     model: str = DEFAULT_MODEL
@@ -147,6 +148,7 @@ class ServeConfig:
     prefix_sharing: Literal["hash", "radix", "off"] = "hash"
     kv_events_config: str = ""
     record: str = ""
+    trace: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0

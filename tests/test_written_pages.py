@@ -1,10 +1,16 @@
 """The pages that scripts write: the README's demo output and docs/reference/cli.md."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
+
+from mooncake_lite.tracing.lanes import Spans
+from mooncake_lite.tracing.merge import merge
+from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
 
 pytestmark = pytest.mark.quick
 
@@ -68,3 +74,24 @@ def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
     reference = script("make_reference")
 
     assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python docs/make_reference.py"
+
+
+def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:
+    clock = iter(range(10**9, 10**12, 10**6))
+    tracer = Tracer(4, "gateway-0", PartFile(part_path(tmp_path, 4)), clock=lambda: next(clock))
+    lane = tracer.lane("steps")
+    tracer.slice(lane, "decode", 5, 7, {})
+    for request in ("cmpl-1", "cmpl-2"):
+        spans = Spans(tracer, "requests")
+        spans.open(request, request)
+        spans.stage(request, "answer")
+        tracer.slice(lane, "wait <&>", tracer.now_ns(), tracer.now_ns())
+        spans.close(request, {"answer tokens": 3})
+    tracer.close()
+    merge(tmp_path, tmp_path / "run.json")
+    picture = script("draw_trace").draw(json.loads((tmp_path / "run.json").read_text())["traceEvents"])
+    root = ElementTree.fromstring(picture)
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text in ("gateway-0", "requests", "answer", "wait <&>", "decode")] == [
+        *("gateway-0", "requests", "wait <&>", "answer"),
+    ]

@@ -26,6 +26,7 @@ from mooncake_lite.gateway.endpoints import Endpoints
 from mooncake_lite.gateway.plumbing import QuietServer, bounded, well_framed
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
+from mooncake_lite.gateway.traced_view import TracedClusterView
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
@@ -79,7 +80,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         goodbye_s = min(GOODBYE_S, grace_s)
         stopped.set()
 
-    cluster = ClusterView(settings, on_stop)
+    cluster = (TracedClusterView if settings.config.trace else ClusterView)(settings, on_stop)
 
     async def end() -> None:
         orphaned = await lost_parent(settings.parent_pid)

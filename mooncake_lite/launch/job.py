@@ -125,11 +125,15 @@ class Job:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._mpirun.wait(0.2)
 
-    def clean_up(self) -> None:
-        """Leave nothing: no process, no shared memory, no socket, no folder."""
+    def end_processes(self) -> None:
+        """Kill whatever is left of this job. The run folder stays."""
         deadline = time.monotonic() + CLEAN_LIMIT_S
         while self.running() and time.monotonic() < deadline:
             self.kill()
+
+    def clean_up(self) -> None:
+        """Leave nothing: no process, no shared memory, no socket, no folder."""
+        self.end_processes()
         for stream in self._streams.values():
             assert stream is not None
             stream.close()

@@ -16,6 +16,7 @@ import selectors
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from mooncake_lite.launch.progress import Progress
 from mooncake_lite.launch.rank_process import STOP_SIGNALS
 from mooncake_lite.launch.run_dir import RankState, RunDir, sweep
 from mooncake_lite.launch.verdict import why_ended
+from mooncake_lite.tracing.merge import merged_line
 
 if TYPE_CHECKING:
     from transport.channel import Spoke
@@ -90,6 +92,9 @@ class Launcher:
                 return self._watch(job)
             finally:
                 self._progress.stop()
+                job.end_processes()
+                if self._config.trace:
+                    self._progress.line(merged_line(job.run_dir.path, Path(self._config.trace)))
                 job.clean_up()
 
     @contextlib.contextmanager

@@ -72,8 +72,9 @@ def preflight(
     check_port(config)
     if config.ssd_dir:
         check_tier_folder(Path(config.ssd_dir).expanduser())
-    if config.record:
-        check_recording(Path(config.record).expanduser())
+    for option in ("record", "trace"):
+        if path := getattr(config, option):
+            check_new_file(option, Path(path).expanduser())
     machine = machine or Machine.here()
     model = model or find_model(config)
     if context_length(config, model.config) < 2:
@@ -186,18 +187,18 @@ def check_tier_folder(folder: Path) -> None:
             )
 
 
-def check_recording(file: Path) -> None:
-    """The recording's folder is there and can be written, and the file is new."""
+def check_new_file(option: str, file: Path) -> None:
+    """The folder of a file that a run makes is there and can be written, and the file is new."""
     if file.exists() or file.is_symlink():
         raise LaunchError(
-            f"record={str(file)!r} exists already; remove it, or choose another file with --record"
+            f"{option}={str(file)!r} exists already; remove it, or choose another file with --{option}"
         )
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=file.absolute().parent))
     except OSError as error:
         raise LaunchError(
-            f"record={str(file)!r}: no file can be made in {file.absolute().parent} ({error.strerror}); "
-            "choose a file in a folder that exists and is writable with --record"
+            f"{option}={str(file)!r}: no file can be made in {file.absolute().parent} ({error.strerror}); "
+            f"choose a file in a folder that exists and is writable with --{option}"
         ) from None
 
 

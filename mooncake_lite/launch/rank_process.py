@@ -139,17 +139,22 @@ def forget_shared_memory() -> None:
     remove_segments(processes.mapped_segments())
 
 
-def leave_together(run_dir: RunDir, limit_s: float = 0.2) -> None:
+def leave_together(
+    run_dir: RunDir, before_leaving: Callable[[], None] = lambda: None, limit_s: float = 0.2
+) -> None:
     """Leave the run folder after SIGTERM from mpirun, and return when this rank may exit.
 
     mpirun kills the other ranks within milliseconds of the first one's exit, else 0.25 s after its SIGTERM
     (measured with 5.0.11): a rank that has nothing to save would cut short one that is sealing its
     files. So each waits until all rank files have their last word, then until the last one to leave has
     removed the folder.
+
+    before_leaving   called when all ranks have their last word, or have had the time for it
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline - REMOVAL_S and not all(s.ended for s in run_dir.states().values()):
         time.sleep(0.005)
+    before_leaving()
     run_dir.leave()
     while time.monotonic() < deadline and run_dir.path.exists():
         time.sleep(0.005)

@@ -72,6 +72,8 @@ HELP: dict[str, str] = {
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
     "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
     "The file contains keys, lengths and digests, and no text.",
+    "trace": "Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is "
+    "made when the cluster ends. It contains request ids, lengths and times, and no text.",
     "threads": "Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).",
     "dead_after_s": "Seconds of silence after which a suspended rank, a rank on another host or the "
     "conductor counts as dead. A rank on rank 0's host that runs but does not answer has three times as "
@@ -142,10 +144,9 @@ def _refuse_empty(values: dict[str, Any], source: str) -> None:
 def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     """Ranks may start in another folder than this command."""
     changes: dict[str, Any] = {}
-    if config.ssd_dir:
-        changes["ssd_dir"] = str(Path(config.ssd_dir).expanduser().absolute())
-    if config.record:
-        changes["record"] = str(Path(config.record).expanduser().absolute())
+    for name in ("ssd_dir", "record", "trace"):
+        if path := getattr(config, name):
+            changes[name] = str(Path(path).expanduser().absolute())
     if os.sep in config.model or config.model in (".", ".."):
         changes["model"] = str(Path(config.model).expanduser().absolute())
     return config_from({**config.to_dict(), **changes}, "flags") if changes else config

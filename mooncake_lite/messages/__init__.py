@@ -62,6 +62,7 @@ from mooncake_lite.messages.ranks import (
     RankStats,
     Stop,
     Stopped,
+    TraceLines,
 )
 from mooncake_lite.messages.store import (
     BlocksCopied,
@@ -137,6 +138,7 @@ __all__ = [
     "TierEvicted",
     "TierIndex",
     "Tokens",
+    "TraceLines",
 ]
 
 TO_CONDUCTOR = (
@@ -167,6 +169,7 @@ TO_CONDUCTOR = (
     | BlocksCopied
     | BlocksChecked
     | PoolQuery
+    | TraceLines
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens

@@ -66,3 +66,10 @@ class RankError(Message, frozen=True):
 
     reason: str
     epoch: int = 0
+
+
+class TraceLines(Message, frozen=True):
+    """Rank on another host -> conductor: a piece of its trace, whole lines (tracing/tracer.py)."""
+
+    rank: int
+    lines: bytes

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,8 @@ from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.kv_event_stream import KVEventStream
 from mooncake_lite.roles.losses import Losses
 from mooncake_lite.roles.process import RankProcess
+from mooncake_lite.roles.traced import keep_lines, rank_tracer, spoke_of, transfer_engine
+from mooncake_lite.roles.traced_conductor import TracedConductorRole
 from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
 from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
@@ -136,6 +139,7 @@ def _conduct(process: RankProcess) -> int:
     world.bcast_bytes(msgspec.msgpack.encode(plan))
     for rank, pid in _pids(world):
         monitor.watch_pid(f"rank-{rank}", pid)
+    tracer = rank_tracer(process, world, None)
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
 
@@ -146,13 +150,14 @@ def _conduct(process: RankProcess) -> int:
     decides = control_config(config, block_layout(config, model_config), world.node_of)
     recorder = Recorder(Path(config.record), decides) if config.record else None
     gateways = Gateways(world.node_of, host)
-    role = ConductorRole(config, hub, Control(decides), gateways, lost, stream, recorder)
+    kind = partial(TracedConductorRole, tracer, process.run_dir) if tracer is not None else ConductorRole
+    role = kind(config, hub, Control(decides), gateways, lost, stream, recorder)
     process.ready()
     stop = role.run()
     role.close()
     if stop.lost:
         process.file.write("failed", stop.reason)  # before the ends of others can end this process
-    _say_stop(config, hub, stop, monitor)
+    _say_stop(process, hub, stop, monitor)
     gateway.stop(0.5 if stop.lost else 2.0)
     if stop.lost:
         process.fail(stop.reason)
@@ -205,9 +210,9 @@ def _pids(world: World) -> list[tuple[int, int]]:
     ]
 
 
-def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:
+def _say_stop(process: RankProcess, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:
     """Have all ranks flush, then leave MPI together. Returns the number of blocks that were not saved."""
-    ranks = {f"rank-{rank}" for rank in range(1, config.ranks)}
+    ranks = {f"rank-{rank}" for rank in range(1, process.config.ranks)}
     for peer in [*ranks, GATEWAY]:
         hub.send(peer, stop)
     waiting = set() if stop.lost else set(ranks)
@@ -218,6 +223,8 @@ def _say_stop(config: ServeConfig, hub: Hub, stop: m.Stop, monitor: Monitor) -> 
             if isinstance(message, m.Stopped):
                 waiting.discard(peer)
                 dropped += message.dropped
+            elif isinstance(message, m.TraceLines):
+                keep_lines(process.run_dir, message)
         waiting -= monitor.lost().keys()
     for peer in ranks if not stop.lost else ():
         monitor.forget(peer)
@@ -253,7 +260,7 @@ class _Neighbours:
         self._control_keys = CurveKeys.from_bytes(plan.control_keys)
         self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank)
         expected = Decoder(m.TO_STORE if process.role == "store" else m.TO_COMPUTE)
-        self.conductor = Spoke(self._control, self._name, expected, self._control_keys)
+        self.conductor = spoke_of(process.config)(self._control, self._name, expected, self._control_keys)
 
     def open_gateway(self, endpoint: str) -> Spoke:
         """Connect to a gateway, for tokens. No message comes back."""
@@ -310,7 +317,7 @@ def _work(process: RankProcess) -> int:
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
     lent = segment_bytes(config, model_config, process.role)
-    transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
+    transfers = transfer_engine(process, world, lent, neighbours.conductor, neighbours.end_rank)
     forget_shared_memory()
     start = _Start(process, folder, model_config, neighbours, transfers)
     try:
@@ -340,6 +347,7 @@ class _Store:
     def __init__(self, start: _Start) -> None:
         from mooncake_lite.roles.store import StoreRole
         from mooncake_lite.roles.tier_folder import open_tier
+        from mooncake_lite.roles.traced_store import trace_store
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
@@ -350,7 +358,8 @@ class _Store:
             near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout,
             config.roles,
         )  # fmt: skip
-        start.process.on_end = self._role.seal_now
+        start.process.at_end(self._role.seal_now)
+        trace_store(near.conductor, start.transfers, tier, config.roles)
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
         self._role.announce()
@@ -392,6 +401,7 @@ class _Compute:
         from mooncake_lite.model import load_model
         from mooncake_lite.roles.compute import ComputeRole
         from mooncake_lite.roles.compute_rank import ComputeRank
+        from mooncake_lite.roles.traced_compute import traced_runner
 
         use_threads(threads)
         use = kernel_use(start.folder, config.dtype, config.device, config.weights, config.kv_codec)
@@ -413,7 +423,8 @@ class _Compute:
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,
         )  # fmt: skip
-        runner = Runner(engine, blocks, start.transfers)
+        inner = Runner(engine, blocks, start.transfers)
+        runner = traced_runner(inner, near.conductor, start.transfers, config.roles)
         self._role = ComputeRole(self._rank, runner, context_length(config, start.model_config))
         near.conductor.send(m.RankHello(near.number, role, near.node, lent))
 

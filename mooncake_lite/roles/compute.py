@@ -8,15 +8,22 @@ See docs/explain/lifecycle.md.
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
-from mooncake_lite.engine import Runner
 from mooncake_lite.messages import Cancel, ForgetPages, Message, PutGranted
 from mooncake_lite.roles.compute_answers import Answers
 from mooncake_lite.roles.compute_jobs import Asks, job_of
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import Arrived, Cancelled, Forgotten, Granted, begin, next_step, on
+from scheduler.instance import Arrived, Cancelled, Forgotten, Granted, Result, Step, begin, next_step, on
 
 IDLE_WAIT_S = 0.2
+
+
+class StepRunner(Protocol):
+    """Carries out steps: engine.Runner, or one that stands in for it or around it."""
+
+    def run(self, step: Step) -> Result:
+        """Do the parts of a step, without waiting for transfers to end."""
 
 
 class ComputeRole:
@@ -27,7 +34,7 @@ class ComputeRole:
     max_len   tokens of prompt and answer together, at most
     """
 
-    def __init__(self, rank: ComputeRank, runner: Runner, max_len: int) -> None:
+    def __init__(self, rank: ComputeRank, runner: StepRunner, max_len: int) -> None:
         self.rank = rank
         self.state = rank.state
         self.runner = runner

@@ -23,7 +23,8 @@ FINISH_LIMIT_S = 1.0
 class RankProcess:
     """The process of a rank, apart from its role: its folder, its status file, and its ends.
 
-    on_end   called once, from any thread, before a hurried exit (a store rank seals its tier)
+    on_end          called once, from any thread, before a hurried exit (a store rank seals its tier)
+    before_leaving  called once, before this process leaves the run folder, however it ends
     """
 
     def __init__(self, place: Place, config: ServeConfig, run_dir: RunDir) -> None:
@@ -33,6 +34,7 @@ class RankProcess:
         self.role = config.role_of(place.rank)
         self.file = RankFile(run_dir, place.rank, self.role)
         self.on_end: Callable[[], None] = lambda: None
+        self.before_leaving: Callable[[], None] = lambda: None
         self.file.write("starting", "joining MPI")
         self._is_ready = threading.Event()
         start_thread("start limit", self._limit_start, on_death=self.fail)
@@ -40,6 +42,20 @@ class RankProcess:
     def _limit_start(self) -> None:
         if not self._is_ready.wait(self.config.start_timeout_s):
             self.fail(f"was not ready after {self.config.start_timeout_s:.0f} s")
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        """Have `do` called before a hurried exit, after what `on_end` does already."""
+        earlier = self.on_end
+
+        def both() -> None:
+            earlier()
+            do()
+
+        self.on_end = both
+
+    def _before_leaving_once(self) -> None:
+        do, self.before_leaving = self.before_leaving, lambda: None
+        do()
 
     def compiling(self, done: int, total: int, name: str) -> None:
         """Note that `done` of `total` groups of kernels are ready; `name` is compiled now ("" at the end)."""
@@ -55,7 +71,7 @@ class RankProcess:
         """Seal files and end at once: mpirun kills a quarter of a second after its signal."""
         self.on_end()
         self.file.write("stopped", name)
-        leave_together(self.run_dir)
+        leave_together(self.run_dir, self._before_leaving_once)
         hard_exit(0)
 
     def fail(self, reason: str) -> None:
@@ -64,6 +80,7 @@ class RankProcess:
         print(f"mooncake-lite: error: rank {self.place.rank} ({self.role}): {reason}", file=sys.stderr)
         try:
             self.on_end()
+            self._before_leaving_once()
             self.run_dir.leave()
         finally:
             hard_exit(1)
@@ -73,6 +90,7 @@ class RankProcess:
         exit_within(FINISH_LIMIT_S + 1.0, code)
         clean = finish(FINISH_LIMIT_S)
         self.file.write("failed" if code else "stopped", reason)
+        self._before_leaving_once()
         self.run_dir.leave()
         if not clean:
             hard_exit(code)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import LaunchError
+from mooncake_lite.roles.traced_store import TracedTier
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
@@ -26,7 +27,8 @@ def open_tier(config: ServeConfig, index: int, layout: BlockLayout, fingerprint:
     own = root / f"store-{index}"
     try:
         others = [folder for folder in adoptable_folders(root, index, config.store) if folder != own]
-        tier = HDF5Tier(own, config.ssd_bytes, layout, fingerprint.hex(), adopted=others)
+        kind = TracedTier if config.trace else HDF5Tier
+        tier = kind(own, config.ssd_bytes, layout, fingerprint.hex(), adopted=others)
     except StoreError as error:
         raise LaunchError(str(error)) from None
     for line in tier.notes:

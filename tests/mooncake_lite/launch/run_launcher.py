@@ -1,10 +1,12 @@
 """The launcher with dummy ranks, as a process of its own:  run_launcher.py PORT BEHAVIOUR [RANK]
 
-For BEHAVIOUR "silent", RANK is instead the number of seconds after which the start is given up.
+For BEHAVIOUR "silent", RANK is instead the number of seconds after which the start is given up. The variable
+TRACE names the trace of the run.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ if __name__ == "__main__":
     program = str(Path(__file__).with_name("dummy_rank.py"))
     launcher.START_SLACK_S = 0.2  # dummies do not watch the limit themselves
     limit = float(sys.argv[3]) if sys.argv[2:3] == ["silent"] and sys.argv[3:] else 60.0
-    config = ServeConfig(port=int(sys.argv[1]), start_timeout_s=limit)
+    config = ServeConfig(port=int(sys.argv[1]), start_timeout_s=limit, trace=os.environ.get("TRACE", ""))
     try:
         sys.exit(launcher.Launcher(config, command=[sys.executable, program, *sys.argv[1:]]).run())
     except ClusterError as error:

@@ -253,16 +253,16 @@ def test_a_config_error_is_a_user_error() -> None:
     assert issubclass(LaunchError, UserError)
 
 
-def test_a_recording_needs_a_new_file_in_a_folder_that_can_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["record", "trace"])
+def test_a_file_of_a_run_must_be_new_and_in_a_folder_that_can_be_written(option: str, tmp_path: Path) -> None:
     (tmp_path / "old").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
 
     for name in ("old", "link"):
-        said = refusal(record=str(tmp_path / name))
-        assert "exists already; remove it, or choose another file with --record" in said
-    assert "choose a file in a folder that exists and is writable" in refusal(
-        record=str(tmp_path / "x" / "run")
-    )
-    assert "choose a file in a folder that exists and is writable" in refusal(record="/proc/run")
-    preflight(ServeConfig(port=free_port(), record=str(tmp_path / "run")), model=SMALL_MODEL, machine=ROOMY)
+        said = refusal(**{option: str(tmp_path / name)})
+        assert f"exists already; remove it, or choose another file with --{option}" in said
+    for path in (tmp_path / "x" / "run", "/proc/run"):
+        assert "choose a file in a folder that exists and is writable" in refusal(**{option: str(path)})
+    config = ServeConfig(port=free_port(), **{option: str(tmp_path / "run")})
+    preflight(config, model=SMALL_MODEL, machine=ROOMY)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old"]

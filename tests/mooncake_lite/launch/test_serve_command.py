@@ -45,9 +45,9 @@ def test_paths_are_made_absolute_because_ranks_may_start_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = build_config("./model", {"ssd_dir": "tier", "record": "run"}, None)
+    config = build_config("./model", {"ssd_dir": "tier", "record": "run", "trace": "run.json"}, None)
     assert (config.model, config.ssd_dir) == (str(tmp_path / "model"), str(tmp_path / "tier"))
-    assert config.record == str(tmp_path / "run")
+    assert (config.record, config.trace) == (str(tmp_path / "run"), str(tmp_path / "run.json"))
     assert build_config("SmolLM2-135M-Instruct", {}, None).model == "SmolLM2-135M-Instruct"
 
 

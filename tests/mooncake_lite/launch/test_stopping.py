@@ -9,10 +9,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
 from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster, wait_for
+from tests.mooncake_lite.tracing.reading import read
 from tests.patience import patient
 
 Start = Callable[..., DummyCluster]
@@ -123,6 +126,22 @@ def test_a_killed_rank_is_named_and_the_others_end(start: Start) -> None:
         assert cluster.process.wait(LIMIT_S) == 1
         assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
         assert cluster.said(f"mooncake-lite: error: {reasons[victim]}"), cluster.output.read_text()
+
+
+def test_a_killed_rank_leaves_the_trace_of_what_was_written_until_then(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACE", str(tmp_path / "run.json"))
+    cluster = start("serve")
+    cluster.wait_until_serving()
+    assert cluster.run_dir is not None
+    tracer = Tracer(2, "rank 2", PartFile(part_path(cluster.run_dir, 2)))
+    tracer.slice(tracer.lane("steps"), "decode", 5_000_000, 7_000_000)
+    tracer.flush()
+    os.kill(cluster.pid_of(2), signal.SIGKILL)
+    assert cluster.process.wait(LIMIT_S) == 1
+    assert [one.name for one in read(tmp_path / "run.json").slices] == ["decode"]
+    assert cluster.said(f"trace of 1 processes: {tmp_path}/run.json"), cluster.output.read_text()
 
 
 def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:

@@ -1,0 +1,197 @@
+"""Tracing of a compute rank: its steps, the jobs it works on, and what its transfers are for.
+
+Made by `assemble.py` under --trace. It watches from outside: messages at the spoke, steps at the runner,
+bytes at the transfer engine. Neither the planner nor a runner knows of it. See docs/how-to/trace.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mooncake_lite.messages import (
+    Decode,
+    DecodeDone,
+    DecodeLoaded,
+    Message,
+    Preempted,
+    Prefill,
+    PrefillDone,
+    PromptComputed,
+    RequestFailed,
+)
+from mooncake_lite.roles.compute import StepRunner
+from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load
+from mooncake_lite.roles.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
+from mooncake_lite.tracing.tracer import Tracer
+from scheduler.instance import JobId, Result, Step
+from transport.channel import Spoke
+from transport.engine import Batch, TransferEngine
+
+WAIT_FOR_TRANSFERS = "wait for transfers"
+
+Place = tuple[str, int, int]
+"""(read or write, rank, offset) of the first block of a batch: it tells batches of one step apart."""
+
+
+class ComputeTrace(RankTrace):
+    """The lanes of a compute rank."""
+
+    def __init__(self, tracer: Tracer, roles: Sequence[str]) -> None:
+        super().__init__(tracer, roles)
+        self._branches: dict[tuple[str, int], int] = {}  # of each job, those that have not ended
+        self._stored: set[tuple[str, int]] = set()  # jobs whose KV goes to the pool at their end
+        self._purposes: dict[Place, list[tuple[str, dict[str, Any]]]] = {}
+
+    # ------------------------------------------------------------------------------ messages
+
+    def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
+        """Note messages, and open the span of each new job."""
+        super().received(messages, wait_s, began_ns)
+        for message in messages:
+            if isinstance(message, Asks):
+                self._open_job(message)
+
+    def sent(self, message: Message) -> None:
+        """Note a message, and move the span of its job on."""
+        super().sent(message)
+        if isinstance(message, DecodeLoaded | PromptComputed):
+            self.requests.stage((message.request_id, message.attempt), "decode")
+        elif isinstance(message, PrefillDone | RequestFailed):
+            self._end_job(message, all_branches=True)
+        elif isinstance(message, DecodeDone | Preempted):
+            self._end_job(message, all_branches=False)
+
+    def _open_job(self, message: Asks) -> None:
+        args = {
+            "request": message.request_id,
+            "attempt": message.attempt,
+            "tokens": len(message.token_ids),
+            "blocks to load": len(blocks_to_load(message)),
+        }
+        key = message.request_id, message.attempt
+        branches = len(message.answers) or 1 if isinstance(message, Decode) else message.n
+        self._branches[key] = branches
+        if isinstance(message, Prefill):
+            self._stored.add(key)
+        self.requests.open(key, f"{type(message).__name__.lower()} {message.request_id}", args=args)
+        self.requests.follow(key, message.request_id)
+        self.requests.stage(key, "load")
+
+    def _end_job(
+        self, message: PrefillDone | DecodeDone | RequestFailed | Preempted, all_branches: bool
+    ) -> None:
+        """Close the span of a job when its last branch has ended."""
+        key = message.request_id, message.attempt
+        self._branches[key] = 0 if all_branches else self._branches.get(key, 1) - 1
+        if self._branches[key] <= 0:
+            del self._branches[key]
+            self._stored.discard(key)
+            failed = isinstance(message, RequestFailed | Preempted)
+            self.requests.close(key, {"end": type(message).__name__} if failed else {})
+
+    # ------------------------------------------------------------------------------ steps
+
+    def begins(self, step: Step) -> None:
+        """Note which transfers a step begins, and which jobs it begins to compute."""
+        self._purposes = {}
+        for name, op, job, places in _transfers_of(step):
+            if places:
+                place = op, places[0].rank, places[0].offset
+                args = {"request": job[0]} if job is not None else {}
+                self._purposes.setdefault(place, []).append((name, args))
+        for chunk in step.chunks:
+            if chunk.prompt:
+                self.requests.stage(_key(chunk.job), "compute")
+
+    def ended(self, step: Step, result: Result, began_ns: int) -> None:
+        """Add a step, or a wait when it had nothing to do."""
+        if step.only_waits and not (step.reads or step.puts):
+            self.steps.wait(WAIT_FOR_TRANSFERS if len(self.transfers) else WAIT_FOR_MESSAGES, began_ns)
+            return
+        self.steps.work(_name(step), began_ns, _details(step, result))
+        for chunk in step.chunks:
+            if chunk.prompt and chunk.draws and _key(chunk.job) in self._stored:
+                self.requests.stage(_key(chunk.job), "store")
+
+    def purpose(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        """Find the part of the step that began this batch."""
+        first = batch.transfers[0]
+        known = self._purposes.get((first.op, first.rank, first.offset))
+        return known.pop(0) if known else ("", {})
+
+
+class TracedRunner:
+    """A runner that notes what it is told to do."""
+
+    def __init__(self, runner: StepRunner, trace: ComputeTrace) -> None:
+        self._runner = runner
+        self._trace = trace
+
+    def run(self, step: Step) -> Result:
+        """Have the step done by the runner behind this one."""
+        began_ns = self._trace.tracer.now_ns()
+        self._trace.begins(step)
+        result = self._runner.run(step)
+        self._trace.ended(step, result, began_ns)
+        return result
+
+
+def traced_runner(
+    runner: StepRunner, conductor: Spoke, transfers: TransferEngine, roles: Sequence[str]
+) -> StepRunner:
+    """Begin to trace a compute rank, under --trace. Returns the runner that notes its steps."""
+    if not isinstance(transfers, TracedTransfers):
+        return runner
+    trace = ComputeTrace(transfers.tracer, roles)
+    trace.watch(conductor, transfers)
+    return TracedRunner(runner, trace)
+
+
+def _transfers_of(step: Step) -> Iterator[tuple[str, str, JobId | None, Sequence[Any]]]:
+    """Yield (name, read or write, job if it is for one, places) of each transfer that a step begins."""
+    for read in step.reads:
+        yield "load KV", "read", read.job, read.places
+    for group in step.writes:
+        yield "store KV", "write", group.job, group.places
+    for put in step.puts:
+        yield "put decoded blocks", "write", None, put.places
+
+
+def _key(job: JobId) -> tuple[str, int]:
+    """Return what messages call a job."""
+    return job[0], job[1]
+
+
+def _name(step: Step) -> str:
+    """Name a step after its forward pass; without one, after the rest of it."""
+    prompt = any(chunk.prompt for chunk in step.chunks)
+    decode = any(not chunk.prompt for chunk in step.chunks)
+    if prompt or decode:
+        return " + ".join(name for name, there in (("prefill", prompt), ("decode", decode)) if there)
+    if step.lands or step.writes or step.saves:
+        return "copy KV"
+    return "begin transfers" if step.reads or step.puts else "admit"
+
+
+def _details(step: Step, result: Result) -> dict[str, Any]:
+    """Describe a step; what it does not do is left out."""
+    prompt = [chunk for chunk in step.chunks if chunk.prompt]
+    decode = [chunk for chunk in step.chunks if not chunk.prompt]
+    jobs = list(dict.fromkeys(chunk.job[0] for chunk in step.chunks))
+    found = {
+        "forward ms": round(result.compute_s * 1000, 3) if step.chunks else 0,
+        "jobs": len(jobs),
+        "chunks": len(step.chunks),
+        "prompt tokens": sum(len(chunk.token_ids) for chunk in prompt),
+        "decode tokens": sum(len(chunk.token_ids) for chunk in decode),
+        "requests": jobs[:MOST_NAMED],
+        "admitted": [admission.job[0] for admission in step.admit][:MOST_NAMED],
+        "preempted": [job[0] for job in step.preempt],
+        "loads begun": len(step.reads),
+        "loads landed": len(step.lands),
+        "stores begun": len(step.writes),
+        "blocks saved": len(step.saves),
+        "puts begun": len(step.puts),
+    }
+    return {name: value for name, value in found.items() if value}
