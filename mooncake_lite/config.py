@@ -123,7 +123,7 @@ class ServeConfig:
     decode: int = BY_MODE
     compute: int = BY_MODE
     store: int = BY_MODE
-    profile: Literal["ft", "fast"] = "ft"
+    mpi_profile: Literal["ft", "fast"] = "ft"
     hosts: str = ""
     control_host: str = ""
     mpi_arg: tuple[str, ...] = ()
@@ -179,8 +179,8 @@ class ServeConfig:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
             raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
-        if self.profile not in ("ft", "fast"):
-            raise ConfigError(f"profile={self.profile!r}: use ft or fast")
+        if self.mpi_profile not in ("ft", "fast"):
+            raise ConfigError(f"mpi_profile={self.mpi_profile!r}: use ft or fast")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)

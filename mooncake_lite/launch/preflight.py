@@ -68,7 +68,7 @@ def preflight(
     check_platform()
     check_hosts(config)
     check_device(config)
-    check_profile(config)
+    check_mpi_profile(config)
     check_port(config)
     if config.ssd_dir:
         check_tier_folder(Path(config.ssd_dir).expanduser())
@@ -129,16 +129,16 @@ def check_device(config: ServeConfig) -> None:
         raise LaunchError(f"device={config.device!r}: no NVIDIA driver is loaded here; use --device cpu")
 
 
-def check_profile(config: ServeConfig) -> None:
-    """The Open MPI that is there must be able to do what the profile asks for.
+def check_mpi_profile(config: ServeConfig) -> None:
+    """The Open MPI that is there must be able to do what the launch profile asks for.
 
     Under srun no mpirun takes part, and none needs to be there.
     """
     place = world_from_environment()
     if place is not None and place.launched_by == "srun":
         return
-    if refusal := inspect_open_mpi(find_mpirun()).refusal(config.profile):
-        raise LaunchError(f"profile={config.profile!r}: {refusal}")
+    if refusal := inspect_open_mpi(find_mpirun()).refusal(config.mpi_profile):
+        raise LaunchError(f"mpi_profile={config.mpi_profile!r}: {refusal}")
 
 
 def check_port(config: ServeConfig) -> None:

@@ -41,8 +41,9 @@ HELP: dict[str, str] = {
     "compute": "Number of ranks that do both, 2 by default. In mode colocated only.",
     "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier. By default 1 in "
     "mode pooled and 0 in mode colocated. None in mode split.",
-    "profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their "
-    "files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.",
+    "mpi_profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal "
+    "their files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job "
+    "at once.",
     "hosts": "Hosts and their slots for mpirun, as a:2,b:2.",
     "control_host": "Address at which other hosts reach the conductor.",
     "mpi_arg": "Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.",

@@ -121,7 +121,7 @@ def _conduct(process: RankProcess) -> int:
             stream.close()
         return _refuse_all(process, str(error))
 
-    world = World.start(config.profile)
+    world = World.start(config.mpi_profile)
     host = _address(config, world)
     tcp = [tcp_endpoint(host, "*")] if host else []
     hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
@@ -188,7 +188,7 @@ def _kv_event_stream(config: ServeConfig) -> KVEventStream | None:
 
 def _refuse_all(process: RankProcess, reason: str) -> int:
     """Tell all ranks through MPI why nothing starts. A rank that left earlier would leave them waiting."""
-    world = World.start(process.config.profile)
+    world = World.start(process.config.mpi_profile)
     world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
     print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
     return process.leave(reason, world.finish, 2)
@@ -302,7 +302,7 @@ class _Start:
 
 def _work(process: RankProcess) -> int:
     config = process.config
-    world = World.start(config.profile)
+    world = World.start(config.mpi_profile)
     plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
     if plan.refused:
         return process.leave(plan.refused, world.finish, 2)

@@ -64,7 +64,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"port": 0}, "port=0"),
         ({"port": 65536}, "port=65536"),
         ({"max_model_len": -1}, "max_model_len=-1"),
-        ({"profile": "quick"}, "profile='quick': use ft or fast"),
+        ({"mpi_profile": "quick"}, "mpi_profile='quick': use ft or fast"),
         ({"dtype": "float16"}, "dtype='float16': use float32 or bfloat16"),
         ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
         ({"dead_after_s": 1.0}, "dead_after_s must be at least 2"),

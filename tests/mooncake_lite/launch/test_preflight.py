@@ -226,8 +226,8 @@ def test_a_profile_that_this_open_mpi_cannot_do_is_refused(
 ) -> None:
     found = OpenMPI(mpirun=Path("mpirun"), version=version, components=frozenset(components), ulfm=ulfm)
     monkeypatch.setattr(checks, "inspect_open_mpi", lambda mpirun: found)
-    said = refusal(profile=profile)
-    assert said.startswith(f"profile='{profile}': ")
+    said = refusal(mpi_profile=profile)
+    assert said.startswith(f"mpi_profile='{profile}': ")
     assert words in said
 
 
