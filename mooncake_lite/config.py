@@ -10,11 +10,11 @@ import difflib
 import math
 import re
 import tomllib
+import typing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
@@ -29,6 +29,9 @@ fewer table entries. A pool block is a whole number of pages."""
 
 MOST_RANKS = 65_536
 """Far more than any job of ours has had: a number beyond it is a slip of the finger."""
+
+KVCodec = Literal["none", "bfloat16", "int8", "int4", "fp8"]
+"""The names of kernels_numba.codecs.CODECS, known here without loading them."""
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -132,7 +135,7 @@ class ServeConfig:
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
-    kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
+    kv_codec: KVCodec = "none"
     eviction: str = "lru"
     copy_cold_s: float = 60.0
     kv_cache_bytes: int = 512 * 2**20
@@ -188,8 +191,8 @@ class ServeConfig:
             raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)
         parse_origins(self.allowed_origins)
-        if self.kv_codec not in CODECS:
-            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
+        if self.kv_codec not in typing.get_args(KVCodec):
+            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import typing
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooncake_lite.config import ServeConfig, config_from, parse_bytes, read_toml
+from kernels_numba.codecs import CODECS
+from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, read_toml
 from mooncake_lite.errors import ConfigError
+from store.layout import PLAIN
 from store.policies import POLICIES
+from store.segment_file import PLAIN_NUMBER
 
 pytestmark = pytest.mark.quick
 
@@ -165,3 +169,8 @@ def test_a_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"port = \xff")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_toml(broken)
+
+
+def test_the_codecs_of_the_configuration_are_those_of_the_kernels() -> None:
+    assert list(typing.get_args(KVCodec)) == list(CODECS)
+    assert CODECS[PLAIN].number == PLAIN_NUMBER
