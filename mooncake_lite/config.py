@@ -85,11 +85,30 @@ def check_weight_choice(weights: str, dtype: str, device: str) -> None:
         raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
 
 
+def check_engine(config: ServeConfig) -> None:
+    """Raises ConfigError for settings that belong to the other engine."""
+    if config.engine not in ("real", "emulated"):
+        raise ConfigError(f"engine={config.engine!r}: use real or emulated")
+    if config.engine == "real":
+        if config.profile:
+            raise ConfigError(
+                f"profile={config.profile!r} is for engine=emulated; add --engine emulated, or leave it out"
+            )
+        return
+    for name, default in (("device", "cpu"), ("weights", "auto"), ("threads", 0), ("kv_codec", "none")):
+        if getattr(config, name) != default:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} has no meaning with engine=emulated; leave it out"
+            )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
     allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
+    engine              real: computes; emulated: waits for as long as the profile says, and invents tokens
+    profile             file with the emulated engine's times (profiles/file.py); "": the default model's
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
     mode                which roles there are and how KV travels, by the names of modes.py
@@ -116,6 +135,8 @@ class ServeConfig:
     served_model_name: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    engine: Literal["real", "emulated"] = "real"
+    profile: str = ""
     weights: Literal["auto", "published", "float32"] = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -194,6 +215,7 @@ class ServeConfig:
         if self.kv_codec not in typing.get_args(KVCodec):
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)
+        check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mooncake_lite.engine.contract import ComputeEngine, Drawn
+    from mooncake_lite.engine.emulated import EmulatedEngine
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.runner import Runner
     from mooncake_lite.engine.sampler import sample
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 _HOME = {
     "ComputeEngine": "contract",
     "Drawn": "contract",
+    "EmulatedEngine": "emulated",
     "Engine": "engine",
     "Runner": "runner",
     "StagingBlocks": "staging",
     "sample": "sampler",
 }
 
-__all__ = ["ComputeEngine", "Drawn", "Engine", "Runner", "StagingBlocks", "sample"]
+__all__ = ["ComputeEngine", "Drawn", "EmulatedEngine", "Engine", "Runner", "StagingBlocks", "sample"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,10 @@ HELP: dict[str, str] = {
     "served_model_name": "Id of the model in the API. By default the name of its folder.",
     "dtype": "Data type of weights and KV cache. On CPUs bfloat16 is correct but not faster.",
     "device": "Device of the ranks that compute: cpu or cuda.",
+    "engine": "real: computes. emulated: sleeps for as long as the profile says and invents tokens, so that "
+    "many ranks run on one machine.",
+    "profile": "File with the times of the emulated engine, written by `mooncake-lite profile`. By default a "
+    "profile of the default model.",
     "weights": "Form in which weights are read. published: the default model's 4- and 8-bit GGUF blocks; "
     "float32: the tensors made of them; auto: blocks in decode and float32 in prefill, each where it is "
     "faster.",
@@ -145,6 +149,8 @@ def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     changes: dict[str, Any] = {}
     if config.ssd_dir:
         changes["ssd_dir"] = str(Path(config.ssd_dir).expanduser().absolute())
+    if config.profile:
+        changes["profile"] = str(Path(config.profile).expanduser().absolute())
     if config.record:
         changes["record"] = str(Path(config.record).expanduser().absolute())
     if os.sep in config.model or config.model in (".", ".."):
