@@ -43,7 +43,11 @@ class ComputeEngine(Protocol):
         ...
 
     def compute(self, chunks: Seq[Chunk]) -> list[Drawn]:
-        """Compute all chunks in one pass. Returns the next token of each chunk that has a draw."""
+        """Compute all chunks in one pass. Returns a token for each draw of the chunks, in their order."""
+        ...
+
+    def copy_pages(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy the KV of whole pages to other pages, one to one."""
         ...
 
     def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:

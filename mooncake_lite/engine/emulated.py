@@ -39,7 +39,7 @@ def emulated_token(digest: int, draw: Draw, vocab_size: int) -> int:
     of sampling have no effect.
     """
     sampling: Sampling = draw.sampling
-    seed = sampling.seed if sampling.temperature > 0 else 0
+    seed = (sampling.seed + draw.branch) % 2**63 if sampling.temperature > 0 else 0
     token = xxh3_64_intdigest(digest.to_bytes(8, "little"), seed) % vocab_size
     if draw.answered < sampling.min_tokens:
         while token in draw.stop_ids:
@@ -93,14 +93,13 @@ class EmulatedEngine:
     def compute(self, chunks: Seq[Chunk]) -> list[Drawn]:
         """Extend the digests of all chunks, and wait for as long as the pass takes.
 
-        Returns the next token of each chunk that has a draw, in their order.
+        Returns a token for each draw of the chunks, in their order.
         """
         began = time.perf_counter()
         drawn = []
         for chunk in chunks:
             last = self._extend(chunk)
-            if chunk.draw is not None:
-                drawn.append(Drawn(emulated_token(last, chunk.draw, self._vocab_size)))
+            drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
         left_s = self._seconds(load_of(chunks)) - (time.perf_counter() - began)
         if left_s > 0:
             self._wait(left_s)
@@ -114,7 +113,11 @@ class EmulatedEngine:
             self._digests[_slot(chunk.pages, position)] = digest
         return digest
 
-    # ------------------------------------------------------------------------------ blocks
+    # ------------------------------------------------------------------------------ pages and blocks
+
+    def copy_pages(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy the digests of whole pages to other pages, one to one."""
+        self._of_pages[list(targets)] = self._of_pages[list(sources)]
 
     def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
         """Copy the digests of pool blocks into pages; the last block may have fewer pages."""

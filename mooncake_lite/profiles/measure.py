@@ -15,7 +15,7 @@ from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import load_of
 from mooncake_lite.profiles.fit import MeasuredPass
-from scheduler.instance import pages_for
+from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
 
 
@@ -67,7 +67,7 @@ def chunks_of(shape: Shape) -> list[Chunk]:
         pages = tuple(range(first, first + pages_for(start + count, PAGE_TOKENS)))
         first += len(pages)
         draw = Draw(Sampling(0.0), (1,) * count, 0, frozenset())
-        chunks.append(Chunk((str(number), 0), (1,) * count, start, pages, draw, prompt))
+        chunks.append(Chunk(JobId(str(number), 0), (1,) * count, start, pages, (draw,), prompt))
     return chunks
 
 

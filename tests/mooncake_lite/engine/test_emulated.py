@@ -13,7 +13,7 @@ from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine import EmulatedEngine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of
-from scheduler.instance import pages_for
+from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
 from store.layout import BlockLayout
 from tests import emulation
@@ -35,7 +35,8 @@ class Rank:
         self.pages = tuple(range(first, first + 16))[::-1]
 
     def chunk(self, tokens: list[int], start: int, draw: Draw | None, prompt: bool = True) -> Chunk:
-        return Chunk(("a", 0), tokens[start:], start, self.pages, draw, prompt)
+        draws = (draw,) if draw is not None else ()
+        return Chunk(JobId("a", 0), tokens[start:], start, self.pages, draws, prompt)
 
     def blocks(self, length: int) -> np.ndarray:
         """The pool blocks of the first tokens."""
@@ -118,6 +119,21 @@ def test_a_seed_counts_only_when_tokens_are_drawn() -> None:
     drawn = Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=5))
     assert drawn == Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=5))
     assert drawn != Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=6))
+
+
+def test_each_branch_of_a_prompt_draws_with_a_seed_of_its_own_and_on_a_copy_of_its_last_page() -> None:
+    rank = Rank()
+    draws = tuple(Draw(Sampling(1.0, seed=5), tuple(PROMPT), 0, frozenset(), branch) for branch in range(3))
+    drawn = rank.engine.compute([Chunk(JobId("a", 0), PROMPT, 0, rank.pages, draws, True)])
+    alone = [Rank().answer(PROMPT, 0, 2, Sampling(1.0, seed=5 + branch)) for branch in range(3)]
+    assert [one.token for one in drawn] == [tokens[0] for tokens in alone]
+
+    branched = (*rank.pages[:9], 30)
+    rank.engine.copy_pages([rank.pages[9]], [30])
+    tokens = [*PROMPT, alone[2][0]]
+    draw = Draw(Sampling(1.0, seed=5), tuple(tokens), 1, frozenset(), 2)
+    (second,) = rank.engine.compute([Chunk(JobId("a", 0, 2), tokens[150:], 150, branched, (draw,), False)])
+    assert second.token == alone[2][1]
 
 
 def test_no_stop_id_is_chosen_before_min_tokens() -> None:
