@@ -12,11 +12,14 @@ from typing import NamedTuple
 
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import load_of
 from mooncake_lite.profiles.fit import MeasuredPass
 from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
+
+LEAST_CONTEXT = 256
 
 
 class Shape(NamedTuple):
@@ -41,14 +44,20 @@ class Plan(NamedTuple):
 
 
 def plan(longest: int, quick: bool) -> Plan:
-    """Choose the passes for a model whose context is `longest` tokens."""
+    """Choose the passes for a model whose context is `longest` tokens.
+
+    Raises ConfigError for a context that is too short for as many passes as a fit needs.
+    """
+    if longest < LEAST_CONTEXT:
+        raise ConfigError(f"the model's context is {longest} tokens; profile needs {LEAST_CONTEXT} or more")
     news, starts = [8, 32, 64, 128, 256, 512], [0, 512, 1024, 3072]
     batches, contexts = [1, 2, 4, 8, 16, 32], [64, 512, 1024, 2048]
     if quick:
         news, starts, batches, contexts = news[::2], starts[:3:2], batches[::2], contexts[:3:2]
     shapes = [Shape(new, start) for new in news for start in starts]
     shapes += [Shape(batch=batch, context=context) for batch in batches for context in contexts]
-    shapes += [Shape(new, 512, batch, 512) for new, batch in ((32, 4), (128, 8), (256, 16))]
+    half = min(512, longest // 2)
+    shapes += [Shape(new, half, batch, half) for new, batch in ((32, 4), (128, 8), (256, 16))]
     return Plan([shape for shape in shapes if shape.fits <= longest], 3 if quick else 9)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.prompt_work import MESSAGE_CHARS, PromptWork, salt_of
+from mooncake_lite.gateway.prompt_work import MESSAGE_CHARS, Prepared, PromptWork, salt_of
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Limits, Settings
 from mooncake_lite.messages import Submit
@@ -182,3 +182,20 @@ def test_sampling_that_cannot_be_obeyed_is_refused(
     with pytest.raises(RequestError) as caught:
         submit(prompts, prompt="hello", **fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_an_emulated_engine_has_no_logprobs_and_says_so(
+    model_folder: Path, kind: Literal["chat", "completion"]
+) -> None:
+    work = PromptWork(settings(model_folder, engine="emulated"), load_tokenizer(model_folder))
+    if kind == "chat":
+        body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2}
+    else:
+        body = {"prompt": [1, 2, 3], "logprobs": 2}
+    with pytest.raises(RequestError, match=r"logprobs are not available: .* --engine emulated") as caught:
+        work.do(kind, "r", msgspec.json.encode(body))
+    assert caught.value.status == 400
+    body.pop("logprobs")
+    body.pop("top_logprobs", None)
+    assert isinstance(work.do(kind, "r", msgspec.json.encode(body)), Prepared)
