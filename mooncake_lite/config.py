@@ -30,6 +30,8 @@ fewer table entries. A pool block is a whole number of pages."""
 MOST_RANKS = 65_536
 """Far more than any job of ours has had: a number beyond it is a slip of the finger."""
 
+MPIProfile = Literal["ft", "fast"]
+
 KVCodec = Literal["none", "bfloat16", "int8", "int4", "fp8"]
 """The names of kernels_numba.codecs.CODECS, known here without loading them."""
 
@@ -89,6 +91,10 @@ def check_engine(config: ServeConfig) -> None:
     """Raises ConfigError for settings that belong to the other engine."""
     if config.engine not in ("real", "emulated"):
         raise ConfigError(f"engine={config.engine!r}: use real or emulated")
+    if config.profile in typing.get_args(MPIProfile):
+        raise ConfigError(
+            f"profile={config.profile!r} is no file; to choose how ranks exchange bytes, use mpi_profile"
+        )
     if config.engine == "real":
         if config.profile:
             raise ConfigError(
@@ -147,7 +153,7 @@ class ServeConfig:
     decode: int = BY_MODE
     compute: int = BY_MODE
     store: int = BY_MODE
-    mpi_profile: Literal["ft", "fast"] = "ft"
+    mpi_profile: MPIProfile = "ft"
     hosts: str = ""
     control_host: str = ""
     mpi_arg: tuple[str, ...] = ()
@@ -203,7 +209,7 @@ class ServeConfig:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
             raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
-        if self.mpi_profile not in ("ft", "fast"):
+        if self.mpi_profile not in typing.get_args(MPIProfile):
             raise ConfigError(f"mpi_profile={self.mpi_profile!r}: use ft or fast")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")

@@ -69,6 +69,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"port": 65536}, "port=65536"),
         ({"max_model_len": -1}, "max_model_len=-1"),
         ({"engine": "fake"}, "engine='fake': use real or emulated"),
+        ({"profile": "fast"}, "is no file; to choose how ranks exchange bytes, use mpi_profile"),
         ({"profile": "f.json"}, "add --engine emulated, or leave it out"),
         ({"engine": "emulated", "threads": 2}, "threads=2 has no meaning with engine=emulated"),
         ({"engine": "emulated", "kv_codec": "int8"}, "kv_codec='int8' has no meaning with engine=emulated"),
