@@ -37,6 +37,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Inspect and manage the KV blocks of a pool; run the master of a store.",
     ),
     "bench": ("mooncake_lite.bench.command:bench", "Measure kernels, transport, store or scheduler."),
+    "profile": (
+        "mooncake_lite.profiles.command:profile",
+        "Measure the real engine, for `serve --engine emulated`.",
+    ),
     "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
     "replay-events": (
         "mooncake_lite.replay_events:command",

@@ -10,11 +10,11 @@ import difflib
 import math
 import re
 import tomllib
+import typing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels_numba.codecs import CODECS
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
@@ -29,6 +29,11 @@ fewer table entries. A pool block is a whole number of pages."""
 
 MOST_RANKS = 65_536
 """Far more than any job of ours has had: a number beyond it is a slip of the finger."""
+
+MPIProfile = Literal["ft", "fast"]
+
+KVCodec = Literal["none", "bfloat16", "int8", "int4", "fp8"]
+"""The names of kernels_numba.codecs.CODECS, known here without loading them."""
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -82,11 +87,34 @@ def check_weight_choice(weights: str, dtype: str, device: str) -> None:
         raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
 
 
+def check_engine(config: ServeConfig) -> None:
+    """Raises ConfigError for settings that belong to the other engine."""
+    if config.engine not in ("real", "emulated"):
+        raise ConfigError(f"engine={config.engine!r}: use real or emulated")
+    if config.profile in typing.get_args(MPIProfile):
+        raise ConfigError(
+            f"profile={config.profile!r} is no file; to choose how ranks exchange bytes, use mpi_profile"
+        )
+    if config.engine == "real":
+        if config.profile:
+            raise ConfigError(
+                f"profile={config.profile!r} is for engine=emulated; add --engine emulated, or leave it out"
+            )
+        return
+    for name, default in (("device", "cpu"), ("weights", "auto"), ("threads", 0), ("kv_codec", "none")):
+        if getattr(config, name) != default:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} has no meaning with engine=emulated; leave it out"
+            )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
     allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
+    engine              real: computes; emulated: waits for as long as the profile says, and invents tokens
+    profile             file with the emulated engine's times (profiles/file.py); "": the default model's
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
     mode                which roles there are and how KV travels, by the names of modes.py
@@ -114,6 +142,8 @@ class ServeConfig:
     served_model_name: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    engine: Literal["real", "emulated"] = "real"
+    profile: str = ""
     weights: Literal["auto", "published", "float32"] = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -124,7 +154,7 @@ class ServeConfig:
     decode: int = BY_MODE
     compute: int = BY_MODE
     store: int = BY_MODE
-    profile: Literal["ft", "fast"] = "ft"
+    mpi_profile: MPIProfile = "ft"
     hosts: str = ""
     control_host: str = ""
     mpi_arg: tuple[str, ...] = ()
@@ -133,7 +163,7 @@ class ServeConfig:
     ssd_dir: str = ""
     ssd_bytes: int = 4 * 2**30
     block_size: int = 64
-    kv_codec: Literal["none", "bfloat16", "int8", "int4", "fp8"] = "none"
+    kv_codec: KVCodec = "none"
     eviction: str = "lru"
     copy_cold_s: float = 60.0
     kv_cache_bytes: int = 512 * 2**20
@@ -181,8 +211,8 @@ class ServeConfig:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
             raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
-        if self.profile not in ("ft", "fast"):
-            raise ConfigError(f"profile={self.profile!r}: use ft or fast")
+        if self.mpi_profile not in typing.get_args(MPIProfile):
+            raise ConfigError(f"mpi_profile={self.mpi_profile!r}: use ft or fast")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
@@ -190,9 +220,10 @@ class ServeConfig:
             raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)
         parse_origins(self.allowed_origins)
-        if self.kv_codec not in CODECS:
-            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
+        if self.kv_codec not in typing.get_args(KVCodec):
+            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)
+        check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

@@ -153,7 +153,7 @@ def _mpi(report: Report, mpi4py: dict[str, Any]) -> Iterator[Finding]:
         "ULFM",
         "yes" if found.ulfm else "no",
         "ok" if found.ulfm else "note",
-        report.profiles["ft"] or "--profile ft: a killed rank does not end the others",
+        report.profiles["ft"] or "--mpi-profile ft: a killed rank does not end the others",
     )
     yield _ucx(found.ucx, report.profiles["fast"])
 
@@ -163,9 +163,9 @@ def _ucx(there: bool, refusal: str) -> Finding:
     if refusal:
         return Finding("UCX", "no", "ok" if not devices else "note", refusal)
     if devices:
-        return Finding("UCX", f"yes, with {', '.join(devices)}", "ok", "--profile fast uses RDMA")
+        return Finding("UCX", f"yes, with {', '.join(devices)}", "ok", "--mpi-profile fast uses RDMA")
     return Finding(
-        "UCX", "yes, no RDMA device", "ok", "--profile fast works and gains nothing here; stay with ft"
+        "UCX", "yes, no RDMA device", "ok", "--mpi-profile fast works and gains nothing here; stay with ft"
     )
 
 
@@ -277,9 +277,9 @@ def _conclusion(report: Report) -> str:
     if missing := report.essential_missing:
         return f"This machine cannot serve yet: {', '.join(missing)}."
     if not report.profiles["ft"]:
-        return "mooncake-lite serve can run here, with --profile ft (the default)."
+        return "mooncake-lite serve can run here, with --mpi-profile ft (the default)."
     if not report.profiles["fast"]:
-        return f"mooncake-lite serve can run here with --profile fast only: {report.profiles['ft']}."
+        return f"mooncake-lite serve can run here with --mpi-profile fast only: {report.profiles['ft']}."
     return f"mooncake-lite serve cannot run with this MPI: {report.profiles['ft']}."
 
 
@@ -290,16 +290,21 @@ def _conclusion(report: Report) -> str:
 @click.option("--hosts", default="", help="With --links: HOST:SLOTS,... as for serve.")
 @click.option("--mpi-arg", multiple=True, help="With --links: passed on to mpirun, as for serve.")
 @click.option(
-    "--profile", type=click.Choice(["ft", "fast"]), help="With --links: as for serve; ft if absent."
+    "--mpi-profile", type=click.Choice(["ft", "fast"]), help="With --links: as for serve; ft if absent."
 )
 def doctor(
-    as_json: bool, links: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str | None
+    as_json: bool,
+    links: bool,
+    ranks: int | None,
+    hosts: str,
+    mpi_arg: tuple[str, ...],
+    mpi_profile: str | None,
 ) -> int:
     """Tell what this machine has (MPI, UCX, CUDA, memory, ...) and what follows from it."""
     if links:
-        return _links(as_json, ranks, hosts, mpi_arg, profile or "ft")
-    if ranks is not None or hosts or mpi_arg or profile:
-        raise ConfigError("--ranks, --hosts, --mpi-arg and --profile belong to --links; add it")
+        return _links(as_json, ranks, hosts, mpi_arg, mpi_profile or "ft")
+    if ranks is not None or hosts or mpi_arg or mpi_profile:
+        raise ConfigError("--ranks, --hosts, --mpi-arg and --mpi-profile belong to --links; add it")
     report = examine()
     if as_json:
         data = {

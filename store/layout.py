@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from kernels_numba.codecs import CODECS
-from kernels_numba.errors import ShapeError
 from store.errors import LayoutError
+
+PLAIN = "none"
+"""The codec that leaves blocks as they are. Its sizes are known here, so that a process which uses no other
+codec does not load `kernels_numba`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +45,23 @@ class BlockLayout:
         for name in ("layers", "kv_heads", "block_tokens", "head_dim", "itemsize"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        if self.codec not in CODECS:
-            raise LayoutError(f"codec={self.codec!r}: use one of {', '.join(CODECS)}")
-        try:
-            CODECS[self.codec].check(self.head_dim)
-        except ShapeError as error:
-            raise LayoutError(f"codec={self.codec!r} with head_dim={self.head_dim}: {error}") from None
+        if self.codec != PLAIN:
+            _check_codec(self.codec, self.head_dim)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of a block as an array: (layers, 2, kv_heads, block_tokens, head_dim) numbers of itemsize bytes
         without a codec, (layers, 2, kv_heads, unit_nbytes) bytes with one."""
-        unit = (self.block_tokens, self.head_dim) if self.codec == "none" else (self.unit_nbytes,)
+        unit = (self.block_tokens, self.head_dim) if self.codec == PLAIN else (self.unit_nbytes,)
         return (self.layers, 2, self.kv_heads, *unit)
 
     @property
     def unit_nbytes(self) -> int:
         """Bytes of one head's keys or values of one layer."""
+        if self.codec == PLAIN:
+            return self.block_tokens * self.head_dim * self.itemsize
+        from kernels_numba.codecs import CODECS
+
         return CODECS[self.codec].unit_nbytes(self.block_tokens, self.head_dim, self.itemsize)
 
     @property
@@ -102,6 +104,19 @@ class BlockLayout:
         view = as_bytes(buffer, self.nbytes)
         step = self.layer_nbytes
         return [xxh3_64_intdigest(view[start : start + step]) for start in range(0, self.nbytes, step)]
+
+
+def _check_codec(codec: str, head_dim: int) -> None:
+    """Raises LayoutError for an unknown codec, or for a head_dim that the codec cannot take."""
+    from kernels_numba.codecs import CODECS
+    from kernels_numba.errors import ShapeError
+
+    if codec not in CODECS:
+        raise LayoutError(f"codec={codec!r}: use one of {', '.join(CODECS)}")
+    try:
+        CODECS[codec].check(head_dim)
+    except ShapeError as error:
+        raise LayoutError(f"codec={codec!r} with head_dim={head_dim}: {error}") from None
 
 
 def as_bytes(buffer: object, nbytes: int) -> memoryview:

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from kernels_numba.codecs import CODECS
 from store.errors import BadBlock, LayoutError, SegmentFileError
-from store.layout import BlockLayout
+from store.layout import PLAIN, BlockLayout
 from store.segment_frame import USER_BLOCK_NBYTES
 
 MAGIC = b"MCLTIER\n"
 FORMAT_VERSION = 2  # 1 had no codec
+PLAIN_NUMBER = 0  # of store.layout.PLAIN; kernels_numba/codecs.py has the same
 HEADER_NBYTES = USER_BLOCK_NBYTES
 MAX_FILE_NBYTES = 1 << 40
 MAX_FINGERPRINT_NBYTES = 64
@@ -48,7 +48,7 @@ class Header:
     def pack(self) -> bytes:
         """The header's bytes, its own hash last."""
         lay = self.layout
-        codec = CODECS[lay.codec].number
+        codec = _codec_number(lay.codec)
         sizes = (lay.layers, lay.kv_heads, lay.block_tokens, lay.head_dim, lay.itemsize, codec)
         block = (self.file_nbytes, self.blocks, lay.nbytes)
         start = (MAGIC, FORMAT_VERSION, HEADER_NBYTES)
@@ -157,8 +157,21 @@ def _read_header(fd: int, path: Path) -> Header:
     return Header(nbytes, blocks, tables, layout, fingerprint[:length], metadata_hash)
 
 
+def _codec_number(name: str) -> int:
+    """Return the number that stands for a codec in the header."""
+    if name == PLAIN:
+        return PLAIN_NUMBER
+    from kernels_numba.codecs import CODECS
+
+    return CODECS[name].number
+
+
 def _codec_name(number: int) -> str:
     """Raises LayoutError for a number that no codec has."""
+    if number == PLAIN_NUMBER:
+        return PLAIN
+    from kernels_numba.codecs import CODECS
+
     for codec in CODECS.values():
         if codec.number == number:
             return codec.name

@@ -92,7 +92,7 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
     ("path", "begin", "end"),
     [
         ("mooncake_lite/gateway/exposition.py", "## Of the gateway", "## Of the conductor"),
-        ("mooncake_lite/roles/compute_rank.py", "Prefill and decode ranks:", "Store ranks;"),
+        ("mooncake_lite/roles/compute_rank.py", "Prefill, decode and compute ranks;", "Store ranks;"),
     ],
 )
 def test_each_metric_of_the_page_is_in_the_code(path: str, begin: str, end: str) -> None:

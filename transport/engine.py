@@ -75,7 +75,7 @@ class TransferEngine:
             raise BadTransfer("path 'shared' cannot reach the ranks of other nodes")
         if path == "one_sided" and world.survives_a_rank:
             raise BadTransfer(
-                "path 'one_sided' needs a job that ends with its first dead rank: --profile fast"
+                "path 'one_sided' needs a job that ends with its first dead rank: --mpi-profile fast"
             )
         self._world = world
         self._segments = Segments(world, segment_bytes)

@@ -15,8 +15,9 @@ import torch
 import kernels_numba
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
+from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.logprobs import score
-from mooncake_lite.engine.sampler import Drawn, sample
+from mooncake_lite.engine.sampler import sample
 from mooncake_lite.messages import Logprobs
 from mooncake_lite.model import AttentionBatch, Model
 from scheduler.instance.step import Chunk

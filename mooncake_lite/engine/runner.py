@@ -1,4 +1,4 @@
-"""The runner: carries a step out with torch and Numba, and moves blocks over the transport.
+"""The runner: has an engine compute the chunks of a step, and moves blocks over the transport.
 
 Called by the loop of the compute role and by `mooncake-lite generate`. It decides nothing: the step names
 every page, half and slot that it touches. Explained in docs/explain/lifecycle.md.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_lite.engine.engine import Engine
+from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.flights import Flights
 from mooncake_lite.engine.staging import StagingBlocks
 from scheduler.instance import Result, Step
@@ -32,7 +32,7 @@ class Runner:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ComputeEngine,
         staging: StagingBlocks | None = None,
         transfers: TransferEngine | None = None,
     ) -> None:

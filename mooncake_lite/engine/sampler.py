@@ -8,24 +8,16 @@ the same tokens, and no row depends on the others.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.logprobs import logprobs_of
 from mooncake_lite.engine.nucleus import kept
 from mooncake_lite.engine.penalties import adjust, changes_logits
-from mooncake_lite.messages import Logprobs, Sampling
+from mooncake_lite.messages import Sampling
 from scheduler.instance.step import Draw
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token, and its logprobs where the request asks for them."""
-
-    token: int
-    logprobs: Logprobs | None = None
 
 
 def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mooncake_lite.engine.engine import Engine
+from mooncake_lite.engine.contract import ComputeEngine
 from store.layout import BlockLayout
 
 
@@ -19,7 +19,7 @@ class StagingBlocks:
     num_slots     single slots after the halves
     """
 
-    def __init__(self, segment: np.ndarray, layout: BlockLayout, engine: Engine) -> None:
+    def __init__(self, segment: np.ndarray, layout: BlockLayout, engine: ComputeEngine) -> None:
         self.layout = layout
         count = len(segment) // layout.nbytes
         used = segment[: count * layout.nbytes]

@@ -174,7 +174,12 @@ class PromptWork:
         return self.tokenizer.decode(prompt, skip_special_tokens=False)  # type: ignore[arg-type]
 
     def _check_sampling(self, ask: bodies.Ask, max_tokens: int) -> None:
-        """Raises RequestError for ids outside the vocabulary, and for more tokens than there may be."""
+        """Raises RequestError for ids outside the vocabulary, for more tokens than there may be, and for
+        logprobs of an engine that has none."""
+        if ask.sampling.logprobs >= 0 and self._settings.config.engine == "emulated":
+            raise RequestError(
+                "logprobs are not available: this server runs with --engine emulated", param="logprobs"
+            )
         self._check_ids(list(ask.stop_ids), "stop_token_ids")
         self._check_ids(list(ask.sampling.logit_bias), "logit_bias")
         if ask.sampling.min_tokens > max_tokens:

@@ -86,7 +86,7 @@ def mpirun_line(
     """
     words = _split(config.mpi_arg)
     common = [word for pair in zip(COMMON[::2], COMMON[1::2]) if pair[0] not in words for word in pair]
-    line = [str(mpirun), "-n", str(config.ranks), *common, *PROFILES[config.profile], "--output", "tag"]
+    line = [str(mpirun), "-n", str(config.ranks), *common, *PROFILES[config.mpi_profile], "--output", "tag"]
     if hosts := parse_hosts(config.hosts):
         line += ["--host", ",".join(f"{name}:{slots}" for name, slots in hosts)]
     for name in sorted(environment):

@@ -40,9 +40,9 @@ class OpenMPI:
         if int(self.version.split(".")[0]) < 5:
             return f"Open MPI {self.version} is too old; 5.0 or later is needed"
         if profile == "fast" and not self.ucx:
-            return "this Open MPI has no UCX (pml and osc components); use --profile ft"
+            return "this Open MPI has no UCX (pml and osc components); use --mpi-profile ft"
         if profile == "ft" and not self.ulfm:
-            return "this Open MPI was built without ULFM; use --profile fast, or one built --with-ft=mpi"
+            return "this Open MPI was built without ULFM; use --mpi-profile fast, or one built --with-ft=mpi"
         return ""
 
 

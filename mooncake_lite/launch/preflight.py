@@ -25,11 +25,16 @@ from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.modes import COMPUTE_ROLES
+from mooncake_lite.profiles.file import profile_for
 from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
 it private where this was measured, activations on top)."""
+
+EMULATED_RANK_BYTES = 64 * 2**20
+"""The same of a rank with an emulated engine: no torch, no Numba, no pages. 42 MB of it are private on
+the machine where this was measured."""
 
 MPI_SHARED_BYTES = 20 * 2**20
 """Open MPI's own shared-memory file of one rank, beside the window."""
@@ -46,15 +51,19 @@ class FoundModel:
 def find_model(config: ServeConfig) -> FoundModel:
     """Resolve the model (the default one is pulled when it is missing) and read its sizes.
 
-    Raises ModelError or CacheError; also when it does not have the weights that are asked for.
+    Raises ModelError or CacheError; also when it does not have the weights that are asked for. An emulated
+    engine needs no weights, but a profile of this model: else raises ConfigError.
     """
     from mooncake_lite.model.progress import console_progress
 
     with console_progress() as progress:
         folder = resolve_model(config.model, progress=progress)
+    sizes = load_config(folder)
+    if config.engine == "emulated":
+        profile_for(config.profile, folder, sizes, config.dtype)
+        return FoundModel(config=sizes, weights_bytes=0)
     files = weight_source(folder, config.weights, config.dtype, config.device).files
-    weights_bytes = sum(file.stat().st_size for file in files)
-    return FoundModel(config=load_config(folder), weights_bytes=weights_bytes)
+    return FoundModel(config=sizes, weights_bytes=sum(file.stat().st_size for file in files))
 
 
 def preflight(
@@ -68,7 +77,7 @@ def preflight(
     check_platform()
     check_hosts(config)
     check_device(config)
-    check_profile(config)
+    check_mpi_profile(config)
     check_port(config)
     if config.ssd_dir:
         check_tier_folder(Path(config.ssd_dir).expanduser())
@@ -130,16 +139,16 @@ def check_device(config: ServeConfig) -> None:
         raise LaunchError(f"device={config.device!r}: no NVIDIA driver is loaded here; use --device cpu")
 
 
-def check_profile(config: ServeConfig) -> None:
-    """The Open MPI that is there must be able to do what the profile asks for.
+def check_mpi_profile(config: ServeConfig) -> None:
+    """The Open MPI that is there must be able to do what the launch profile asks for.
 
     Under srun no mpirun takes part, and none needs to be there.
     """
     place = world_from_environment()
     if place is not None and place.launched_by == "srun":
         return
-    if refusal := inspect_open_mpi(find_mpirun()).refusal(config.profile):
-        raise LaunchError(f"profile={config.profile!r}: {refusal}")
+    if refusal := inspect_open_mpi(find_mpirun()).refusal(config.mpi_profile):
+        raise LaunchError(f"mpi_profile={config.mpi_profile!r}: {refusal}")
 
 
 def check_port(config: ServeConfig) -> None:
@@ -269,9 +278,11 @@ def check_memory(config: ServeConfig, model: FoundModel, machine: Machine, roles
     """Weights once; every rank's segment and runtime; the pages of those that compute."""
     needed = model.weights_bytes
     for role in roles:
-        needed += RANK_BYTES + segment_bytes(config, model.config, role)
-        needed += scratch_bytes(config, model.config, role)
-        needed += config.kv_cache_bytes if role in COMPUTE_ROLES else 0
+        needed += segment_bytes(config, model.config, role) + scratch_bytes(config, model.config, role)
+        if config.engine == "emulated":
+            needed += EMULATED_RANK_BYTES
+        else:
+            needed += RANK_BYTES + (config.kv_cache_bytes if role in COMPUTE_ROLES else 0)
     if needed > machine.memory_bytes:
         raise LaunchError(
             f"{_mib(machine.memory_bytes)} of memory are available, {_mib(needed)} are needed (weights, "

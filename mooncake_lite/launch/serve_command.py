@@ -25,6 +25,10 @@ HELP: dict[str, str] = {
     "served_model_name": "Id of the model in the API. By default the name of its folder.",
     "dtype": "Data type of weights and KV cache. On CPUs bfloat16 is correct but not faster.",
     "device": "Device of the ranks that compute: cpu or cuda.",
+    "engine": "real: computes. emulated: sleeps for as long as the profile says and invents tokens, so that "
+    "many ranks run on one machine.",
+    "profile": "File with the times of the emulated engine, written by `mooncake-lite profile`. By default a "
+    "profile of the default model.",
     "weights": "Form in which weights are read. published: the default model's 4- and 8-bit GGUF blocks; "
     "float32: the tensors made of them; auto: blocks in decode and float32 in prefill, each where it is "
     "faster.",
@@ -41,8 +45,9 @@ HELP: dict[str, str] = {
     "compute": "Number of ranks that do both, 2 by default. In mode colocated only.",
     "store": "Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier. By default 1 in "
     "mode pooled and 0 in mode colocated. None in mode split.",
-    "profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their "
-    "files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.",
+    "mpi_profile": "How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal "
+    "their files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job "
+    "at once.",
     "hosts": "Hosts and their slots for mpirun, as a:2,b:2.",
     "control_host": "Address at which other hosts reach the conductor.",
     "mpi_arg": "Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.",
@@ -144,7 +149,7 @@ def _refuse_empty(values: dict[str, Any], source: str) -> None:
 def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     """Ranks may start in another folder than this command."""
     changes: dict[str, Any] = {}
-    for name in ("ssd_dir", "record", "trace"):
+    for name in ("ssd_dir", "record", "trace", "profile"):
         if path := getattr(config, name):
             changes[name] = str(Path(path).expanduser().absolute())
     if os.sep in config.model or config.model in (".", ".."):

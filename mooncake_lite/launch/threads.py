@@ -21,14 +21,14 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
 
     ranks_here   the roles of all ranks on this node; by default the whole cluster is here
 
-    The conductor and store ranks wait or copy, with one thread. --threads decides where
-    it is given. Where there are ROOMY_CORES cores per compute rank, each takes its share and they never
-    meet. On smaller nodes the ranks of one role share all cores: prefill and decode then take turns,
-    which costs decode nothing measurable as long as waiting threads sleep (OMP_WAIT_POLICY=passive: p99
-    of a decode step 5 ms with 2 threads each on 2 cores; 24 ms when they spin; 6 ms with 1 thread each),
+    The conductor, store ranks and emulated ranks wait or copy, with one thread. --threads decides where it
+    is given. Where there are ROOMY_CORES cores per compute rank, each takes its share and
+    they never meet. On smaller nodes the ranks of one role share all cores: prefill and decode then take
+    turns, which costs decode nothing measurable as long as waiting threads sleep (OMP_WAIT_POLICY=passive:
+    p99 of a decode step 5 ms with 2 threads each on 2 cores; 24 ms when they spin; 6 ms with 1 thread each),
     and a prompt is prefilled with every core while nothing is decoded.
     """
-    if role not in COMPUTE_ROLES:
+    if role not in COMPUTE_ROLES or config.engine == "emulated":
         return 1
     if config.threads > 0:
         return config.threads

@@ -42,7 +42,7 @@ from mooncake_lite.roles.losses import Losses
 from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.roles.traced import keep_lines, rank_tracer, spoke_of, transfer_engine
 from mooncake_lite.roles.traced_conductor import TracedConductorRole
-from mooncake_lite.sizes import block_layout, context_length, num_pages, pool_bytes, segment_bytes
+from mooncake_lite.sizes import block_layout, context_length, pool_bytes, segment_bytes
 from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 from transport.address import reachable_address, tcp_endpoint
@@ -84,6 +84,9 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
     The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
     """
+    if config.engine == "emulated":  # KV of its own kind: an SSD tier must not give it to a real engine
+        kind = f"emulated 1 {config.dtype} {load_config(folder).kv_identity()}"
+        return xxhash.xxh3_128_digest(kind.encode())
     weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
     if config.kv_codec == "none":
         return weights
@@ -124,7 +127,7 @@ def _conduct(process: RankProcess) -> int:
             stream.close()
         return _refuse_all(process, str(error))
 
-    world = World.start(config.profile)
+    world = World.start(config.mpi_profile)
     host = _address(config, world)
     tcp = [tcp_endpoint(host, "*")] if host else []
     hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
@@ -179,7 +182,10 @@ def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelCon
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     fingerprint = pool_fingerprint(config, folder)
-    weights = weight_source(folder, config.weights, config.dtype, config.device).describe(config.dtype)
+    if config.engine == "emulated":
+        weights = "emulated"
+    else:
+        weights = weight_source(folder, config.weights, config.dtype, config.device).describe(config.dtype)
     max_len = context_length(config, model_config)
     gateway = GatewayProcess(process.run_dir, config, folder, fingerprint, weights, max_len, gateway_keys)
     return model_config, gateway
@@ -193,7 +199,7 @@ def _kv_event_stream(config: ServeConfig) -> KVEventStream | None:
 
 def _refuse_all(process: RankProcess, reason: str) -> int:
     """Tell all ranks through MPI why nothing starts. A rank that left earlier would leave them waiting."""
-    world = World.start(process.config.profile)
+    world = World.start(process.config.mpi_profile)
     world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
     print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
     return process.leave(reason, world.finish, 2)
@@ -309,7 +315,7 @@ class _Start:
 
 def _work(process: RankProcess) -> int:
     config = process.config
-    world = World.start(config.profile)
+    world = World.start(config.mpi_profile)
     plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
     if plan.refused:
         return process.leave(plan.refused, world.finish, 2)
@@ -391,27 +397,22 @@ class _Compute:
         process, near = start.process, start.neighbours
         config, role = process.config, process.role
         threads = threads_for(config, usable_cores(), role, near.roles)
-        set_thread_environment(threads)  # Numba reads it when it is imported, just below
+        set_thread_environment(threads)  # Numba reads it when it is imported, by real_engine
 
-        from kernels_numba.ahead import compile_ahead, steps_of
-        from mooncake_lite.engine import Engine, Runner, StagingBlocks
-        from mooncake_lite.engine.compiling import kernel_use
-        from mooncake_lite.engine.local import use_threads
-        from mooncake_lite.engine.warm import warm_up
-        from mooncake_lite.model import load_model
+        from mooncake_lite.engine import ComputeEngine, Runner, StagingBlocks
+        from mooncake_lite.engine.build import emulated_engine, real_engine
         from mooncake_lite.roles.compute import ComputeRole
         from mooncake_lite.roles.compute_rank import ComputeRank
         from mooncake_lite.roles.traced_compute import traced_runner
 
-        use_threads(threads)
-        use = kernel_use(start.folder, config.dtype, config.device, config.weights, config.kv_codec)
-        if use is not None:
-            compile_ahead(steps_of(use), process.compiling)
-        process.file.write("starting", "loading the model")
-        model = load_model(start.folder, config.dtype, config.device, config.weights)
-        engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
-        process.file.write("starting", "warming up")
-        warm_up(engine)
+        engine: ComputeEngine
+        if config.engine == "emulated":
+            engine = emulated_engine(config, start.folder, start.model_config)
+        else:
+            engine = real_engine(
+                config, start.folder, start.model_config, threads, process.compiling,
+                lambda text: process.file.write("starting", text),
+            )  # fmt: skip
         lent = pool_bytes(config, start.model_config, role)
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         pages = Pages(engine.num_pages, PAGE_TOKENS)

@@ -82,7 +82,7 @@ def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
         pytest.skip(refusal)
     folder = tiny.tiny_folder("qwen2", tmp_path / "model")
     prompts = tiny.prompts(4)
-    with Cluster([str(folder), *tiny.FLAGS, "--profile", "fast"], tmp_path / "log") as cluster:
+    with Cluster([str(folder), *tiny.FLAGS, "--mpi-profile", "fast"], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import typing
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooncake_lite.config import ServeConfig, config_from, parse_bytes, read_toml
+from kernels_numba.codecs import CODECS
+from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, read_toml
 from mooncake_lite.errors import ConfigError
+from store.layout import PLAIN
 from store.policies import POLICIES
+from store.segment_file import PLAIN_NUMBER
 
 pytestmark = pytest.mark.quick
 
@@ -64,7 +68,12 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"port": 0}, "port=0"),
         ({"port": 65536}, "port=65536"),
         ({"max_model_len": -1}, "max_model_len=-1"),
-        ({"profile": "quick"}, "profile='quick': use ft or fast"),
+        ({"engine": "fake"}, "engine='fake': use real or emulated"),
+        ({"profile": "fast"}, "is no file; to choose how ranks exchange bytes, use mpi_profile"),
+        ({"profile": "f.json"}, "add --engine emulated, or leave it out"),
+        ({"engine": "emulated", "threads": 2}, "threads=2 has no meaning with engine=emulated"),
+        ({"engine": "emulated", "kv_codec": "int8"}, "kv_codec='int8' has no meaning with engine=emulated"),
+        ({"mpi_profile": "quick"}, "mpi_profile='quick': use ft or fast"),
         ({"dtype": "float16"}, "dtype='float16': use float32 or bfloat16"),
         ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
         ({"dead_after_s": 1.0}, "dead_after_s must be at least 2"),
@@ -165,3 +174,8 @@ def test_a_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"port = \xff")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_toml(broken)
+
+
+def test_the_codecs_of_the_configuration_are_those_of_the_kernels() -> None:
+    assert list(typing.get_args(KVCodec)) == list(CODECS)
+    assert CODECS[PLAIN].number == PLAIN_NUMBER

@@ -73,7 +73,7 @@ def test_links_in_the_fast_profile_name_one_sided_mpi_and_the_fastest_serves(tmp
     skip_without_ucx()
     with two_nodes(tmp_path) as nodes:
         command = [*nodes.on(0), sys.executable, "-m", "mooncake_lite", "doctor", "--links", "--json"]
-        command += [*serve_args(nodes, 1, 1), "--profile", "fast"]
+        command += [*serve_args(nodes, 1, 1), "--mpi-profile", "fast"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
     for pair in json.loads(done.stdout)["pairs"]:
@@ -93,7 +93,7 @@ def test_links_in_the_fast_profile_name_one_sided_mpi_and_the_fastest_serves(tmp
         ("--links --hosts a:2 --ranks 3", "--hosts a:2 has 2 slots"),
         ('--links --mpi-arg "\'"', "No closing quotation"),
         ("--ranks 2", "belong to --links"),
-        ("--profile fast", "belong to --links"),
+        ("--mpi-profile fast", "belong to --links"),
     ],
 )
 def test_a_wish_for_links_that_cannot_be_is_refused_before_anything_starts(flags: str, why: str) -> None:
@@ -179,8 +179,8 @@ def test_no_mpirun_means_no_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize(
     ("profiles", "missing", "says"),
     [
-        ({"ft": "", "fast": ""}, [], "can run here, with --profile ft"),
-        ({"ft": "no ULFM", "fast": ""}, [], "with --profile fast only: no ULFM"),
+        ({"ft": "", "fast": ""}, [], "can run here, with --mpi-profile ft"),
+        ({"ft": "no ULFM", "fast": ""}, [], "with --mpi-profile fast only: no ULFM"),
         ({"ft": "too old", "fast": "too old"}, ["mpirun"], "cannot serve yet: mpirun"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -266,3 +266,20 @@ def test_more_logprobs_of_prompts_than_fit_into_a_message_are_refused(
         with pytest.raises(RequestError, match="the limit is 60") as caught:
             prepare(prompts, prompt=[[5] * 10, [5] * 20], echo=True, **fields)
         assert caught.value.param == "logprobs"
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_an_emulated_engine_has_no_logprobs_and_says_so(
+    model_folder: Path, kind: Literal["chat", "completion"]
+) -> None:
+    work = PromptWork(settings(model_folder, engine="emulated"), load_tokenizer(model_folder))
+    if kind == "chat":
+        body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2}
+    else:
+        body = {"prompt": [1, 2, 3], "logprobs": 2}
+    with pytest.raises(RequestError, match=r"logprobs are not available: .* --engine emulated") as caught:
+        work.do(kind, "r", msgspec.json.encode(body))
+    assert caught.value.status == 400
+    body.pop("logprobs")
+    body.pop("top_logprobs", None)
+    assert isinstance(work.do(kind, "r", msgspec.json.encode(body)), Prepared)

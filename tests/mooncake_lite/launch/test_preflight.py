@@ -18,6 +18,7 @@ from mooncake_lite.launch.machine import Machine
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model import ModelConfig
+from tests import emulation
 from tests.mooncake_lite.launch.conftest import free_port
 
 pytestmark = pytest.mark.quick
@@ -226,8 +227,8 @@ def test_a_profile_that_this_open_mpi_cannot_do_is_refused(
 ) -> None:
     found = OpenMPI(mpirun=Path("mpirun"), version=version, components=frozenset(components), ulfm=ulfm)
     monkeypatch.setattr(checks, "inspect_open_mpi", lambda mpirun: found)
-    said = refusal(profile=profile)
-    assert said.startswith(f"profile='{profile}': ")
+    said = refusal(mpi_profile=profile)
+    assert said.startswith(f"mpi_profile='{profile}': ")
     assert words in said
 
 
@@ -266,3 +267,31 @@ def test_a_file_of_a_run_must_be_new_and_in_a_folder_that_can_be_written(option:
     config = ServeConfig(port=free_port(), **{option: str(tmp_path / "run")})
     preflight(config, model=SMALL_MODEL, machine=ROOMY)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old"]
+
+
+def emulated(folder: Path, profile: Path, **wishes: Any) -> ServeConfig:
+    """A cluster of 40 ranks that sleep, with room for requests of 1,024 tokens."""
+    return ServeConfig(
+        model=str(folder), engine="emulated", profile=str(profile), port=free_port(), max_model_len=1024,
+        prefill=18, decode=18, store=3, staging_bytes=32 * 2**20, **wishes,
+    )  # fmt: skip
+
+
+def test_an_emulated_engine_is_refused_with_a_profile_of_another_model_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    measured = emulation.model_folder(tmp_path / "measured")
+    served = emulation.model_folder(tmp_path / "served", emulation.SMOL)
+    profile = emulation.profile_file(measured)
+    with pytest.raises(UserError, match=r"was measured with measured, .* --out FILE"):
+        preflight(emulated(served, profile), machine=ROOMY)
+    preflight(emulated(measured, profile), machine=ROOMY)
+
+
+def test_an_emulated_rank_needs_no_memory_for_weights_pages_and_torch(tmp_path: Path) -> None:
+    folder = emulation.model_folder(tmp_path / "model", emulation.SMOL)
+    config = emulated(folder, emulation.profile_file(folder), kv_cache_bytes=GIB)
+    laptop = replace(ROOMY, memory_bytes=8 * GIB)
+    preflight(config, machine=laptop)
+    with pytest.raises(LaunchError, match="of memory are available"):
+        preflight(config, machine=replace(laptop, memory_bytes=4 * GIB))

@@ -114,7 +114,7 @@ def test_who_maps_ranks_to_hosts_otherwise_gives_the_only_such_option() -> None:
 def test_a_dry_run_prints_the_line_and_starts_nothing(
     capsys: pytest.CaptureFixture[str], profile: str, words: str
 ) -> None:
-    assert main(["serve", "--dry-run", "--profile", profile, "--decode", "2", "--port", "1"]) == 0
+    assert main(["serve", "--dry-run", "--mpi-profile", profile, "--decode", "2", "--port", "1"]) == 0
     line = capsys.readouterr().out
     assert words in line
     assert "mpirun -n 5 " in line
@@ -122,7 +122,7 @@ def test_a_dry_run_prints_the_line_and_starts_nothing(
 
 
 def _profile(name: str) -> str:
-    return "" if name == "ft" else f" --profile {name}"
+    return "" if name == "ft" else f" --mpi-profile {name}"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def _profile(name: str) -> str:
         (["serve", "--prefill", "0"], "prefill=0: at least 1 is needed"),
         (["serve", "--pool-bytes", "many"], "pool_bytes='many' is not a size; write bytes or 512MiB"),
         (["serve", "--block-size", "100"], "block_size=100: it must divide 512"),
-        (["serve", "--profile", "slow"], "'slow' is not one of 'ft', 'fast'"),
+        (["serve", "--mpi-profile", "slow"], "'slow' is not one of 'ft', 'fast'"),
         (["serve", "--served-model-name", " "], "served_model_name is empty; give one, or leave it out"),
         (["serve", "--api-key", ""], "api_key is empty; give one, or leave it out"),
         (["serve", "--port", "70000"], "port=70000: a port is from 1 to 65535"),

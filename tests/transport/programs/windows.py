@@ -116,7 +116,7 @@ def main() -> None:
 def refused() -> None:
     """Where a killed rank ends nobody, no window spans the ranks, and whoever insists hears it everywhere."""
     world = World.start("ft", limit_s=20)
-    with pytest.raises(BadTransfer, match="--profile fast"):
+    with pytest.raises(BadTransfer, match="--mpi-profile fast"):
         TransferEngine(world, MIB, path="one_sided")
     assert world.finish(5)
     print(f"rank {world.rank} ok", flush=True)

@@ -1,0 +1,148 @@
+"""An engine that computes nothing: a forward pass is a timed wait, and KV is 8 bytes per token.
+
+Used by the runner in place of engine.py on ranks of `serve --engine emulated`. Loads neither torch nor
+kernels. Explained in docs/explain/emulation.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.engine.contract import Drawn
+from mooncake_lite.messages import Logprobs, Sampling
+from mooncake_lite.profiles.compute import PassLoad, load_of
+from scheduler.instance.step import Chunk, Draw
+from store.layout import BlockLayout
+
+FIRST = 0
+"""The digest before the first token of a sequence."""
+
+
+def digest_after(digest: int, token: int) -> int:
+    """Return the emulated KV of a token: a digest of the sequence up to it. digest: of the token before."""
+    return xxh3_64_intdigest(digest.to_bytes(8, "little") + token.to_bytes(4, "little"))
+
+
+def emulated_token(digest: int, draw: Draw, vocab_size: int) -> int:
+    """Choose the token after a sequence, as a function of the sequence and the seed alone.
+
+    digest   of the sequence's last token: it stands for all tokens before the chosen one
+
+    So the token at position i of an answer is a function of the prompt, the seed and i, whichever rank draws
+    it. At temperature 0 the seed has no effect. Stop ids are not chosen before min_tokens. The other settings
+    of sampling have no effect.
+    """
+    sampling: Sampling = draw.sampling
+    seed = (sampling.seed + draw.branch) % 2**63 if sampling.temperature > 0 else 0
+    token = xxh3_64_intdigest(digest.to_bytes(8, "little"), seed) % vocab_size
+    if draw.answered < sampling.min_tokens:
+        while token in draw.stop_ids:
+            token = (token + 1) % vocab_size
+    return token
+
+
+class EmulatedEngine:
+    """Stands in for engine.Engine on one rank.
+
+    layout      of pool blocks, the real model's; without a codec
+    seconds     what a forward pass takes, from a profile
+    wait        sleeps (tests give another one)
+
+    The KV of a token is the digest of its sequence up to it. In a block of the pool, each token's share of
+    the block's bytes repeats it:
+
+        block   block_tokens shares of nbytes / block_tokens bytes:   d0 d0 .. d0 | d1 d1 .. d1 | ...
+
+    So blocks have the size of real ones, equal prefixes have equal bytes, and a rank that was given the wrong
+    block answers with wrong tokens.
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        num_pages: int,
+        vocab_size: int,
+        seconds: Callable[[PassLoad], float],
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.layout = layout
+        self.num_pages = num_pages
+        self._vocab_size = vocab_size
+        self._seconds = seconds
+        self._wait = wait
+        self._digests = np.zeros(num_pages * PAGE_TOKENS, np.uint64)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Return the shape of one pool block."""
+        return self.layout.shape
+
+    @property
+    def block_dtype(self) -> type[np.generic]:
+        """Return NumPy's type of one element of a block: uint16 holds the bits of a bfloat16."""
+        return np.uint16 if self.layout.itemsize == 2 else np.float32
+
+    # ------------------------------------------------------------------------------ computing
+
+    def compute(self, chunks: Seq[Chunk]) -> tuple[list[Drawn], list[list[Logprobs]]]:
+        """Extend the digests of all chunks, and wait for as long as the pass takes.
+
+        Returns a token for each draw of the chunks, in their order, and no logprobs: the gateway refuses
+        requests that ask for them.
+        """
+        began = time.perf_counter()
+        drawn = []
+        for chunk in chunks:
+            last = self._extend(chunk)
+            drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
+        left_s = self._seconds(load_of(chunks)) - (time.perf_counter() - began)
+        if left_s > 0:
+            self._wait(left_s)
+        return drawn, []
+
+    def _extend(self, chunk: Chunk) -> int:
+        """Write the digests of a chunk's tokens. Returns the last one."""
+        digest = int(self._digests[_slot(chunk.pages, chunk.start - 1)]) if chunk.start else FIRST
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            digest = digest_after(digest, token)
+            self._digests[_slot(chunk.pages, position)] = digest
+        return digest
+
+    # ------------------------------------------------------------------------------ pages and blocks
+
+    def copy_pages(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy the digests of whole pages to other pages, one to one."""
+        self._of_pages[list(targets)] = self._of_pages[list(sources)]
+
+    def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
+        """Copy the digests of pool blocks into pages; the last block may have fewer pages."""
+        found = self._shares(blocks)[:, :, 0].reshape(-1, PAGE_TOKENS)
+        self._of_pages[list(pages)] = found[: len(pages)]
+
+    def store_blocks(self, pages: Seq[int], out: np.ndarray) -> None:
+        """Fill pool blocks with the digests of pages, and zeros where there are no pages."""
+        digests = np.zeros((len(out) * self.layout.block_tokens // PAGE_TOKENS, PAGE_TOKENS), np.uint64)
+        digests[: len(pages)] = self._of_pages[list(pages)]
+        self._shares(out)[:] = digests.reshape(len(out), -1, 1)
+
+    @property
+    def _of_pages(self) -> np.ndarray:
+        """The digests as (pages, PAGE_TOKENS)."""
+        return self._digests.reshape(-1, PAGE_TOKENS)
+
+    def _shares(self, blocks: np.ndarray) -> np.ndarray:
+        """Blocks as (n, block_tokens, words of a token) uint64."""
+        return (
+            blocks.reshape(len(blocks), -1).view(np.uint64).reshape(len(blocks), self.layout.block_tokens, -1)
+        )
+
+
+def _slot(pages: Seq[int], position: int) -> int:
+    """Return the slot (page * PAGE_TOKENS + offset) of a position."""
+    return pages[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS

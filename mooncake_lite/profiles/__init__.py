@@ -1,0 +1,1 @@
+"""Profiles of performance: what a real engine was measured to take, in a versioned file. Start at file.py."""

@@ -1,0 +1,81 @@
+"""How long a forward pass takes: the cost model of a profile, as pure functions.
+
+Used by the emulated engine, by the fit (fit.py), and wherever a cost is estimated from a profile. Reads no
+clock and loads nothing heavy. Explained in docs/explain/emulation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from scheduler.instance.step import Chunk
+
+
+class PassLoad(msgspec.Struct, frozen=True):
+    """What decides how long a forward pass takes.
+
+    new_tokens   prompt tokens that the pass computes
+    pairs        (query, key) pairs of their attention: a token at position p has p + 1
+    sequences    tokens of the running batch that the pass computes, one per sequence
+    context      tokens that these attend to, themselves included
+    """
+
+    new_tokens: int = 0
+    pairs: int = 0
+    sequences: int = 0
+    context: int = 0
+
+
+def load_of(chunks: Iterable[Chunk]) -> PassLoad:
+    """Add up the chunks of one pass."""
+    new_tokens = pairs = sequences = context = 0
+    for chunk in chunks:
+        count = len(chunk.token_ids)
+        attended = count * chunk.start + count * (count + 1) // 2
+        if chunk.prompt:
+            new_tokens += count
+            pairs += attended
+        else:
+            sequences += count
+            context += attended
+    return PassLoad(new_tokens, pairs, sequences, context)
+
+
+class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one kind of pass: base_s + per_token_s * tokens + per_key_s * keys. None is negative."""
+
+    base_s: float
+    per_token_s: float
+    per_key_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.base_s, self.per_token_s, self.per_key_s) < 0:
+            raise ValueError("base_s, per_token_s and per_key_s must be 0 or more")
+
+
+class ComputeCost(msgspec.Struct, frozen=True):
+    """The fitted cost of forward passes.
+
+    prefill   tokens: PassLoad.new_tokens; keys: PassLoad.pairs
+    decode    tokens: PassLoad.sequences; keys: PassLoad.context
+    """
+
+    prefill: Terms
+    decode: Terms
+
+    def seconds(self, load: PassLoad) -> float:
+        """Return the seconds of a pass: one base, and the terms of every token in it.
+
+        A pass of both kinds reads the weights once. So it pays the larger of the two bases, not both.
+        """
+        bases, seconds = [0.0], 0.0
+        for terms, tokens, keys in (
+            (self.prefill, load.new_tokens, load.pairs),
+            (self.decode, load.sequences, load.context),
+        ):
+            if tokens:
+                bases.append(terms.base_s)
+                seconds += terms.per_token_s * tokens + terms.per_key_s * keys
+        return max(bases) + seconds

@@ -1,0 +1,191 @@
+"""The emulated engine: tokens depend on the request alone, KV on the tokens before it, waits on times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.engine import EmulatedEngine
+from mooncake_lite.messages import Sampling
+from mooncake_lite.profiles.compute import PassLoad, load_of
+from scheduler.instance import JobId, pages_for
+from scheduler.instance.step import Chunk, Draw
+from store.layout import BlockLayout
+from tests import emulation
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).resolve().parents[3]
+LAYOUT = BlockLayout(layers=3, kv_heads=2, block_tokens=64, head_dim=32, itemsize=4)
+PROMPT = [(7 * i + 3) % 150 for i in range(150)]
+
+
+class Rank:
+    """An engine and 16 of its pages, from page `first` on. waited: the seconds of its waits."""
+
+    def __init__(self, first: int = 0, seconds: float = 0.0) -> None:
+        self.waited: list[float] = []
+        wait, vocabulary = self.waited.append, emulation.VOCABULARY
+        self.engine = EmulatedEngine(LAYOUT, 32, vocabulary, lambda load: seconds, wait)
+        self.pages = tuple(range(first, first + 16))[::-1]
+
+    def chunk(self, tokens: list[int], start: int, draw: Draw | None, prompt: bool = True) -> Chunk:
+        draws = (draw,) if draw is not None else ()
+        return Chunk(JobId("a", 0), tokens[start:], start, self.pages, draws, prompt)
+
+    def blocks(self, length: int) -> np.ndarray:
+        """The pool blocks of the first tokens."""
+        count = -(-length // LAYOUT.block_tokens)
+        out = np.full((count, *LAYOUT.shape), 7, np.float32)
+        self.engine.store_blocks(self._first_pages(length), out)
+        return out
+
+    def load(self, blocks: np.ndarray, length: int) -> None:
+        self.engine.load_blocks(self._first_pages(length), blocks)
+
+    def _first_pages(self, length: int) -> tuple[int, ...]:
+        return self.pages[: pages_for(length, PAGE_TOKENS)]
+
+    def answer(
+        self, tokens: list[int], start: int, count: int, sampling: Sampling | None = None
+    ) -> list[int]:
+        """Compute from `start` on, then decode."""
+        tokens = list(tokens)
+        prompt = len(tokens)
+        for index in range(count):
+            draw = Draw(sampling or Sampling(0.0), tuple(tokens), index, frozenset())
+            (drawn,), _ = self.engine.compute([self.chunk(tokens, start, draw, not index)])
+            start = len(tokens)
+            tokens.append(drawn.token)
+        return tokens[prompt:]
+
+
+def test_tokens_are_the_same_however_the_prompt_is_cut_and_wherever_the_answer_goes_on() -> None:
+    whole = Rank().answer(PROMPT, 0, 20)
+    assert whole == emulation.answer(PROMPT, 20)
+    cut = Rank(first=5)
+    for start, end in ((0, 70), (70, 71), (71, 149)):
+        assert cut.engine.compute([cut.chunk(PROMPT[:end], start, None)]) == ([], [])
+    assert cut.answer(PROMPT, 149, 20) == whole
+    moved = Rank(first=9)
+    moved.load(cut.blocks(150), 150)
+    assert moved.answer([*PROMPT, *whole[:1]], 150, 5) == whole[1:6]
+
+
+def test_the_last_token_of_a_full_hit_is_computed_from_the_kv_of_the_one_before() -> None:
+    owner, reader = Rank(), Rank(first=3)
+    expected = owner.answer(PROMPT[:128], 0, 3)
+    reader.load(owner.blocks(128), 128)
+    assert reader.answer(PROMPT[:128], 127, 3) == expected
+
+
+def test_a_wrong_block_changes_the_tokens() -> None:
+    owner, stranger, reader = Rank(), Rank(), Rank()
+    expected = owner.answer(PROMPT[:128], 0, 8)
+    stranger.answer([5, *PROMPT[1:128]], 0, 1)
+    reader.load(stranger.blocks(128), 128)
+    assert reader.answer(PROMPT[:128], 127, 8) != expected
+
+
+def test_a_block_has_the_bytes_of_the_real_model_and_equal_prefixes_have_equal_ones() -> None:
+    one, other = Rank(), Rank(first=8)
+    one.answer(PROMPT, 0, 1)
+    other.answer([*PROMPT[:64], *PROMPT[:64]], 0, 1)
+    mine, theirs = one.blocks(128), other.blocks(128)
+    assert mine[0].nbytes == LAYOUT.nbytes
+    assert (mine[0] == theirs[0]).all()
+    assert (mine[1] != theirs[1]).any()
+    assert len(set(map(bytes, mine.reshape(128, -1)))) == 128
+    assert LAYOUT.checksums(mine[0]) == LAYOUT.checksums(theirs[0])
+
+
+def test_a_tail_is_copied_as_far_as_it_has_pages() -> None:
+    rank, reader = Rank(), Rank(first=2)
+    expected = rank.answer(PROMPT[:100], 0, 4)
+    tail = rank.blocks(100)
+    assert not tail[1].reshape(64, -1)[48:].any()
+    reader.load(tail, 100)
+    assert reader.answer([*PROMPT[:100], expected[0]], 100, 3) == expected[1:]
+
+
+def test_a_seed_counts_only_when_tokens_are_drawn() -> None:
+    greedy = Rank().answer(PROMPT, 0, 8, Sampling(0.0, seed=5))
+    assert greedy == Rank().answer(PROMPT, 0, 8, Sampling(0.0, seed=6))
+    drawn = Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=5))
+    assert drawn == Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=5))
+    assert drawn != Rank().answer(PROMPT, 0, 8, Sampling(1.0, seed=6))
+
+
+def test_each_branch_of_a_prompt_draws_with_a_seed_of_its_own_and_on_a_copy_of_its_last_page() -> None:
+    rank = Rank()
+    draws = tuple(Draw(Sampling(1.0, seed=5), tuple(PROMPT), 0, frozenset(), branch) for branch in range(3))
+    drawn, _ = rank.engine.compute([Chunk(JobId("a", 0), PROMPT, 0, rank.pages, draws, True)])
+    alone = [Rank().answer(PROMPT, 0, 2, Sampling(1.0, seed=5 + branch)) for branch in range(3)]
+    assert [one.token for one in drawn] == [tokens[0] for tokens in alone]
+
+    branched = (*rank.pages[:9], 30)
+    rank.engine.copy_pages([rank.pages[9]], [30])
+    tokens = [*PROMPT, alone[2][0]]
+    draw = Draw(Sampling(1.0, seed=5), tuple(tokens), 1, frozenset(), 2)
+    (second,), _ = rank.engine.compute([Chunk(JobId("a", 0, 2), tokens[150:], 150, branched, (draw,), False)])
+    assert second.token == alone[2][1]
+
+
+def test_no_stop_id_is_chosen_before_min_tokens() -> None:
+    rank = Rank()
+    stops = frozenset(range(emulation.VOCABULARY)) - {77}
+    for answered, allowed in ((2, True), (3, False)):
+        draw = Draw(Sampling(0.0, min_tokens=3), tuple(PROMPT), answered, stops)
+        (drawn,), _ = rank.engine.compute([rank.chunk(PROMPT, 0, draw)])
+        assert (drawn.token == 77) is allowed
+
+
+def test_a_pass_waits_for_what_the_profile_says_of_its_chunks() -> None:
+    rank = Rank(seconds=5.0)
+    decode = rank.chunk([*PROMPT[:100], 9], 100, None, prompt=False)
+    both = [rank.chunk(PROMPT[:20], 10, None), decode]
+    rank.engine.compute(both)
+    (waited,) = rank.waited
+    assert 4.0 < waited <= 5.0
+    pairs = sum(range(11, 21))
+    assert load_of(both) == PassLoad(new_tokens=10, pairs=pairs, sequences=1, context=101)
+
+
+RANK = """
+import sys
+from pathlib import Path
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.engine import Runner, StagingBlocks
+from mooncake_lite.engine.build import emulated_engine
+from mooncake_lite.launch.preflight import preflight
+from mooncake_lite.model.config import load_config
+from mooncake_lite.roles import assemble, compute, compute_rank, gateway_process, rank, store
+from mooncake_lite.roles.tier_folder import open_tier
+from mooncake_lite.sizes import block_layout
+import mooncake_lite.gateway.__main__
+import numpy as np
+
+folder = Path(sys.argv[1])
+config = ServeConfig(model=str(folder), engine="emulated", profile=sys.argv[2], ssd_dir=sys.argv[3], port=1)
+engine = emulated_engine(config, folder, load_config(folder))
+layout = block_layout(config, load_config(folder))
+StagingBlocks(np.zeros(8 * layout.nbytes, np.uint8), layout, engine)
+fingerprint = assemble.pool_fingerprint(config, folder)
+tier = open_tier(config, 0, layout, fingerprint)
+tier.close()
+print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numba", "llvmlite", "kernels_numba"}))
+"""
+
+
+def test_no_process_of_an_emulated_cluster_imports_torch_or_kernels(tmp_path: Path) -> None:
+    folder = emulation.model_folder(tmp_path / "model")
+    arguments = [str(folder), str(emulation.profile_file(folder)), str(tmp_path / "tier")]
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

@@ -1,0 +1,60 @@
+"""The cost of a forward pass: what a fit finds, and what a mixed pass pays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.fit import MeasuredPass, errors, fit
+
+pytestmark = pytest.mark.quick
+
+COST = ComputeCost(prefill=Terms(0.04, 1.5e-3, 2e-7), decode=Terms(0.03, 4e-3, 3e-6))
+
+
+def passes(cost: ComputeCost, noise: float = 0.0) -> list[MeasuredPass]:
+    """Passes that take what `cost` says, times 1 +- noise."""
+    chosen = random.Random(3)
+    prompts = [(new, start) for new in (8, 64, 256) for start in (0, 1024, 3072)]
+    loads = [PassLoad(new, new * start + new * (new + 1) // 2) for new, start in prompts]
+    loads += [PassLoad(0, 0, batch, batch * context) for batch in (1, 4, 16) for context in (64, 1024, 3072)]
+    loads += [PassLoad(128, 128 * 1024, 8, 8 * 1024)]
+    return [MeasuredPass(load, cost.seconds(load) * chosen.uniform(1 - noise, 1 + noise)) for load in loads]
+
+
+def terms(cost: ComputeCost) -> list[float]:
+    return [
+        value
+        for part in (cost.prefill, cost.decode)
+        for value in (part.base_s, part.per_token_s, part.per_key_s)
+    ]
+
+
+def test_a_fit_finds_the_terms_again() -> None:
+    measured = passes(COST)
+    found = fit(measured)
+    assert terms(found) == pytest.approx(terms(COST), rel=1e-6)
+    assert all(error.largest < 1e-6 for error in errors(found, measured).values())
+    assert set(errors(found, measured)) == {"prefill", "decode", "mixed"}
+
+
+def test_noise_makes_no_term_negative_and_the_error_tells_of_it() -> None:
+    flat = ComputeCost(prefill=Terms(0.04, 0.0, 0.0), decode=Terms(0.0, 4e-3, 0.0))
+    measured = passes(flat, noise=0.1)
+    found = fit(measured)
+    assert min(terms(found)) >= 0
+    assert all(0 < error.mean <= error.largest < 0.2 for error in errors(found, measured).values())
+
+
+def test_a_mixed_pass_pays_one_base_and_every_token() -> None:
+    prompt, decode = PassLoad(128, 8256), PassLoad(0, 0, 4, 2048)
+    both = PassLoad(128, 8256, 4, 2048)
+    assert COST.seconds(both) == pytest.approx(COST.seconds(prompt) + COST.seconds(decode) - 0.03)
+    assert COST.seconds(PassLoad()) == 0.0
+
+
+def test_too_few_passes_are_no_fit() -> None:
+    with pytest.raises(ValueError, match="2 passes of a kind are too few"):
+        fit(passes(COST)[:2])
