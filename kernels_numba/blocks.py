@@ -92,11 +92,15 @@ def scatter_kv(
     row_bytes = head_dim * key_cache.dtype.itemsize
     if rotary is None:
         step = arrays.strides_of(key)[0] * key_cache.dtype.itemsize
-        move_tokens(arrays.address_of(key_cache), arrays.address_of(key), step, slots, heads, page_size, row_bytes)
+        move_tokens(
+            arrays.address_of(key_cache), arrays.address_of(key), step, slots, heads, page_size, row_bytes
+        )
     else:
         _scatter_rotated(key, key_cache, slots, rotary, positions, query)
     step = arrays.strides_of(value)[0] * key_cache.dtype.itemsize
-    move_tokens(arrays.address_of(value_cache), arrays.address_of(value), step, slots, heads, page_size, row_bytes)
+    move_tokens(
+        arrays.address_of(value_cache), arrays.address_of(value), step, slots, heads, page_size, row_bytes
+    )
 
 
 def _check_scatter(named: dict[str, Any]) -> str:
@@ -173,7 +177,9 @@ def _scatter_rotated(
     if query is not None:
         turned = (arrays.address_of(query), arrays.strides_of(query)[0] * itemsize, query.shape[1])
     step = arrays.strides_of(key)[0] * itemsize
-    scatter_rotated(arrays.address_of(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned)
+    scatter_rotated(
+        arrays.address_of(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned
+    )
 
 
 def gather_blocks(
@@ -330,7 +336,14 @@ def _move_blocks(
     nbytes = ids.size * layer_count * 2 * head_count * run
     if codec is None or codec.number == 0:
         kernels: tuple[Any, Any] = (move_block_runs_v1, move_block_runs_v2)
-        arguments: tuple[Any, ...] = (arrays.address_of(view), arrays.address_of(array), ids, strides, part, to_pages)
+        arguments: tuple[Any, ...] = (
+            arrays.address_of(view),
+            arrays.address_of(array),
+            ids,
+            strides,
+            part,
+            to_pages,
+        )
     else:
         from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
 

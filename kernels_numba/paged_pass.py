@@ -1,7 +1,7 @@
-"""One forward pass over paged KV: what all its layers share is checked once, then each layer writes and attends.
+"""One forward pass over paged KV: what its layers share is checked once, then each layer writes and attends.
 
-Called by the model's forward pass. scatter_kv and the paged attentions check all arrays at every call; a model
-of 30 layers would ask about the same tables 30 times a token, which on a CPU takes longer than a short
+Called by the model's forward pass. scatter_kv and the paged attentions check all arrays at every call. A
+model of 30 layers would check the same tables 30 times per token, which on a CPU takes longer than a short
 attention. On a GPU this calls those functions. Knows arrays, not models.
 
     rows of query   0 .. singles - 1   sequences of one new token: decode attention
@@ -42,8 +42,8 @@ class PagedPass:
     singles        the first so many sequences have one new token
     split          as for paged_attention_decode
 
-    Torch tensors on one device, or NumPy arrays. Raises ShapeError, DtypeError, LayoutError, KindError and, on
-    the CPU, RangeError (errors.py). The arrays must not change while the pass is used.
+    Torch tensors on one device, or NumPy arrays. Raises ShapeError, DtypeError, LayoutError, KindError and,
+    on the CPU, RangeError (errors.py). The arrays must not change while the pass is used.
     """
 
     def __init__(
@@ -93,22 +93,36 @@ class PagedPass:
         """
         if not self._on_cpu:
             caches, _, _, _, slots, positions, rotary = self._arrays
-            pages = caches[layer]
-            scatter_kv(key, value, *pages, slots, rotary=rotary, positions=positions, query=query)
+            keys, values = caches[layer]
+            scatter_kv(key, value, keys, values, slots, rotary=rotary, positions=positions, query=query)
             return
         kv_heads, head_dim = self._caches.shape[3], self._caches.shape[5]
-        for name, array, heads in (("key", key, kv_heads), ("value", value, kv_heads), ("query", query, None)):
+        for name, array, heads in (
+            ("key", key, kv_heads),
+            ("value", value, kv_heads),
+            ("query", query, None),
+        ):
             self._check_new(name, array, heads)
         keys, values = self._caches[layer]
         row_bytes = head_dim * keys.itemsize
         step, query_step = kv_heads * row_bytes, query.shape[1] * row_bytes
         turned = (arrays.address_of(query), query_step, query.shape[1])
-        scatter_rotated(arrays.address_of(key), step, keys, self._slots, *self._rotary, self._positions, *turned)
+        scatter_rotated(
+            arrays.address_of(key), step, keys, self._slots, *self._rotary, self._positions, *turned
+        )
         page_size = keys.shape[2]
-        move_tokens(arrays.address_of(values), arrays.address_of(value), step, self._slots, kv_heads, page_size, row_bytes)
+        move_tokens(
+            arrays.address_of(values),
+            arrays.address_of(value),
+            step,
+            self._slots,
+            kv_heads,
+            page_size,
+            row_bytes,
+        )
 
     def attend(self, layer: int, query: Any, *, scale: float, window: int | None = None) -> Any:
-        """Causal attention of the new tokens over their sequences, like query; see paged_attention_prefill."""
+        """Causal attention of the new tokens over their sequences, as paged_attention_prefill."""
         out, d = arrays.empty_like(query), self._singles
         if not self._on_cpu:
             self._attend_on_gpu(layer, query, out, scale, window)
@@ -118,14 +132,15 @@ class PagedPass:
         if (limit, query.shape[1]) not in self._checked:
             self._check_attention(limit, query.shape[1])
         q, result = arrays.as_numpy(query), arrays.as_numpy(out)
-        cache, tables, lens = self._caches[layer], self._tables, self._lens
+        (keys, values), tables, lens = self._caches[layer], self._tables, self._lens
+        rest, threads = (float(scale), limit), get_num_threads()
         with PARALLEL_CALL:
             if d:
-                shared = (tables[:d], lens[:d], result[:d], scale, limit)
-                decode_v3(q[:d], cache[0], cache[1], *shared, self._split, get_num_threads())
+                alone = (q[:d], keys, values, tables[:d], lens[:d], result[:d])
+                decode_v3(*alone, *rest, self._split, threads)
             if d < self._batch:
-                shared = (tables[d:], self._new[d:], lens[d:], result[d:], scale, limit)
-                prefill_tiles(q[d:], cache[0], cache[1], *shared, get_num_threads(), True)
+                others = (q[d:], keys, values, tables[d:], self._new[d:], lens[d:], result[d:])
+                prefill_tiles(*others, *rest, threads, True)
         return out
 
     def _attend_on_gpu(self, layer: int, query: Any, out: Any, scale: float, window: int | None) -> None:
@@ -150,7 +165,11 @@ class PagedPass:
     def _check_new(self, name: str, array: Any, heads: int | None) -> None:
         """One of a layer's arrays of new tokens."""
         shape = array.shape
-        if len(shape) != 3 or shape[::2] != (self._rows, self._caches.shape[5]) or shape[1] != (heads or shape[1]):
+        if (
+            len(shape) != 3
+            or shape[::2] != (self._rows, self._caches.shape[5])
+            or shape[1] != (heads or shape[1])
+        ):
             arrays.check_shape(name, array, self._rows, heads or "heads", self._caches.shape[5])
         if array.dtype != self._element:
             raise DtypeError(f"{name}.dtype", arrays.dtype_name(array), f"{self._element}, as caches has")
@@ -162,14 +181,17 @@ def _check_shared(named: dict[str, Any]) -> None:
     """All but the values of what the layers of a pass share."""
     arrays.common_device(named)
     arrays.check_float("caches", named["caches"])
-    arrays.check_shape(
-        "caches", named["caches"], "layers", 2, "pages", "kv_heads", "page_size", "head_dim"
-    )
+    arrays.check_shape("caches", named["caches"], "layers", 2, "pages", "kv_heads", "page_size", "head_dim")
     batch = named["query_lens"].shape[0]
-    for name, shape in (("block_tables", (batch, "max_pages")), ("query_lens", (batch,)), ("context_lens", (batch,))):
+    for name, shape in (
+        ("block_tables", (batch, "max_pages")),
+        ("query_lens", (batch,)),
+        ("context_lens", (batch,)),
+    ):
         arrays.check_integer(name, named[name], "int32")
         arrays.check_shape(name, named[name], *shape)
     arrays.check_integer("slot_mapping", named["slot_mapping"], "int64")
+    arrays.check_shape("slot_mapping", named["slot_mapping"], "tokens")
     for name, array in named.items():
         arrays.check_contiguous(name, array)
     tokens, head_dim = named["slot_mapping"].shape[0], named["caches"].shape[5]

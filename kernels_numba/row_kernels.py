@@ -51,7 +51,13 @@ def rms_norm(x: Any, weight: Any, eps: float, add: Any = None) -> Any:
         _check("add", add, x)
     arrays.check_writable("x", x)
     out = np.empty_like(x) if isinstance(x, np.ndarray) else sys.modules["torch"].empty_like(x)
-    job = (arrays.address_of(x), arrays.address_of(add) if add is not None else 0, arrays.address_of(weight), float(eps), arrays.address_of(out))
+    job = (
+        arrays.address_of(x),
+        arrays.address_of(add) if add is not None else 0,
+        arrays.address_of(weight),
+        float(eps),
+        arrays.address_of(out),
+    )
     _run(_norm_v1, job, rows, width)
     return out
 
@@ -133,9 +139,7 @@ def _norm_v1(x, add, weight, eps, out, rows, width, workers):
     else:
         share = (rows + workers - 1) // workers
         for worker in prange(workers):
-            _norm_rows(
-                x, add, weight, eps, out, worker * share, min(rows, worker * share + share), width
-            )
+            _norm_rows(x, add, weight, eps, out, worker * share, min(rows, worker * share + share), width)
 
 
 @njit(**PART, **_RULES)

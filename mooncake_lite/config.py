@@ -82,6 +82,12 @@ def check_weight_choice(weights: str, dtype: str, device: str) -> None:
         raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
 
 
+def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> None:
+    """Raises ConfigError when there are no batch-invariant kernels for this dtype on this device."""
+    if batch_invariant and (dtype, device) != ("float32", "cpu"):
+        raise ConfigError(f"batch_invariant needs dtype float32 and device cpu, not {dtype} and {device}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
@@ -106,6 +112,7 @@ class ServeConfig:
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     max_queue           requests that may wait; one more is refused with 429
+    batch_invariant     the bits of a sequence do not depend on what else is computed; slower
     record              file that every event of the control plane is written to (recording.py); "": none
     """
 
@@ -147,6 +154,7 @@ class ServeConfig:
     prefix_sharing: Literal["hash", "radix", "off"] = "hash"
     kv_events_config: str = ""
     record: str = ""
+    batch_invariant: bool = False
     threads: int = 0
     dead_after_s: float = 6.0
     start_timeout_s: float = 120.0
@@ -191,6 +199,7 @@ class ServeConfig:
         if self.kv_codec not in CODECS:
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(CODECS)}")
         check_weight_choice(self.weights, self.dtype, self.device)
+        check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 

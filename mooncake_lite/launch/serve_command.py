@@ -72,6 +72,7 @@ HELP: dict[str, str] = {
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
     "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
     "The file contains keys, lengths and digests, and no text.",
+    "batch_invariant": "Compute each sequence to the same bits whatever shares its step. Decoding is slower.",
     "threads": "Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).",
     "dead_after_s": "Seconds of silence after which a suspended rank, a rank on another host or the "
     "conductor counts as dead. A rank on rank 0's host that runs but does not answer has three times as "

@@ -1,8 +1,8 @@
 """The forward pass: token ids in, logits out, keys and values written into paged caches on the way.
 
-Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are `kernels_numba`;
-on a CPU in float32 also norms, SwiGLU and the linear layers of small batches; all else is torch. Explained in
-docs/model.md.
+Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are
+`kernels_numba`; on a CPU in float32 also norms, SwiGLU and the linear layers of small batches; all else is
+torch. Explained in docs/model.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as functional
 
 from kernels_numba import PagedPass, rms_norm, silu_multiply
+from mooncake_lite.config import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.linear_paths import choose_paths
@@ -45,8 +46,8 @@ class AttentionBatch:
 
     @property
     def singles(self) -> int:
-        """Leading sequences of one new token: all in a decode step, which follows from the sizes alone, because
-        asking a GPU would mean to wait for it."""
+        """Leading sequences of one new token. In a decode step these are all, as the sizes tell: asking a GPU
+        would mean waiting for it."""
         batch = self.query_lens.shape[0]
         return batch if self.slot_mapping.shape[0] == batch else self.leading
 
@@ -211,8 +212,8 @@ def load_model(
     weights   "auto": for a few tokens the blocks of the GGUF file that the folder was made from, if it was,
               and tensors for many; "published": those blocks alone; "float32": tensors alone
 
-    batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages; on a
-                      CPU in float32
+    batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages;
+                      on a CPU in float32
 
     On a CPU in float32 the first process of a machine measures which kernels multiply how many rows
     (linear_paths.py). Raises ModelError when the folder is damaged or not a supported model, or the device
@@ -220,8 +221,7 @@ def load_model(
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
-    if batch_invariant and (dtype, device) != ("float32", "cpu"):
-        raise ModelError(f"batch_invariant needs dtype float32 and device cpu, not {dtype} and {device}")
+    check_batch_invariant(batch_invariant, dtype, device)
     _check_device(device)
     config = load_config(folder)
     source = weight_source(folder, weights, dtype, device)

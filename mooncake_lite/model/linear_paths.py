@@ -55,8 +55,7 @@ def measured_paths(alike: Sequence[Projection]) -> Paths:
 
 
 def _last(limits: Sequence[int], holds: Callable[[int], bool]) -> int:
-    """The largest of `limits` for which `holds`, which is true up to some limit; for the first it is taken for
-    granted."""
+    """The largest of `limits` for which `holds`: it is true up to some limit, and for the first one."""
     true, false = 0, len(limits)
     while false - true > 1:
         middle = (true + false) // 2

@@ -48,7 +48,7 @@ class PathTable:
         return subfolder("linear-paths") / f"{self._digest}.json"
 
     def read(self) -> dict[str, Paths]:
-        """Kind of layer -> its paths; empty where there is no file, or one that is damaged or of another machine.
+        """Kind of layer -> its paths; empty where the file is absent, damaged or of another machine.
 
         Raises CacheError when the folder cannot be used.
         """

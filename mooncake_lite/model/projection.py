@@ -109,8 +109,8 @@ class Projection:
         ]
 
     def _in_parts(self, hidden: torch.Tensor, index: int, linear: Linear) -> torch.Tensor:
-        """torch's product with the tensor, or with a piece of the weight as float32, then with the next piece in
-        the same place."""
+        """torch's product with the tensor; or with a piece of the weight as float32, then with the next piece
+        in the same place."""
         rows, width = shape_of(linear.weight)
         out = hidden.new_empty(hidden.shape[0], rows)
         if linear.dense is not None:

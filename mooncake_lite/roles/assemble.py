@@ -76,12 +76,15 @@ def play(process: RankProcess) -> int:
 
 
 def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
-    """Return a fingerprint of everything that determines a block's bytes: the weights, and a lossy codec.
+    """Return a fingerprint of everything that determines a block's bytes: the weights, the family of kernels,
+    and a lossy codec.
 
     The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
     """
     weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
+    if config.batch_invariant:
+        weights = xxhash.xxh3_128_digest(weights + b"batch invariant")
     if config.kv_codec == "none":
         return weights
     return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
@@ -398,7 +401,7 @@ class _Compute:
         if use is not None:
             compile_ahead(steps_of(use), process.compiling)
         process.file.write("starting", "loading the model")
-        model = load_model(start.folder, config.dtype, config.device, config.weights)
+        model = load_model(start.folder, config.dtype, config.device, config.weights, config.batch_invariant)
         engine = Engine(model, num_pages(config, start.model_config), config.block_size, config.kv_codec)
         process.file.write("starting", "warming up")
         warm_up(engine)
