@@ -78,6 +78,7 @@ class Linears:
                 )
         self.rows = [part.rows for part in parts]
         self._total = sum(self.rows)
+        self._ends = np.cumsum(self.rows)[:-1]
         self._parts = parts
         self.has_fixed = any(fixed_kernel(part.kind, part.width) for part in parts)
         self._table = np.array([_table_row(part) for part in parts], np.int64)
@@ -105,11 +106,11 @@ class Linears:
             self._run(x.data_ptr(), n, out.data_ptr(), fixed)
         if len(self.rows) == 1:
             return [out]
-        results, first = [], 0
-        for rows in self.rows:
-            results.append(out[first : first + n * rows].reshape(n, rows))
-            first += n * rows
-        return results
+        if isinstance(x, np.ndarray):
+            parts = np.split(out, n * self._ends)
+        else:
+            parts = out.split([n * rows for rows in self.rows])
+        return [part.reshape(n, rows) for part, rows in zip(parts, self.rows)]
 
     def into(self, x: Any, out: Any) -> None:
         """The same for a single weight, written to `out` (n, rows) float32, contiguous."""
@@ -159,7 +160,8 @@ class Linears:
         return int(shape[0])
 
     def _run(self, x: int, n: int, out: int, fixed: bool | None = None) -> None:
-        workers, fixed = get_num_threads(), n <= MAX_FIXED_ROWS_OF_X if fixed is None else fixed
+        fixed = n <= MAX_FIXED_ROWS_OF_X if fixed is None else fixed
+        workers = get_num_threads()
         if workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers):
             with PARALLEL_CALL:
                 linear_v2_parallel(self._table, HALVES_ADDRESS, x, n, self.width, out, fixed, workers)

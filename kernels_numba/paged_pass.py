@@ -83,6 +83,7 @@ class PagedPass:
         if not (self._new[: self._singles] == 1).all():
             raise RangeError("singles", self._singles, "leading sequences that have one new token each")
         self._checked: set[tuple[int, int]] = set()
+        self._threads = get_num_threads()
 
     # ------------------------------------------------------------------------------ what a layer does
 
@@ -133,7 +134,7 @@ class PagedPass:
             self._check_attention(limit, query.shape[1])
         q, result = arrays.as_numpy(query), arrays.as_numpy(out)
         (keys, values), tables, lens = self._caches[layer], self._tables, self._lens
-        rest, threads = (float(scale), limit), get_num_threads()
+        rest, threads = (float(scale), limit), self._threads
         with PARALLEL_CALL:
             if d:
                 alone = (q[:d], keys, values, tables[:d], lens[:d], result[:d])

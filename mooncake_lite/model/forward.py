@@ -129,22 +129,27 @@ class Model:
         """
         hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
-        pieces = invariant_pieces(batch.query_lens.tolist(), batch.singles) if self.batch_invariant else []
+        pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
         delta = None  # what the last half of a layer adds to `hidden`, until the next norm reads both
         layers = zip(self.weights.layers, self.projections, self.config.windows, strict=True)
         for index, (layer, projections, window) in enumerate(layers):
             normed = self._norm(hidden, layer.attention_norm, delta)
             query, key, value = self._heads(normed, layer, projections.query_key_value, pieces)
             paged.write(index, key, value, query)
-            attended = paged.attend(index, query, scale=self.scale, window=window)
-            (delta,) = projections.output(attended.view(hidden.shape[0], -1), pieces)
+            attended = paged.attend(index, query, scale=self.scale, window=window).flatten(1)
+            if rows is not None and index == self.config.layers - 1:  # later, other tokens have no readers
+                hidden, attended = hidden[rows], attended[rows]
+                pieces = self._pieces([], hidden.shape[0])
+            (delta,) = projections.output(attended, pieces)
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
         assert delta is not None
-        if rows is not None:
-            hidden, delta = hidden[rows], delta[rows]
-        pieces = invariant_pieces([], len(hidden)) if self.batch_invariant else []
+        pieces = self._pieces([], hidden.shape[0])
         return self.head(self._norm(hidden, self.weights.norm, delta), pieces)[0].float()
+
+    def _pieces(self, query_lens: list[int], singles: int) -> list[int]:
+        """Rows that linear layers multiply together, as invariant_pieces; empty: all."""
+        return invariant_pieces(query_lens, singles) if self.batch_invariant else []
 
     def _paged(self, caches: torch.Tensor, batch: AttentionBatch, positions: torch.Tensor) -> PagedPass:
         """The pages of a batch, as all layers use them."""
