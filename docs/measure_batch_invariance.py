@@ -1,6 +1,6 @@
 """Measures what --batch-invariant costs, and writes the table of docs/explain/batch-invariance.md.
 
-    python docs/measure_batch_invariance.py        a minute on two cores; the default model must be in the cache
+    python docs/measure_batch_invariance.py      a minute on two cores; the default model must be in the cache
 
 Both sets of kernels run in one process and take turns, over the same pages and the same tokens.
 """
@@ -51,7 +51,10 @@ class Steps:
         for start in range(0, PROMPT, CHUNK):
             positions = torch.arange(start, start + CHUNK)
             slots = tables[0, positions // PAGE_TOKENS].long() * PAGE_TOKENS + positions % PAGE_TOKENS
-            new, end = torch.tensor([CHUNK], dtype=torch.int32), torch.tensor([start + CHUNK], dtype=torch.int32)
+            new, end = (
+                torch.tensor([CHUNK], dtype=torch.int32),
+                torch.tensor([start + CHUNK], dtype=torch.int32),
+            )
             last = torch.tensor([CHUNK - 1])
             total += self._timed(positions + 100, positions, AttentionBatch(new, end, tables, slots), last)
         return total

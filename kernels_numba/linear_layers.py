@@ -78,7 +78,6 @@ class Linears:
                 )
         self.rows = [part.rows for part in parts]
         self._total = sum(self.rows)
-        self._ends = np.cumsum(self.rows)[:-1]
         self._parts = parts
         self.has_fixed = any(fixed_kernel(part.kind, part.width) for part in parts)
         self._table = np.array([_table_row(part) for part in parts], np.int64)
@@ -106,10 +105,8 @@ class Linears:
             self._run(x.data_ptr(), n, out.data_ptr(), fixed)
         if len(self.rows) == 1:
             return [out]
-        if isinstance(x, np.ndarray):
-            parts = np.split(out, n * self._ends)
-        else:
-            parts = out.split([n * rows for rows in self.rows])
+        sizes = [n * rows for rows in self.rows]
+        parts: Any = np.split(out, np.cumsum(sizes)[:-1]) if isinstance(out, np.ndarray) else out.split(sizes)
         return [part.reshape(n, rows) for part, rows in zip(parts, self.rows)]
 
     def into(self, x: Any, out: Any) -> None:

@@ -231,7 +231,9 @@ def _linear_paths(folder: Path) -> Finding:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     if not found:
-        return Finding("linear layers", "not measured", "ok", "the first start measures which kernels are faster")
+        return Finding(
+            "linear layers", "not measured", "ok", "the first start measures which kernels are faster"
+        )
     return Finding("linear layers", f"kinds measured: {', '.join(found)}", "ok", f"tables in {folder}")
 
 
