@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kernels_numba.linear_layers import Int8Rows as Int8Rows
     from kernels_numba.linear_layers import Linears as Linears
     from kernels_numba.linear_layers import linear as linear
+    from kernels_numba.paged_pass import PagedPass as PagedPass
+    from kernels_numba.row_kernels import rms_norm as rms_norm
+    from kernels_numba.row_kernels import silu_multiply as silu_multiply
 
 _HOME = {
     "paged_attention_decode": "attention_decode",
@@ -30,6 +33,9 @@ _HOME = {
     "gather_blocks": "blocks",
     "scatter_blocks": "blocks",
     "copy_pages": "blocks",
+    "PagedPass": "paged_pass",
+    "rms_norm": "row_kernels",
+    "silu_multiply": "row_kernels",
     "codec": "codecs",
     "linear": "linear_layers",
     "Linears": "linear_layers",

@@ -81,6 +81,8 @@ def steps_of(use: KernelUse) -> list[Step]:
     if use.formats:
         steps.append(("linear layers", _linear_drivers))
     steps += [(f"linear layers {name}", partial(_multiply, name)) for name in use.formats]
+    if use.formats:
+        steps.append(("norms and SwiGLU", _rows))
     if use.unpacked:
         steps.append(("unpacking weights", partial(_unpack, use.unpacked)))
     if use.blocks:
@@ -231,6 +233,14 @@ def _linear_drivers() -> None:
     from kernels_numba.linear_layers import load_drivers
 
     load_drivers()
+
+
+def _rows() -> None:
+    from kernels_numba.row_kernels import rms_norm, silu_multiply
+
+    row = np.ones((1, 8), np.float32)
+    rms_norm(row, row[0], 1e-6, add=row)
+    silu_multiply(row, row)
 
 
 def _multiply(name: str) -> None:

@@ -129,6 +129,19 @@ def as_numpy(array: Any) -> np.ndarray:
     return (tensor if bits is None else tensor.view(bits)).numpy()
 
 
+def plain_float32(array: Any) -> bool:
+    """Whether one look shows a contiguous float32 array on the CPU; the checks find out what else it is."""
+    if isinstance(array, np.ndarray):
+        return array.dtype == np.float32 and array.flags.c_contiguous
+    torch = sys.modules.get("torch")
+    return bool(torch and array.dtype is torch.float32 and array.is_cpu and array.is_contiguous())
+
+
+def address_of(array: Any) -> int:
+    """Where the first byte of a CPU array lies."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()  # type: ignore[no-any-return]
+
+
 _PASSED: dict[Any, Any] = {}
 _MOST_PASSED = 1024
 

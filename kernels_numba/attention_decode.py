@@ -40,6 +40,7 @@ from kernels_numba.checks import (
     plain_views,
     raise_for_table,
 )
+from kernels_numba.errors import RangeError
 from kernels_numba.numerics import LOWEST, store, widen
 from kernels_numba.runtime import FAST, PARALLEL_CALL, get_num_threads, njit
 
@@ -57,6 +58,7 @@ def paged_attention_decode(
     scale: float,
     out: Any = None,
     window: int | None = None,
+    split: int = 0,
 ) -> Any:
     """Attention of one new token a sequence; returns `out`, of the query's kind, shape and dtype.
 
@@ -68,6 +70,10 @@ def paged_attention_decode(
         scale                   factor of the scores, usually head_dim ** -0.5
         out                     optional; written in place
         window                  optional; tokens that are looked at, the newest ones
+        split                   on the CPU. 0: contexts are shared out over the threads as suits this batch.
+                                Else they are summed in pieces that end at multiples of so many tokens (of
+                                whole pages): the bits of a sequence then do not depend on the other
+                                sequences, the threads or the pages
 
     NumPy arrays and torch CPU tensors may be mixed and run on the CPU; torch CUDA tensors and Numba device
     arrays run on the GPU, on torch's current stream. bfloat16 is ml_dtypes.bfloat16 or uint16 in NumPy.
@@ -89,6 +95,8 @@ def paged_attention_decode(
         arrays.check_shape("context_lens", context_lens, batch)
     if batch == 0:
         return out
+    if split < 0 or (split and device == arrays.CUDA):
+        raise RangeError("split", split, "0, or on the CPU a number of tokens")
     if device == arrays.CUDA:
         from kernels_numba.attention_cuda import launch_decode
 
@@ -100,7 +108,7 @@ def paged_attention_decode(
     read_from = _ALL if limit == NO_WINDOW else lens.astype(np.int64) - limit
     raise_for_table(check_tables(views[3], lens, cache[0], cache[2], read_from), views[3], lens, cache)
     with PARALLEL_CALL:
-        decode_v3(*views, float(scale), limit, get_num_threads())
+        decode_v3(*views, float(scale), limit, split, get_num_threads())
     return out
 
 

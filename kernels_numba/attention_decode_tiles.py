@@ -201,19 +201,24 @@ def _decode_piece(queries, group, key_cache, value_cache, table, kv_head, first,
 
 
 @njit(**PART, **_RULES)
-def _plan_pieces(context_lens, window, kv_heads, page_size, workers):
-    """Pieces of equal length, a few per worker: (pieces, 3) rows of sequence, first token, last token."""
+def _plan_pieces(context_lens, window, kv_heads, page_size, split, workers):
+    """Pieces of contexts: (pieces, 3) rows of sequence, first token, last token.
+
+    split   0: pieces of equal length, a few per worker. Else they end at multiples of it (of whole pages),
+            counted from the first token of the sequence: then no other sequence changes them.
+    """
     tokens = 0
     for length in context_lens:
         tokens += min(length, window)
-    piece = max(MIN_SPLIT_TOKENS, tokens * kv_heads // (4 * workers))
+    piece = split if split else max(MIN_SPLIT_TOKENS, tokens * kv_heads // (4 * workers))
     piece = (piece + page_size - 1) // page_size * page_size
+    unit = piece if split else page_size
     pieces = np.empty((context_lens.shape[0] * 2 + tokens // piece, 3), np.int64)
     count = 0
     for b in range(context_lens.shape[0]):
         length = context_lens[b]
         begin = max(0, length - window)
-        for first in range(begin // page_size * page_size, length, piece):
+        for first in range(begin // unit * unit, length, piece):
             pieces[count, 0], pieces[count, 1] = b, max(first, begin)
             pieces[count, 2] = min(first + piece, length)
             count += 1
@@ -268,12 +273,12 @@ def _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, hi
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, scale, window, workers):
-    """Plan the pieces, let the workers take them, merge."""
+def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, scale, window, split, workers):
+    """Plan the pieces, let the workers take them, merge. `split` as for _plan_pieces."""
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     group = heads // kv_heads
-    pieces = _plan_pieces(context_lens, window, kv_heads, page_size, workers)
+    pieces = _plan_pieces(context_lens, window, kv_heads, page_size, split, workers)
     highest = np.empty((pieces.shape[0], kv_heads, group), np.float32)
     totals = np.empty((pieces.shape[0], kv_heads, group), np.float32)
     sums = np.empty((pieces.shape[0], kv_heads, group, head_dim), np.float32)
@@ -284,6 +289,9 @@ def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, sc
     taken = np.zeros(1, np.int64)
     if tokens * kv_heads * head_dim < ALONE_FLOATS:
         workers = 1
-    for _ in prange(workers):
+    if workers == 1:  # a parallel region would wake the other threads even for one worker
         _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums)
+    else:
+        for _ in prange(workers):
+            _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums)
     _merge_pieces(pieces, highest, totals, sums, group, out)

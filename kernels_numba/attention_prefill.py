@@ -93,11 +93,8 @@ def paged_attention_prefill(
         arrays.as_numpy(a)
         for a in (query, key_cache, value_cache, block_tables, query_lens, context_lens, out)
     )
-    ends, page_size = lens.astype(np.int64), keys.shape[2]
-    read_from = np.where(new, ends - new - reach + 1, ends + page_size)
-    found = check_tables(tables, lens, keys.shape[0], page_size, read_from)
-    raise_for_table(found, tables, lens, keys.shape)
-    _check_lengths(new, lens, q.shape[0])
+    check_pages(tables, new, lens, keys.shape, reach)
+    check_lengths(new, lens, q.shape[0])
     with PARALLEL_CALL:
         prefill_tiles(
             q, keys, values, tables, new, lens, result, float(scale), reach, get_num_threads(), True
@@ -105,7 +102,19 @@ def paged_attention_prefill(
     return out
 
 
-def _check_lengths(new: np.ndarray, lens: np.ndarray, rows: int) -> None:
+def check_pages(
+    tables: np.ndarray, new: np.ndarray, lens: np.ndarray, cache: tuple[int, ...], reach: int
+) -> None:
+    """RangeError for a page id or a length out of range; entries that no new token sees are not looked at.
+
+    cache   shape of the key cache; reach: the window
+    """
+    ends = lens.astype(np.int64)
+    read_from = np.where(new, ends - new - reach + 1, ends + cache[2])
+    raise_for_table(check_tables(tables, lens, cache[0], cache[2], read_from), tables, lens, cache)
+
+
+def check_lengths(new: np.ndarray, lens: np.ndarray, rows: int) -> None:
     """RangeError when the lengths contradict each other."""
     wrong = np.flatnonzero((new < 0) | (new > lens))
     if wrong.size:

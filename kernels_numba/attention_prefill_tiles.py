@@ -124,8 +124,9 @@ def _attend(caches, span, scratch, in_registers):
     states[:, :WIDTH] = LOWEST
     first = max(0, position + first_column // group - window + 1)
     end = position + (first_column + columns - 1) // group + 1
-    for start in range(first, end, TILE):
-        stop = min(end, start + TILE)
+    # Tiles begin at multiples of TILE, whatever columns share an item: so no result depends on that.
+    for tile_start in range(first // TILE * TILE, end, TILE):
+        start, stop = max(first, tile_start), min(end, tile_start + TILE)
         _copy_tile(keys, table, shape, h, start, stop, key_tile)
         _copy_tile(values, table, shape, h, start, stop, value_tile)
         for panel in range((columns + WIDTH - 1) // WIDTH):

@@ -88,15 +88,19 @@ def scatter_kv(
         return
     slots = arrays.as_numpy(slot_mapping)
     pages, heads, page_size, head_dim = key_cache.shape
-    _check_ids("slot_mapping", slots, pages * page_size)
+    check_ids("slot_mapping", slots, pages * page_size)
     row_bytes = head_dim * key_cache.dtype.itemsize
     if rotary is None:
         step = arrays.strides_of(key)[0] * key_cache.dtype.itemsize
-        move_tokens(_address(key_cache), _address(key), step, slots, heads, page_size, row_bytes)
+        move_tokens(
+            arrays.address_of(key_cache), arrays.address_of(key), step, slots, heads, page_size, row_bytes
+        )
     else:
         _scatter_rotated(key, key_cache, slots, rotary, positions, query)
     step = arrays.strides_of(value)[0] * key_cache.dtype.itemsize
-    move_tokens(_address(value_cache), _address(value), step, slots, heads, page_size, row_bytes)
+    move_tokens(
+        arrays.address_of(value_cache), arrays.address_of(value), step, slots, heads, page_size, row_bytes
+    )
 
 
 def _check_scatter(named: dict[str, Any]) -> str:
@@ -120,7 +124,8 @@ def _check_scatter(named: dict[str, Any]) -> str:
     _check_token_rows("key", key)
     _check_token_rows("value", named["value"])
     if "cosine" in named:
-        _check_rotary(named)
+        check_rotary(named, tokens, head_dim)
+        _check_query(named["query"], key)
     return device
 
 
@@ -134,10 +139,9 @@ def _check_token_rows(name: str, array: Any) -> None:
         raise LayoutError(name, f"array of strides {strides}", expected)
 
 
-def _check_rotary(named: dict[str, Any]) -> None:
-    """The arguments that only `rotary` brings, beside a checked key."""
-    tokens, _, head_dim = named["key"].shape
-    positions, query = named["positions"], named["query"]
+def check_rotary(named: dict[str, Any], tokens: int, head_dim: int) -> None:
+    """The rotary tables and the tokens' positions in them."""
+    positions = named["positions"]
     if head_dim % 2:
         raise ShapeError("key.shape[2]", head_dim, "an even head_dim: channels are turned in pairs")
     if positions is None:
@@ -149,9 +153,13 @@ def _check_rotary(named: dict[str, Any]) -> None:
     arrays.check_integer("positions", positions, "int64")
     arrays.check_shape("positions", positions, tokens)
     arrays.check_contiguous("positions", positions)
+
+
+def _check_query(query: Any, key: Any) -> None:
+    """A query that is turned beside a checked key, or None."""
     if query is not None:
-        arrays.check_float("query", query, ("key", named["key"]))
-        arrays.check_shape("query", query, tokens, "heads", head_dim)
+        arrays.check_float("query", query, ("key", key))
+        arrays.check_shape("query", query, key.shape[0], "heads", key.shape[2])
         _check_token_rows("query", query)
         arrays.check_writable("query", query)
 
@@ -163,13 +171,15 @@ def _scatter_rotated(
     from kernels_numba.rotary import scatter_rotated
 
     cosine, sine, where = (arrays.as_numpy(a) for a in (*rotary, positions))
-    _check_ids("positions", where, cosine.shape[0], lowest=0)
+    check_ids("positions", where, cosine.shape[0], lowest=0)
     itemsize = key_cache.dtype.itemsize
     turned = (0, 0, 0)
     if query is not None:
-        turned = (_address(query), arrays.strides_of(query)[0] * itemsize, query.shape[1])
+        turned = (arrays.address_of(query), arrays.strides_of(query)[0] * itemsize, query.shape[1])
     step = arrays.strides_of(key)[0] * itemsize
-    scatter_rotated(_address(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned)
+    scatter_rotated(
+        arrays.address_of(key), step, arrays.as_numpy(key_cache), slots, cosine, sine, where, *turned
+    )
 
 
 def gather_blocks(
@@ -244,10 +254,10 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
         launch_copy_pages(caches, source_ids, target_ids)
         return
     view, sources, targets = (arrays.as_numpy(a) for a in (caches, source_ids, target_ids))
-    _check_ids("source_ids", sources, view.shape[2], lowest=0)
-    _check_ids("target_ids", targets, view.shape[2], lowest=0)
+    check_ids("source_ids", sources, view.shape[2], lowest=0)
+    check_ids("target_ids", targets, view.shape[2], lowest=0)
     page_bytes = view.strides[2]
-    move_pages(_address(view), sources, targets, view.shape[0] * 2, view.shape[2], page_bytes)
+    move_pages(arrays.address_of(view), sources, targets, view.shape[0] * 2, view.shape[2], page_bytes)
 
 
 def _span(name: str, wanted: Any, length: int) -> tuple[int, int]:
@@ -263,18 +273,13 @@ def _span(name: str, wanted: Any, length: int) -> tuple[int, int]:
     return span.start, len(span)
 
 
-def _check_ids(name: str, ids: np.ndarray, end: int, lowest: int = -1) -> None:
+def check_ids(name: str, ids: np.ndarray, end: int, lowest: int = -1) -> None:
     """RangeError for the first id outside lowest..end-1."""
     at = first_outside(ids.reshape(-1), lowest, end)
     if at >= 0:
         where = tuple(int(i) for i in np.unravel_index(at, ids.shape))
         shown = ", ".join(map(str, where))
         raise RangeError(f"{name}[{shown}]", int(ids[where]), f"an id from {lowest} to {end - 1}")
-
-
-def _address(array: Any) -> int:
-    """Where the first byte of a CPU array lies."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
 
 
 def _move_blocks(
@@ -324,21 +329,28 @@ def _move_blocks(
             launch_recode(caches, page_ids, blocks, part, codec, to_pages)
         return
     view, ids, array = (arrays.as_numpy(a) for a in (caches, page_ids, blocks))
-    _check_ids("page_ids", ids, view.shape[2])
+    check_ids("page_ids", ids, view.shape[2])
     arrays.check_writable(*(("caches", view) if to_pages else (name, array)))
     run = view.shape[4] * view.shape[5] * view.itemsize  # an axis of one head may have any stride
     strides = (view.strides[0], view.strides[1], view.strides[2], run, array.strides[0])
     nbytes = ids.size * layer_count * 2 * head_count * run
     if codec is None or codec.number == 0:
         kernels: tuple[Any, Any] = (move_block_runs_v1, move_block_runs_v2)
-        arguments: tuple[Any, ...] = (_address(view), _address(array), ids, strides, part, to_pages)
+        arguments: tuple[Any, ...] = (
+            arrays.address_of(view),
+            arrays.address_of(array),
+            ids,
+            strides,
+            part,
+            to_pages,
+        )
     else:
         from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
 
         kernels = (recode_v1, recode_v2)
         kind, page_size = KINDS[arrays.dtype_name(caches)], view.shape[4]
         shape = (kind, codec.number, page_size, head_dim, codec.groups(head_dim))
-        arguments = (_address(view), _address(array), ids, strides, part, shape, to_pages)
+        arguments = (arrays.address_of(view), arrays.address_of(array), ids, strides, part, shape, to_pages)
     _run_by_size(nbytes, *kernels, arguments)
 
 

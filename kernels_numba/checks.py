@@ -38,7 +38,7 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
     arrays.check_shape("key_cache", key_cache, "pages", "kv_heads", "page_size", head_dim)
     arrays.check_shape("value_cache", value_cache, *key_cache.shape)
     arrays.check_shape("out", out, *query.shape)
-    wrong = _wrong_size(heads, head_dim, key_cache.shape[1], key_cache.shape[2])
+    wrong = wrong_size(heads, head_dim, key_cache.shape[1], key_cache.shape[2])
     if wrong is not None:
         raise wrong
     for name, array in named.items():
@@ -47,7 +47,7 @@ def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, l
     return device
 
 
-def _wrong_size(heads: int, head_dim: int, kv_heads: int, page_size: int) -> ShapeError | None:
+def wrong_size(heads: int, head_dim: int, kv_heads: int, page_size: int) -> ShapeError | None:
     """What no kernel can do; None when these sizes are fine."""
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         return ShapeError("query.shape[1]", heads, f"a multiple of the cache's {kv_heads} kv heads")
@@ -85,7 +85,7 @@ def plain_views(*six: Any) -> list[np.ndarray] | None:
         and tables.dtype == lens.dtype == _INT32
         and head_dim == width
         and out.flags.writeable
-        and _wrong_size(heads, head_dim, kv_heads, page_size) is None
+        and wrong_size(heads, head_dim, kv_heads, page_size) is None
     )
     return [query, keys, values, tables, lens, out] if fits else None
 

@@ -60,7 +60,8 @@ _PAUSE_S = 200e-6
 class Linears:
     """Weights that are multiplied by the same x, in one call: q, k and v; gate and up; or a single one.
 
-    weights   each (rows, in) float32, Int8Rows or GgufRows; NumPy arrays or torch CPU tensors, contiguous
+    weights     each (rows, in) float32, Int8Rows or GgufRows; NumPy arrays or torch CPU tensors, contiguous
+    has_fixed   whether v3 multiplies some of them on this processor
 
     Checked once, here. Raises ShapeError, DtypeError, LayoutError, KindError, RangeError (errors.py).
     """
@@ -78,15 +79,19 @@ class Linears:
         self.rows = [part.rows for part in parts]
         self._total = sum(self.rows)
         self._parts = parts
-        self._seen: tuple[Any, Any] = (None, None)
+        self.has_fixed = any(fixed_kernel(part.kind, part.width) for part in parts)
         self._table = np.array([_table_row(part) for part in parts], np.int64)
         load_drivers()
         self._serial_us = _measured_serial_us(parts, self._table)
 
-    def __call__(self, x: Any) -> list[Any]:
+    def __call__(self, x: Any, fixed: bool | None = None) -> list[Any]:
         """x @ weight.T for each weight: arrays of the kind of x, (n, rows) float32.
 
-        x   (n, in) float32, contiguous, 1 <= n <= MAX_ROWS_OF_X
+        x       (n, in) float32, contiguous, 1 <= n <= MAX_ROWS_OF_X
+        fixed   whether v3 multiplies where it can, or v2 alone; None: v3 for at most MAX_FIXED_ROWS_OF_X rows
+
+        With fixed=False a row of x gives the same bits whatever the other rows and the threads; int8 apart,
+        where a single row is scaled later. With fixed=True as well, while every x is finite.
 
         Raises ShapeError, DtypeError, LayoutError, KindError, RangeError.
         """
@@ -94,17 +99,15 @@ class Linears:
         shape = (n, self._total) if len(self.rows) == 1 else (n * self._total,)
         if isinstance(x, np.ndarray):
             out = np.empty(shape, np.float32)
-            self._run(x.ctypes.data, n, out.ctypes.data)
+            self._run(x.ctypes.data, n, out.ctypes.data, fixed)
         else:
             out = x.new_empty(shape)
-            self._run(x.data_ptr(), n, out.data_ptr())
+            self._run(x.data_ptr(), n, out.data_ptr(), fixed)
         if len(self.rows) == 1:
             return [out]
-        results, first = [], 0
-        for rows in self.rows:
-            results.append(out[first : first + n * rows].reshape(n, rows))
-            first += n * rows
-        return results
+        sizes = [n * rows for rows in self.rows]
+        parts: Any = np.split(out, np.cumsum(sizes)[:-1]) if isinstance(out, np.ndarray) else out.split(sizes)
+        return [part.reshape(n, rows) for part, rows in zip(parts, self.rows)]
 
     def into(self, x: Any, out: Any) -> None:
         """The same for a single weight, written to `out` (n, rows) float32, contiguous."""
@@ -138,25 +141,24 @@ class Linears:
             )
 
     def _check(self, x: Any) -> int:
-        """The rows of x. Of an x of the class and dtype of the last one, only the rest is looked at."""
-        host = isinstance(x, np.ndarray)
-        known = x.__class__ is self._seen[0] and x.dtype is self._seen[1] and (host or x.is_cpu)
-        if not known:
+        """The rows of x."""
+        plain = arrays.plain_float32(x)
+        if not plain:
             if arrays.device_of("x", x) != arrays.CPU:
                 raise arrays.KindError("x", "array on cuda", "an array on cpu")
             arrays.check_integer("x", x, "float32")
-            self._seen = (x.__class__, x.dtype)
         shape = x.shape
         if len(shape) != 2 or shape[1] != self.width:
             arrays.check_shape("x", x, "n", self.width)
         if not 1 <= shape[0] <= MAX_ROWS_OF_X:
             raise RangeError("x.shape[0]", shape[0], f"1 to {MAX_ROWS_OF_X} rows")
-        if not (x.flags.c_contiguous if host else x.is_contiguous()):
+        if not plain:
             arrays.check_contiguous("x", x)
         return int(shape[0])
 
-    def _run(self, x: int, n: int, out: int) -> None:
-        workers, fixed = get_num_threads(), n <= MAX_FIXED_ROWS_OF_X
+    def _run(self, x: int, n: int, out: int, fixed: bool | None = None) -> None:
+        fixed = n <= MAX_FIXED_ROWS_OF_X if fixed is None else fixed
+        workers = get_num_threads()
         if workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers):
             with PARALLEL_CALL:
                 linear_v2_parallel(self._table, HALVES_ADDRESS, x, n, self.width, out, fixed, workers)

@@ -15,9 +15,9 @@ from kernels_numba import vectors
 from kernels_numba.vectors import BYTE, FLOAT, INT, LONG, Vector, load_value, same, shuffle, store_value
 
 from llvmlite import ir  # isort: skip
-from numba import types  # isort: skip
+from numba import carray, types  # isort: skip
 from numba.core import cgutils  # isort: skip
-from numba.extending import intrinsic  # isort: skip
+from numba.extending import intrinsic, register_jitable  # isort: skip
 
 LANES = max(8, vectors.LANES)
 """Floats of one vector: 16 with AVX-512, else 8 (two instructions of 4 where there is NEON only)."""
@@ -120,6 +120,22 @@ def load_byte(typing_context, address):
         return builder.sitofp(load_value(builder, arguments[0], BYTE), FLOAT)
 
     return types.float32(types.int64), generate
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    """A byte address as a pointer to float32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@register_jitable
+def floats_at(address, count):
+    """`count` float32 from a byte address on, as an array that owns nothing."""
+    return carray(_pointer(address), (count,))
 
 
 LINE_BYTES = 64

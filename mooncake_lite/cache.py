@@ -1,4 +1,4 @@
-"""The cache folder: where pulled models and remembered digests live.
+"""The cache folder: where pulled models, remembered digests and tables of measured kernels live.
 
 Used by model/ and by the command line. It knows paths, locks and the operating system's complaints
 about them, and nothing of what lies inside. Explained in docs/model.md.
@@ -20,7 +20,7 @@ from mooncake_lite.errors import CacheError
 
 VARIABLE = "MOONCAKE_LITE_CACHE"
 
-SUBFOLDERS = ("models", "digests", "locks")
+SUBFOLDERS = ("models", "digests", "locks", "linear-paths")
 KERNELS = "kernels-*"
 """With the folders of compiled kernels (kernels_numba/runtime.py makes them) all that this project ever
 makes in the folder, and so all that `clear` may remove: the variable may point at a folder that holds

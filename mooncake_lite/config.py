@@ -87,6 +87,12 @@ def check_weight_choice(weights: str, dtype: str, device: str) -> None:
         raise ConfigError(f"weights=float32 contradicts dtype={dtype}; use weights=auto")
 
 
+_REAL_ONLY = (
+    ("device", "cpu"), ("weights", "auto"), ("threads", 0), ("kv_codec", "none"), ("batch_invariant", False),
+)  # fmt: skip
+"""Settings of the real engine alone, and their defaults."""
+
+
 def check_engine(config: ServeConfig) -> None:
     """Raises ConfigError for settings that belong to the other engine."""
     if config.engine not in ("real", "emulated"):
@@ -101,11 +107,17 @@ def check_engine(config: ServeConfig) -> None:
                 f"profile={config.profile!r} is for engine=emulated; add --engine emulated, or leave it out"
             )
         return
-    for name, default in (("device", "cpu"), ("weights", "auto"), ("threads", 0), ("kv_codec", "none")):
+    for name, default in _REAL_ONLY:
         if getattr(config, name) != default:
             raise ConfigError(
                 f"{name}={getattr(config, name)!r} has no meaning with engine=emulated; leave it out"
             )
+
+
+def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> None:
+    """Raises ConfigError when there are no batch-invariant kernels for this dtype on this device."""
+    if batch_invariant and (dtype, device) != ("float32", "cpu"):
+        raise ConfigError(f"batch_invariant needs dtype float32 and device cpu, not {dtype} and {device}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +146,7 @@ class ServeConfig:
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     max_queue           requests that may wait; one more is refused with 429
+    batch_invariant     the bits of a sequence do not depend on what else is computed; slower
     record              file that every event of the control plane is written to (recording.py); "": none
     trace               file that the run's steps, transfers and waits are written to (tracing/); "": none
     """
@@ -178,6 +191,7 @@ class ServeConfig:
     prefix_sharing: Literal["hash", "radix", "off"] = "hash"
     kv_events_config: str = ""
     record: str = ""
+    batch_invariant: bool = False
     trace: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
@@ -223,6 +237,7 @@ class ServeConfig:
         if self.kv_codec not in typing.get_args(KVCodec):
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)
+        check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")

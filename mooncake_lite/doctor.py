@@ -218,6 +218,23 @@ def _storage(h5py: dict[str, Any]) -> Iterator[Finding]:
     if not pulled:
         follows = "mooncake-lite model pull gets it (98 MB)"
     yield Finding("default model", "pulled" if pulled else "not pulled", "ok", follows)
+    yield _linear_paths(folder / "linear-paths")
+
+
+def _linear_paths(folder: Path) -> Finding:
+    """What has been measured of the linear layers; a damaged table counts as none (model/path_table.py)."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+            found.append(f"{len(content['paths'])} at {content['machine']['threads']} threads")
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    if not found:
+        return Finding(
+            "linear layers", "not measured", "ok", "the first start measures which kernels are faster"
+        )
+    return Finding("linear layers", f"kinds measured: {', '.join(found)}", "ok", f"tables in {folder}")
 
 
 def _tests() -> Iterator[Finding]:

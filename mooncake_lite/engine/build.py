@@ -47,7 +47,7 @@ def real_engine(
     if use is not None:
         compile_ahead(steps_of(use), compiling)
     say("loading the model")
-    model = load_model(folder, config.dtype, config.device, config.weights)
+    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant)
     engine = Engine(model, num_pages(config, model_config), config.block_size, config.kv_codec)
     say("warming up")
     warm_up(engine)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from mooncake_lite.config import DEFAULT_MODEL, check_device_name, check_weight_choice
+from mooncake_lite.config import DEFAULT_MODEL, check_batch_invariant, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.options import NumberRange
 
@@ -30,6 +30,7 @@ from mooncake_lite.options import NumberRange
     help="published: as they lie in the model's GGUF file; auto: those for a few tokens, float32 for many.",
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--batch-invariant", is_flag=True, help="Use the kernels of `serve --batch-invariant`. Slower.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 def generate(
     prompt: str,
@@ -42,6 +43,7 @@ def generate(
     dtype: Literal["float32", "bfloat16"],
     weights: Literal["auto", "published", "float32"],
     device: str,
+    batch_invariant: bool,
     raw: bool,
 ) -> None:
     """Answer PROMPT in this process and print the answer as it comes.
@@ -52,6 +54,7 @@ def generate(
     """
     check_device_name(device)
     check_weight_choice(weights, dtype, device)
+    check_batch_invariant(batch_invariant, dtype, device)
 
     from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
     from mooncake_lite.engine.local import generate_tokens, use_threads
@@ -71,7 +74,7 @@ def generate(
     if use := kernel_use(folder, dtype, device, weights):
         with console_compiling() as report:
             compile_with_helpers(use, report, helpers=usable_cores() - 1)
-    model = load_model(folder, dtype, device, weights)
+    model = load_model(folder, dtype, device, weights, batch_invariant)
     seed = secrets.randbits(63) if seed is None else seed
     sampling = Sampling(temperature, top_p, top_k, seed)
 

@@ -63,22 +63,24 @@ class Engine:
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order. The pages of a chunk must hold all tokens up to its end.
         """
-        ids = [token for chunk in chunks for token in chunk.token_ids]
-        positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
-        slots = [slot for chunk in chunks for slot in _slots(chunk)]
-        ends = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))
-        rows = [end - 1 for chunk, end in zip(chunks, ends) if chunk.draws]
+        placed = sorted(chunks, key=lambda chunk: len(chunk.token_ids) > 1)  # as AttentionBatch.leading wants
+        ids = [token for chunk in placed for token in chunk.token_ids]
+        positions = [position for chunk in placed for position in range(chunk.start, chunk.end)]
+        slots = [slot for chunk in placed for slot in _slots(chunk)]
+        ends = dict(zip(map(id, placed), itertools.accumulate(len(chunk.token_ids) for chunk in placed)))
+        rows = [ends[id(chunk)] - 1 for chunk in chunks if chunk.draws]
         num_draws = len(rows)
-        for chunk, end in zip(chunks, ends):
+        for chunk in chunks:
             if chunk.score is not None:
-                first = end - len(chunk.token_ids)
+                first = ends[id(chunk)] - len(chunk.token_ids)
                 rows += range(first, first + len(chunk.score.targets))
         device = self.model.device
         batch = AttentionBatch(
-            query_lens=self._int32([len(chunk.token_ids) for chunk in chunks]),
-            context_lens=self._int32([chunk.end for chunk in chunks]),
-            block_tables=self._tables(chunks),
+            query_lens=self._int32([len(chunk.token_ids) for chunk in placed]),
+            context_lens=self._int32([chunk.end for chunk in placed]),
+            block_tables=self._tables(placed),
             slot_mapping=torch.tensor(slots, device=device),
+            leading=sum(len(chunk.token_ids) == 1 for chunk in placed),
         )
         logits = self.model.forward(
             torch.tensor(ids, device=device),

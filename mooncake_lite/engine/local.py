@@ -31,7 +31,9 @@ from scheduler.instance.outcomes import Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
 
-LIMITS = Limits(tokens=256, prefills=4)
+LIMITS = Limits(tokens=2048, prefills=4)
+"""Nobody else waits here: a prompt of 2,048 tokens takes 1.3 times as long in chunks of 256, because torch
+multiplies fewer rows at once."""
 
 
 def generate_tokens(

@@ -79,6 +79,7 @@ HELP: dict[str, str] = {
     "The file contains keys, lengths and digests, and no text.",
     "trace": "Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is "
     "made when the cluster ends. It contains request ids, lengths and times, and no text.",
+    "batch_invariant": "Compute each sequence to the same bits whatever shares its step. Decoding is slower.",
     "threads": "Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).",
     "dead_after_s": "Seconds of silence after which a suspended rank, a rank on another host or the "
     "conductor counts as dead. A rank on rank 0's host that runs but does not answer has three times as "

@@ -1,7 +1,8 @@
 """The forward pass: token ids in, logits out, keys and values written into paged caches on the way.
 
-Used by the engine; knows pages and slots, never requests. Attention, the writing of KV and the linear layers
-of small batches are `kernels_numba`, all else is torch. Explained in docs/model.md.
+Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are
+`kernels_numba`; on a CPU in float32 also norms, SwiGLU and the linear layers of small batches; all else is
+torch. Explained in docs/model.md.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 
-from kernels_numba import paged_attention_decode, paged_attention_prefill, scatter_kv
+from kernels_numba import PagedPass, rms_norm, silu_multiply
+from mooncake_lite.config import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
-from mooncake_lite.model.projection import Projection, embedded, measure_limits
+from mooncake_lite.model.linear_paths import choose_paths
+from mooncake_lite.model.path_table import PathTable, this_machine
+from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
@@ -29,6 +33,7 @@ class AttentionBatch:
         context_lens  (b,) int32             its tokens so far, the new ones included
         block_tables  (b, max_pages) int32   its pages, in order; entries past the context are not read
         slot_mapping  (n,) int64             where each new token's KV goes: page * page_size + offset
+        leading       how many of the first sequences are known to have one new token
 
     The new tokens of sequence 0 come first, then those of sequence 1, ...: n = sum(query_lens).
     """
@@ -37,11 +42,14 @@ class AttentionBatch:
     context_lens: torch.Tensor
     block_tables: torch.Tensor
     slot_mapping: torch.Tensor
+    leading: int = 0
 
     @property
-    def one_token_each(self) -> bool:
-        """True in a decode step. Follows from the sizes alone: asking a GPU would mean to wait for it."""
-        return self.slot_mapping.shape[0] == self.query_lens.shape[0]
+    def singles(self) -> int:
+        """Leading sequences of one new token. In a decode step these are all, as the sizes tell: asking a GPU
+        would mean waiting for it."""
+        batch = self.query_lens.shape[0]
+        return batch if self.slot_mapping.shape[0] == batch else self.leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,16 @@ class _LayerProjections:
         return (self.query_key_value, self.output, self.gate_up, self.down)
 
 
+SPLIT_TOKENS = 256
+"""Batch-invariant attention sums a sequence in pieces that end at multiples of so many of its tokens."""
+
+
 class Model:
     """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family. Use `load_model`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: DType, device: str):
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: DType, device: str, batch_invariant: bool = False
+    ):
         self.config = config
         self.weights = weights
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -81,8 +95,18 @@ class Model:
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
         self.projections = [_LayerProjections.of(layer) for layer in weights.layers]
         self.head = Projection([weights.head])
-        if (dtype, self.device.type) == ("float32", "cpu"):
-            measure_limits([*(each for layer in self.projections for each in layer.all), self.head])
+        self.batch_invariant = batch_invariant
+        self._by_our_rows = (dtype, self.device.type) == ("float32", "cpu")
+        if self._by_our_rows:
+            self._choose_kernels([*(each for layer in self.projections for each in layer.all), self.head])
+
+    def _choose_kernels(self, projections: list[Projection]) -> None:
+        """Which kernels multiply: one family for up to 32 rows, or by the table of this machine."""
+        if not self.batch_invariant:
+            choose_paths(projections, PathTable(this_machine(torch.get_num_threads())))
+            return
+        for projection in projections:
+            projection.paths, projection.invariant = INVARIANT, True
 
     @torch.inference_mode()
     def forward(
@@ -104,51 +128,68 @@ class Model:
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
         """
         hidden = embedded(token_ids, self.weights.embedding)
-        layers = zip(self.weights.layers, self.projections, caches, self.config.windows, strict=True)
-        for layer, projections, cache, window in layers:
-            normed = self._norm(hidden, layer.attention_norm)
-            hidden = hidden + self._attention(normed, layer, projections, cache, positions, batch, window)
-            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), projections)
-        if rows is not None:
-            hidden = hidden[rows]
-        return self.head(self._norm(hidden, self.weights.norm))[0].float()
+        paged = self._paged(caches, batch, positions)
+        pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
+        delta = None  # what the last half of a layer adds to `hidden`, until the next norm reads both
+        layers = zip(self.weights.layers, self.projections, self.config.windows, strict=True)
+        for index, (layer, projections, window) in enumerate(layers):
+            normed = self._norm(hidden, layer.attention_norm, delta)
+            query, key, value = self._heads(normed, layer, projections.query_key_value, pieces)
+            paged.write(index, key, value, query)
+            attended = paged.attend(index, query, scale=self.scale, window=window).flatten(1)
+            if rows is not None and index == self.config.layers - 1:  # later, other tokens have no readers
+                hidden, attended = hidden[rows], attended[rows]
+                pieces = self._pieces([], hidden.shape[0])
+            (delta,) = projections.output(attended, pieces)
+            normed = self._norm(hidden, layer.mlp_norm, delta)
+            (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
+        assert delta is not None
+        pieces = self._pieces([], hidden.shape[0])
+        return self.head(self._norm(hidden, self.weights.norm, delta), pieces)[0].float()
 
-    def _attention(
-        self,
-        hidden: torch.Tensor,
-        layer: LayerWeights,
-        projections: _LayerProjections,
-        cache: torch.Tensor,
-        positions: torch.Tensor,
-        batch: AttentionBatch,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Self-attention of the new tokens over their sequences: (n, hidden) -> (n, hidden)."""
-        tokens, head_dim = hidden.shape[0], self.config.head_dim
-        query, key, value = (part.view(tokens, -1, head_dim) for part in projections.query_key_value(hidden))
+    def _pieces(self, query_lens: list[int], singles: int) -> list[int]:
+        """Rows that linear layers multiply together, as invariant_pieces; empty: all."""
+        return invariant_pieces(query_lens, singles) if self.batch_invariant else []
+
+    def _paged(self, caches: torch.Tensor, batch: AttentionBatch, positions: torch.Tensor) -> PagedPass:
+        """The pages of a batch, as all layers use them."""
+        return PagedPass(
+            caches,
+            batch.block_tables,
+            batch.query_lens,
+            batch.context_lens,
+            batch.slot_mapping,
+            positions,
+            (self.cosine, self.sine),
+            singles=batch.singles,
+            split=SPLIT_TOKENS if self.batch_invariant else 0,
+        )
+
+    def _heads(
+        self, hidden: torch.Tensor, layer: LayerWeights, projection: Projection, pieces: list[int]
+    ) -> list[torch.Tensor]:
+        """Query, key and value of the new tokens: (n, hidden) -> three (n, heads, head_dim)."""
+        shape = (hidden.shape[0], -1, self.config.head_dim)
+        query, key, value = (part.view(shape) for part in projection(hidden, pieces))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
-        keys, values, slots = cache[0], cache[1], batch.slot_mapping
-        rotary = self.cosine, self.sine
-        scatter_kv(key, value, keys, values, slots, rotary=rotary, positions=positions, query=query)
-        tables, lens = batch.block_tables, batch.context_lens
-        if batch.one_token_each:
-            attended = paged_attention_decode(
-                query, keys, values, tables, lens, scale=self.scale, window=window
-            )
-        else:
-            attended = paged_attention_prefill(
-                query, keys, values, tables, batch.query_lens, lens, scale=self.scale, window=window
-            )
-        return projections.output(attended.view(tokens, -1))[0]
+        return [query, key, value]
 
-    def _mlp(self, hidden: torch.Tensor, projections: _LayerProjections) -> torch.Tensor:
-        """SwiGLU: (n, hidden) -> (n, hidden)."""
-        gate, up = projections.gate_up(hidden)
-        return projections.down(functional.silu(gate, inplace=True).mul_(up))[0]
+    def _inner(self, hidden: torch.Tensor, projection: Projection, pieces: list[int]) -> torch.Tensor:
+        """SwiGLU without its last layer: (n, hidden) -> (n, intermediate)."""
+        gate, up = projection(hidden, pieces)
+        if self._by_our_rows:
+            return silu_multiply(gate, up)  # type: ignore[no-any-return]
+        return functional.silu(gate, inplace=True).mul_(up)
 
-    def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Divide each row by its root mean square (in float32), times the weight."""
+    def _norm(
+        self, values: torch.Tensor, weight: torch.Tensor, delta: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add `delta` to the values, in place; divide each row by its root mean square, times the weight."""
+        if self._by_our_rows:
+            return rms_norm(values, weight, self.config.norm_eps, delta)  # type: ignore[no-any-return]
+        if delta is not None:
+            values.add_(delta)
         return functional.rms_norm(values, (values.shape[-1],), weight, self.config.norm_eps)
 
 
@@ -164,19 +205,29 @@ def _check_device(device: str) -> None:
         raise ModelError(f"device {device!r} is not there: use cpu, cuda, or cuda:0 to cuda:{count - 1}")
 
 
-def load_model(folder: Path, dtype: DType = "float32", device: str = "cpu", weights: str = "auto") -> Model:
+def load_model(
+    folder: Path,
+    dtype: DType = "float32",
+    device: str = "cpu",
+    weights: str = "auto",
+    batch_invariant: bool = False,
+) -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
     weights   "auto": for a few tokens the blocks of the GGUF file that the folder was made from, if it was,
               and tensors for many; "published": those blocks alone; "float32": tensors alone
 
-    On a CPU in float32 this measures up to which batch each kind of layer goes through our kernels
-    (projection.py). Raises ModelError when the folder is damaged or not a supported model, or the device
+    batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages;
+                      on a CPU in float32
+
+    On a CPU in float32 the first process of a machine measures which kernels multiply how many rows
+    (linear_paths.py). Raises ModelError when the folder is damaged or not a supported model, or the device
     is not there.
     """
     if dtype not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not supported; supported are {', '.join(ITEMSIZE)}")
+    check_batch_invariant(batch_invariant, dtype, device)
     _check_device(device)
     config = load_config(folder)
     source = weight_source(folder, weights, dtype, device)
-    return Model(config, load_weights(source, config, dtype, device), dtype, device)
+    return Model(config, load_weights(source, config, dtype, device), dtype, device, batch_invariant)

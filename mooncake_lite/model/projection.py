@@ -1,13 +1,14 @@
 """Linear layers of the forward pass: our kernels for a few tokens on a CPU, torch for many and elsewhere.
 
-Used by forward.py. Knows tensors and weights, no attention. Where torch becomes faster is measured when a
-model is loaded, once for each shape and format. Explained in docs/model.md.
+Used by forward.py. Knows tensors and weights, no attention. Which kernels multiply how many rows is measured
+once per machine (linear_paths.py). Explained in docs/model.md and docs/explain/batch-invariance.md.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,27 +17,60 @@ import torch.nn.functional as functional
 from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows, Linears, dequantize_v0
 from mooncake_lite.model.weights import Linear
 
-_SIZES = (0, 1, 2, 4, 8, 16, MAX_ROWS_OF_X)
-"""Limits that a projection may get."""
-_LAYERS = 6
-"""Layers of one shape that are measured in turn: together they and their tensors are more than a core's cache
-holds, as in a decode step, where each layer is met once."""
-_ROUNDS, _FEWEST, _ENOUGH_S = 4, 3, 0.03
-"""Of one comparison: as many rounds, or fewer once they have taken this long and _FEWEST runs are counted."""
+Family: TypeAlias = Literal["fixed", "tiles", "torch"]
+
 _PIECE_VALUES = 1 << 20
 """Values of a weight that are unpacked at a time: 4 MB, which the second or third cache holds."""
+SUM_TERMS = 512
+"""Terms that torch sums at a time where bits must not depend on the rows or the threads. Its matrix product
+(MKL) cuts sums of 1,536 terms in ways that depend on both, and sums of 576 in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Which kernels multiply how many rows of x.
+
+    fixed   the most rows for products in fixed point, a row at a time (kernels_numba/linear_tiles_fixed.py)
+    tiles   the most rows for tiles of sums in registers (linear_tiles.py); torch multiplies more
+    """
+
+    fixed: int = 0
+    tiles: int = 0
+
+    def family(self, rows: int) -> Family:
+        """The kernels for so many rows."""
+        if 0 < rows <= self.fixed:
+            return "fixed"
+        return "tiles" if 0 < rows <= self.tiles else "torch"
+
+
+INVARIANT = Paths(fixed=0, tiles=MAX_ROWS_OF_X)
+"""One family for 1 to 32 rows: what a row comes to does not depend on how many there are."""
+
+
+def invariant_pieces(query_lens: Seq[int], singles: int) -> list[int]:
+    """How many rows are multiplied at a time, so that no sequence changes the bits of another.
+
+        query_lens   new tokens of each sequence; of the first `singles` sequences one
+
+    Those of one token go in pieces that one family of kernels takes; each other sequence by itself.
+    """
+    whole, rest = divmod(singles, MAX_ROWS_OF_X)
+    return [MAX_ROWS_OF_X] * whole + [rest] * (rest > 0) + [n for n in query_lens[singles:] if n]
 
 
 class Projection:
     """Linear layers of one input, computed together: q, k and v; gate and up; or a single one.
 
-    limit   the most tokens that go through our kernels; 0, until it is measured: all go through torch, the
-            only way on another device or in another dtype
+    paths       which kernels multiply; torch alone until it is set: the only way on another device or in
+                another dtype
+    invariant   torch's sums are cut as well (SUM_TERMS)
     """
 
     def __init__(self, linears: list[Linear]) -> None:
         self.linears = linears
-        self.limit = 0
+        self.paths = Paths()
+        self.invariant = False
         self._biased = any(linear.bias is not None for linear in linears)
         self._kernels: Linears | None = None
 
@@ -47,39 +81,56 @@ class Projection:
             self._kernels = Linears([linear.weight for linear in self.linears])
         return self._kernels
 
-    def __call__(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """(n, in) -> one (n, out) for each layer."""
-        return self.by_kernels(hidden) if 0 < hidden.shape[0] <= self.limit else self.by_torch(hidden)
+    def __call__(self, hidden: torch.Tensor, pieces: Seq[int] = ()) -> list[torch.Tensor]:
+        """(n, in) -> one (n, out) for each layer; `pieces`: rows that are multiplied together, empty: all."""
+        if len(pieces) <= 1:
+            return self.by(self.paths.family(hidden.shape[0]), hidden)
+        parts = [self.by(self.paths.family(part.shape[0]), part) for part in hidden.split(list(pieces))]
+        return [torch.cat(results) for results in zip(*parts)]
 
-    def by_kernels(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """The same with our kernels, for at most MAX_ROWS_OF_X tokens."""
-        results = self.kernels(hidden)
+    def by(self, family: Family, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """The same with one family of kernels; ours take at most MAX_ROWS_OF_X rows."""
+        if family == "torch":
+            return self._by_torch(hidden)
+        results = self.kernels(hidden, fixed=family == "fixed")
         if self._biased:
             for result, linear in zip(results, self.linears):
                 if linear.bias is not None:
                     result += linear.bias
         return results
 
-    def by_torch(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def _by_torch(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """The same with torch."""
         return [
-            self._unpacked(hidden, index, linear)
-            if linear.dense is None
+            self._in_parts(hidden, index, linear)
+            if linear.dense is None or self.invariant
             else functional.linear(hidden, linear.dense, linear.bias)
             for index, linear in enumerate(self.linears)
         ]
 
-    def _unpacked(self, hidden: torch.Tensor, index: int, linear: Linear) -> torch.Tensor:
-        """A piece of the weight as float32, torch's product with it, the next piece into the same place."""
+    def _in_parts(self, hidden: torch.Tensor, index: int, linear: Linear) -> torch.Tensor:
+        """torch's product with the tensor; or with a piece of the weight as float32, then with the next piece
+        in the same place."""
         rows, width = shape_of(linear.weight)
-        piece = min(rows, max(1, _PIECE_VALUES // width))
-        values = _scratch(piece * width)[: piece * width].view(piece, width)
         out = hidden.new_empty(hidden.shape[0], rows)
-        for first in range(0, rows, piece):
-            part = values[: min(piece, rows - first)]
-            self.kernels.dequantized(index, first, part.numpy())
-            torch.mm(hidden, part.t(), out=out[:, first : first + piece])
+        if linear.dense is not None:
+            self._multiply(hidden, linear.dense, out)
+        else:
+            piece = min(rows, max(1, _PIECE_VALUES // width))
+            values = _scratch(piece * width)[: piece * width].view(piece, width)
+            for first in range(0, rows, piece):
+                part = values[: min(piece, rows - first)]
+                self.kernels.dequantized(index, first, part.numpy())
+                self._multiply(hidden, part, out[:, first : first + piece])
         return out if linear.bias is None else out.add_(linear.bias)
+
+    def _multiply(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """out = hidden @ weight.T."""
+        terms = SUM_TERMS if self.invariant else weight.shape[1]
+        torch.mm(hidden[:, :terms], weight[:, :terms].t(), out=out)
+        for first in range(terms, weight.shape[1], terms):
+            span = slice(first, first + terms)
+            out.addmm_(hidden[:, span], weight[:, span].t())
 
 
 _kept: list[torch.Tensor] = []
@@ -90,67 +141,6 @@ def _scratch(values: int) -> torch.Tensor:
     if not _kept or _kept[0].shape[0] < values:
         _kept[:] = [torch.empty(max(values, _PIECE_VALUES))]
     return _kept[0]
-
-
-# -------------------------------------------------------------------------------- where torch is faster
-
-
-@torch.inference_mode()
-def measure_limits(projections: Iterable[Projection]) -> None:
-    """Give every projection its limit: one for all of the same shapes and formats.
-
-    It is the largest of _SIZES at which our kernels are not slower, found by halving: they win for few tokens
-    and torch for many.
-    """
-    groups: dict[tuple[object, ...], list[Projection]] = {}
-    for projection in projections:
-        groups.setdefault(tuple(map(_kind, projection.linears)), []).append(projection)
-    for alike in groups.values():
-        chosen = alike[:: -(-len(alike) // _LAYERS)]
-        wins, loses = 0, len(_SIZES)
-        while loses - wins > 1:
-            middle = (wins + loses) // 2
-            if _kernels_win(chosen, _SIZES[middle]):
-                wins = middle
-            else:
-                loses = middle
-        for projection in alike:
-            projection.limit = _SIZES[wins]
-
-
-def _kernels_win(projections: list[Projection], tokens: int) -> bool:
-    """Whether our kernels take no longer than torch over these layers, by the lower quartile of their runs.
-
-    In a round each way goes through all layers, as a decode step does: its threads are then awake or asleep
-    as they are in a step, and what it reads has left the cache since. The first round is not counted. The
-    quartile, because other processes start beside this one: with two busy ones on two cores medians chose
-    another limit in one run of three, minima even more often, quartiles hardly ever.
-    """
-    x = torch.ones(tokens, shape_of(projections[0].linears[0].weight)[1])
-    ours: list[float] = []
-    theirs: list[float] = []
-    begin = time.perf_counter()
-    for round_ in range(1 + _ROUNDS):
-        for taken, run in ((ours, "by_kernels"), (theirs, "by_torch")):
-            for projection in projections:
-                start = time.perf_counter()
-                getattr(projection, run)(x)
-                taken.append(time.perf_counter() - start)
-        if round_ == 0:
-            ours, theirs = [], []
-        elif len(ours) >= _FEWEST and time.perf_counter() - begin > _ENOUGH_S:
-            break
-    return _quartile(ours) <= _quartile(theirs)
-
-
-def _quartile(seconds: list[float]) -> float:
-    return sorted(seconds)[len(seconds) // 4]
-
-
-def _kind(linear: Linear) -> tuple[object, ...]:
-    """Shape, format, and whether torch has a tensor of it."""
-    form = linear.weight.format if isinstance(linear.weight, GgufRows) else "tensor"
-    return (*shape_of(linear.weight), form, linear.dense is None)
 
 
 def shape_of(weight: torch.Tensor | GgufRows) -> tuple[int, int]:

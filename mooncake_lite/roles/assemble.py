@@ -79,7 +79,8 @@ def play(process: RankProcess) -> int:
 
 
 def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
-    """Return a fingerprint of everything that determines a block's bytes: the weights, and a lossy codec.
+    """Return a fingerprint of everything that determines a block's bytes: the weights, the family of kernels,
+    and a lossy codec.
 
     The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
@@ -88,6 +89,8 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
         kind = f"emulated 1 {config.dtype} {load_config(folder).kv_identity()}"
         return xxhash.xxh3_128_digest(kind.encode())
     weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
+    if config.batch_invariant:
+        weights = xxhash.xxh3_128_digest(weights + b"batch invariant")
     if config.kv_codec == "none":
         return weights
     return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())

@@ -41,7 +41,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class PagedLoop:
     """The smallest engine: sequences over paged caches, in one process, whose pages lie scattered."""
 
-    def __init__(self, model: Any, sequences: int = 1, max_tokens: int = 256):
+    def __init__(self, model: Any, sequences: int = 1, max_tokens: int = 256, seed: int = 7):
         import torch
 
         from mooncake_lite.engine.caches import new_caches
@@ -49,7 +49,7 @@ class PagedLoop:
         self.model = model
         pages = -(-max_tokens // PAGE_TOKENS)
         self.caches = new_caches(model.config, sequences * pages, model.dtype, model.device)
-        order = np.random.default_rng(7).permutation(sequences * pages).astype(np.int32)
+        order = np.random.default_rng(seed).permutation(sequences * pages).astype(np.int32)
         self.tables = torch.from_numpy(order.reshape(sequences, pages).copy())
 
     def forward(self, chunks: dict[int, Sequence[int]], starts: dict[int, int], rows: Any = None) -> Any:
@@ -67,6 +67,7 @@ class PagedLoop:
             context_lens=torch.tensor([starts[s] + len(c) for s, c in chunks.items()], dtype=torch.int32),
             block_tables=self.tables[list(chunks)],
             slot_mapping=pages * PAGE_TOKENS + positions % PAGE_TOKENS,
+            leading=next((i for i, new in enumerate(lens) if new != 1), len(lens)),
         )
         ids = torch.tensor([token for chunk in chunks.values() for token in chunk])
         return self.model.forward(ids, positions, self.caches, batch, rows)

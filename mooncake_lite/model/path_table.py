@@ -1,0 +1,140 @@
+"""The table of paths on disk: which kernels multiply how many rows, measured once per machine.
+
+Used by linear_paths.py, and by `doctor`, which shows it. All ranks of a machine read the same table, so they
+take the same paths and get the same bits. Knows files and locks, no kernels. Explained in docs/model.md.
+
+    <cache folder>/linear-paths/<digest of the machine>.json
+    {"machine": {"cpu": ..., "threads": 2, ...}, "paths": {"960x576 Q4_1": {"fixed": 2, "tiles": 32}, ...}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Collection
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kernels_numba
+from mooncake_lite.cache import cache_errors, locked, subfolder
+from mooncake_lite.errors import CacheError
+from mooncake_lite.model.projection import MAX_ROWS_OF_X, Paths
+
+WAIT_S = 60.0
+"""Longest wait for another process that measures; then this one measures for itself and stores nothing.
+Measuring the default model takes about 2 s on two idle cores."""
+MOST_KINDS = 512
+"""Kinds of layers in a table: about 100 models. A table that would get more begins anew."""
+_KERNELS = ("linear_*.py", "vectors*.py", "numerics.py", "runtime.py")
+"""Files of kernels_numba that the speed of a linear layer depends on."""
+
+
+class PathTable:
+    """The table of one machine.
+
+    machine   what the paths depend on, as `this_machine` tells it; another machine has another file
+    """
+
+    def __init__(self, machine: dict[str, Any]) -> None:
+        self.machine = machine
+        self._digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def path(self) -> Path:
+        """The file. Raises CacheError when its folder cannot be made."""
+        return subfolder("linear-paths") / f"{self._digest}.json"
+
+    def read(self) -> dict[str, Paths]:
+        """Kind of layer -> its paths; empty where the file is absent, damaged or of another machine.
+
+        Raises CacheError when the folder cannot be used.
+        """
+        try:
+            content = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(content, dict) or content.get("machine") != self.machine:
+            return {}
+        try:
+            return {str(kind): _paths(found) for kind, found in content["paths"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return {}
+
+    def update(self, kinds: Collection[str], measure: Callable[[str], Paths]) -> dict[str, Paths]:
+        """The paths of these kinds of layers; what the table lacks is measured and added to it.
+
+        One process of the machine measures, the others wait for its table, at most WAIT_S. Where the cache
+        folder cannot be used, or the wait is over, this process measures for itself and stores nothing.
+        """
+        try:
+            found = self.read()
+            if not kinds - found.keys():
+                return found
+            with locked(f"linear-paths-{self._digest}", WAIT_S):
+                found = self.read()
+                missing = [kind for kind in kinds if kind not in found]
+                if missing:
+                    found = found if len(found) + len(missing) <= MOST_KINDS else {}
+                    found |= {kind: measure(kind) for kind in kinds if kind not in found}
+                    self._write(found)
+                return found
+        except CacheError:
+            return {kind: measure(kind) for kind in kinds}
+
+    def _write(self, found: dict[str, Paths]) -> None:
+        """Replace the file at once, so that no reader sees a part of it. Raises CacheError."""
+        paths = {kind: {"fixed": one.fixed, "tiles": one.tiles} for kind, one in found.items()}
+        text = json.dumps({"machine": self.machine, "paths": paths}, indent=1)
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        with cache_errors():
+            part.write_text(text)
+            part.replace(self.path)
+
+
+def _paths(found: dict[str, Any]) -> Paths:
+    """Raises ValueError, KeyError or TypeError for anything but two limits."""
+    fixed, tiles = found["fixed"], found["tiles"]
+    if not (type(fixed) is type(tiles) is int and 0 <= fixed <= tiles <= MAX_ROWS_OF_X):
+        raise ValueError(f"{found!r} are no limits")
+    return Paths(fixed, tiles)
+
+
+def this_machine(threads: int) -> dict[str, Any]:
+    """What decides which kernels are faster here: the processor, the threads and the versions.
+
+    threads   of this process, for torch and for our kernels alike
+    """
+    cpu, flags = _processor()
+    return {
+        "cpu": cpu,
+        "instructions": hashlib.sha256(flags.encode()).hexdigest()[:16],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": threads,
+        "waiting": os.environ.get("OMP_WAIT_POLICY", "").lower(),
+        "torch": version("torch"),
+        "numba": version("numba"),
+        "kernels": _kernels_digest(),
+    }
+
+
+def _processor() -> tuple[str, str]:
+    """(model, instruction sets) of the first core, as Linux names them; elsewhere what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    model = told.get("model name") or told.get("CPU part") or platform.processor() or platform.machine()
+    return model, told.get("flags") or told.get("Features") or ""
+
+
+def _kernels_digest() -> str:
+    """A digest of the kernels' sources: with other kernels other limits hold."""
+    folder = Path(kernels_numba.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _KERNELS for path in folder.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
