@@ -21,6 +21,7 @@ class Request(msgspec.Struct, frozen=True):
     max_tokens     most tokens of the answer
     class_id       priority class; the first policy ignores it
     wait_limit_s   longest time that the client waits for its prefill to begin
+    n              answers to the one prompt: each takes a decode slot, all on one instance
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Request(msgspec.Struct, frozen=True):
     max_tokens: int
     class_id: int = 0
     wait_limit_s: float = inf
+    n: int = 1
 
 
 class Terms(msgspec.Struct, frozen=True):

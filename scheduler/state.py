@@ -45,15 +45,15 @@ class PrefillInstance:
 class DecodeInstance:
     """One instance that decodes.
 
-    free    slots that no request has: slots - len(taken)
-    taken   requests placed on it, from `place` until they are forgotten
+    free    slots that no request has
+    taken   request placed on it -> its slots, one per answer, from `place` until it is forgotten
     """
 
     instance: int
     node: int
     slots: int
     free: int
-    taken: dict[str, None] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -137,16 +137,16 @@ class State:
         own = self.decodes.get(prefill)
         return self.decodes.values() if own is None else (own,)
 
-    def open_prefills(self) -> Collection[PrefillInstance]:
-        """Return the prefill instances whose requests would have a free decode slot, ascending.
+    def open_prefills(self, n: int = 1) -> Collection[PrefillInstance]:
+        """Return the prefill instances whose requests would have n free decode slots, ascending.
 
         Policies choose among these, so that no policy has to know about instances of both duties.
         """
-        if not self.has_decode_place:
+        if self._free_decode_slots < n or (n > 1 and all(one.free < n for one in self.decodes.values())):
             return ()
         if not self._num_both:
             return self.prefills.values()
-        full = {one.instance for one in self.decodes.values() if not one.free}
+        full = {one.instance for one in self.decodes.values() if one.free < n}
         return [one for one in self.prefills.values() if one.instance not in full]
 
     # ------------------------------------------------------------------------------ the held line
@@ -172,7 +172,7 @@ class State:
         assert request_id not in self._placed, f"request {request_id} has a place already"
         assert placement.request_id == request_id
         prefill, decode = self.prefills[placement.prefill], self.decodes[placement.decode]
-        assert decode.free > 0, f"decode instance {decode.instance} has no free slot"
+        assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
         assert decode in self.decodes_for(prefill.instance), f"{prefill.instance} decodes what it prefills"
         self._leave_line(request_id)
         placed = self._placed[request_id] = _Placed(request, placement)
@@ -180,10 +180,8 @@ class State:
         if front:
             prefill.queue.move_to_end(request_id, last=False)
         prefill.pending_tokens += placed.uncached_tokens
-        decode.taken[request_id] = None
-        decode.free -= 1
         self._num_queued += 1
-        self._free_decode_slots -= 1
+        self._take_slots(decode, request_id, request.n)
         self._look_at(prefill)
 
     def startable(self) -> str | None:
@@ -239,6 +237,17 @@ class State:
         prefill.pending_tokens -= self._placed[request_id].uncached_tokens
         self._look_at(prefill)
 
+    def keep_slots(self, request_id: str, slots: int) -> None:
+        """Free all decode slots of a request but these: its other answers have ended."""
+        self._take_slots(self.decodes[self._placed[request_id].placement.decode], request_id, slots)
+
+    def _take_slots(self, decode: DecodeInstance, request_id: str, slots: int) -> None:
+        """Give a request this many slots, more or fewer than it has."""
+        more = slots - decode.taken.get(request_id, 0)
+        decode.taken[request_id] = slots
+        decode.free -= more
+        self._free_decode_slots -= more
+
     def forget(self, request_id: str) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
         self._leave_line(request_id)
@@ -254,9 +263,8 @@ class State:
             prefill.pending_tokens -= placed.uncached_tokens
             self._look_at(prefill)
         decode = self.decodes[placed.placement.decode]
+        self._take_slots(decode, request_id, 0)
         del decode.taken[request_id]
-        decode.free += 1
-        self._free_decode_slots += 1
 
     def placement_of(self, request_id: str) -> Placement:
         """Return the placement of a request that has one."""
@@ -318,7 +326,8 @@ class State:
             self._check_prefill(prefill)
         for decode in self.decodes.values():
             assert all(self.placement_of(name).decode == decode.instance for name in decode.taken)
-            assert decode.free == decode.slots - len(decode.taken) >= 0
+            assert decode.free == decode.slots - sum(decode.taken.values()) >= 0
+            assert all(1 <= slots <= self._placed[name].request.n for name, slots in decode.taken.items())
         assert self._num_queued == sum(len(one.queue) for one in self.prefills.values())
         assert self._free_decode_slots == sum(one.free for one in self.decodes.values())
         assert len(self._placed) == sum(len(one.taken) for one in self.decodes.values())

@@ -107,7 +107,7 @@ class Plane:
         (job,) = [effect for effect in effects if isinstance(effect, fx.StartPrefill)]
         began = time.perf_counter()
         sums = [SUMS] * len(job.store)
-        effects = self._on(ev.PrefillEnded(job.rank, 0, name, job.attempt, sums, False, 0.0, 0.1, 0.0))
+        effects = self._on(ev.PrefillEnded(job.rank, 0, name, job.attempt, sums, [], 0.0, 0.1, 0.0))
         (order,) = [effect for effect in effects if isinstance(effect, fx.StartDecode)]
         self._on(ev.DecodeLoaded(order.rank, 0, name, order.attempt))
         self._on(ev.DecodeEnded(order.rank, 0, name, order.attempt))

@@ -58,6 +58,17 @@ class Decided(Action, frozen=True):
 # ------------------------------------------------------------------------------ to compute ranks
 
 
+class Branched(Action, frozen=True):
+    """Report that a branch of a request goes on as a request of its own, under this name.
+
+    It has lost its pages, and its siblings have not. A Forget of its own follows.
+    """
+
+    request_id: str
+    branch: int
+    name: str
+
+
 class StartPrefill(Action, frozen=True):
     """Have a prompt prefilled.
 
@@ -81,13 +92,17 @@ class StartPrefill(Action, frozen=True):
 
 
 class StartDecode(Action, frozen=True):
-    """Have a prefilled request decoded. blocks: its full blocks in their order; tail as in StartPrefill."""
+    """Have a prefilled request decoded. blocks: its full blocks in their order; tail as in StartPrefill.
+
+    branches   that go on after their first token
+    """
 
     rank: int
     request_id: str
     attempt: int
     blocks: list[BlockRef]
     tail: BlockRef | None
+    branches: list[int]
 
 
 class StartServe(Action, frozen=True):
@@ -113,11 +128,15 @@ StartOrder = StartPrefill | StartDecode | StartServe
 
 
 class CancelOn(Action, frozen=True):
-    """Have a rank drop a request. The rank answers with the end of the request."""
+    """Have a rank drop a request, or one branch of it. The rank answers with the end of what it drops.
+
+    branch   -1: all
+    """
 
     rank: int
     request_id: str
     attempt: int
+    branch: int = -1
 
 
 class ForgetPages(Action, frozen=True):
@@ -253,7 +272,7 @@ Order = (
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 
 Effect = (
-    Order | Reject | Fail | Forget | Decided | AnswerCommand | Readiness | WakeAt | Stop
+    Order | Reject | Fail | Forget | Decided | Branched | AnswerCommand | Readiness | WakeAt | Stop
     | BlockStored | BlockRemoved
 )  # fmt: skip
 """Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

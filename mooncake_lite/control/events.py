@@ -85,6 +85,7 @@ class RequestArrived(Event, frozen=True):
     max_tokens     longest answer, in tokens
     keys, digests  of each full block of the prompt; empty when nothing may be reused
     wait_limit_s   longest time that the gateway waits for the first token
+    n              answers (branches) to the one prompt, numbered from 0
     """
 
     request_id: str
@@ -94,26 +95,28 @@ class RequestArrived(Event, frozen=True):
     digests: list[int]
     class_id: int = 0
     wait_limit_s: float = float("inf")
+    n: int = 1
 
 
 class RequestCancelled(Event, frozen=True):
-    """The client has left, or needs no more tokens."""
+    """The client has left, or needs no more tokens: of one branch, or with -1 of all."""
 
     request_id: str
+    branch: int = -1
 
 
 class PrefillEnded(RankEvent, frozen=True):
     """Every byte of `store` and `tail` of a StartPrefill is in the pool.
 
     checksums               one list for each object of `store`: XXH3-64 of each layer's range
-    finished                the first token was the last one, so there is nothing to decode
+    finished                branches whose first token was the last one, so there is nothing to decode
     load_s, compute_s, store_s   seconds for each part
     """
 
     request_id: str
     attempt: int
     checksums: list[list[int]]
-    finished: bool
+    finished: list[int]
     load_s: float
     compute_s: float
     store_s: float
@@ -148,14 +151,15 @@ class PromptComputed(RankEvent, frozen=True):
 
 
 class DecodeEnded(RankEvent, frozen=True):
-    """A request has left the rank that decodes it, because it is answered or was cancelled."""
+    """A branch has left the rank that decodes it, because it is answered or was cancelled."""
 
     request_id: str
     attempt: int
+    branch: int = 0
 
 
 class Preempted(RankEvent, frozen=True):
-    """A rank that decodes had no free page and has dropped the request.
+    """A rank that decodes had no free page and has dropped a branch of a request.
 
     num_tokens     tokens of prompt and answer so far, all to be prefilled
     keys, digests  of each full block of these tokens
@@ -166,6 +170,7 @@ class Preempted(RankEvent, frozen=True):
     num_tokens: int
     keys: list[int]
     digests: list[int]
+    branch: int = 0
 
 
 # ------------------------------------------------------------------------------ blocks

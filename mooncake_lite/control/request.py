@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mooncake_lite.control.effects import BlockRef
-from mooncake_lite.control.events import RequestArrived
+from mooncake_lite.control.events import Preempted, RequestArrived
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from scheduler import Request
+
+BRANCH_MARK = "#"
+"""Between the client's id of a request and the number of a branch that goes on alone."""
+
+
+def client_id_of(request_id: str) -> str:
+    """Return the id under which a client knows a request, or the request that a branch belongs to."""
+    return request_id.partition(BRANCH_MARK)[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +25,8 @@ class RequestRecord:
         num_tokens      tokens to prefill: the prompt, and, after a preemption, the answer so far
         keys, digests   of the full blocks of these tokens; empty when nothing may be reused
         attempt         number of starts; answers to an earlier one change nothing
+        n               answers to the one prompt
+        branches        those that have not ended; dropped: those of them that the client does not want
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
         prefill, decode ranks, -1 before it is placed
@@ -40,9 +50,12 @@ class RequestRecord:
     class_id: int
     wait_limit_s: float
     since_s: float
+    n: int
+    branches: set[int]
     stage: Stage = Stage.HELD
     attempt: int = 0
     resumed: bool = False
+    dropped: set[int] = field(default_factory=set)
     prefill: int = -1
     decode: int = -1
     worker: int = -1
@@ -60,8 +73,21 @@ class RequestRecord:
         """Make the record of a request that has just arrived."""
         return cls(
             event.request_id, event.num_tokens, event.max_tokens, event.keys, event.digests, event.class_id,
-            event.wait_limit_s, now,
+            event.wait_limit_s, now, event.n, set(range(event.n)),
         )  # fmt: skip
+
+    def branched(self, event: Preempted, now: float) -> RequestRecord:
+        """Make the record of a branch that goes on alone."""
+        name = f"{self.request_id}{BRANCH_MARK}{event.branch}"
+        return RequestRecord(
+            name, event.num_tokens, self.max_tokens, event.keys, event.digests,
+            self.class_id, self.wait_limit_s, now, 1, {event.branch}, resumed=True,
+        )  # fmt: skip
+
+    @property
+    def client_id(self) -> str:
+        """Return the id under which the client knows this request."""
+        return client_id_of(self.request_id)
 
     def reset(self) -> None:
         """Forget everything allocated, leased or under way."""
@@ -82,5 +108,5 @@ class RequestRecord:
         """Return the part of the record that policies may see."""
         return Request(
             self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
-            self.wait_limit_s,
+            self.wait_limit_s, self.n,
         )  # fmt: skip

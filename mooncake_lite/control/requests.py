@@ -66,6 +66,7 @@ class Requests:
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
         self.copies = Copies(directory, members, orders, emit)
         self._records: dict[str, RequestRecord] = {}
+        self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
 
     def __len__(self) -> int:
         """Return the number of requests that have not ended."""
@@ -82,6 +83,7 @@ class Requests:
             self._emit(fx.Fail(request_id, reason))
             self._emit(fx.Forget(request_id, "failed"))
         self._records.clear()
+        self._families.clear()
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
     def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
@@ -111,8 +113,7 @@ class Requests:
         if rejection is not None:
             self._reject(record, rejection.reason, rejection.retry_after_s)
             return
-        self._records[record.request_id] = record
-        self.stages[record.stage] += 1
+        self._add(record)
         if self.no_place or self._state.next_held() is not None or not self._place(record, request, now):
             self._state.hold(request)
 
@@ -120,10 +121,24 @@ class Requests:
         self._emit(fx.Reject(record.request_id, reason, retry_after_s))
         self._emit(fx.Forget(record.request_id, "rejected"))
 
+    def _add(self, record: RequestRecord) -> None:
+        self._records[record.request_id] = record
+        self._families.setdefault(record.client_id, []).append(record)
+        self.stages[record.stage] += 1
+
     def on_cancelled(self, event: ev.RequestCancelled, now: float) -> None:
+        """Drop what a client does not want any more: all branches of its request, or one."""
+        for record in list(self._families.get(event.request_id, ())):
+            if event.branch in record.branches:
+                record.dropped.add(event.branch)
+            if event.branch < 0 or record.branches <= record.dropped:
+                self._cancel(record, now)
+            elif event.branch in record.branches and record.worker == record.decode >= 0:
+                self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, event.branch))
+
+    def _cancel(self, record: RequestRecord, now: float) -> None:
         """Drop a waiting request at once. If a rank or a tier works on it, wait until that has dropped it."""
-        record = self._records.get(event.request_id)
-        if record is None or not record.may(Step.CANCEL):
+        if not record.may(Step.CANCEL):
             return
         self._move(record, Step.CANCEL)
         if record.stage is Stage.OVER:
@@ -134,6 +149,9 @@ class Requests:
     def _end(self, record: RequestRecord, outcome: str, now: float, *, may_still_write: bool = False) -> None:
         """Remove a request: free its private objects, leases and slots, and emit Forget."""
         del self._records[record.request_id]
+        self._families[record.client_id].remove(record)
+        if not self._families[record.client_id]:
+            del self._families[record.client_id]
         self._directory.revoke_owner(
             record.request_id, now, writer_may_live=may_still_write, writer=record.worker
         )
@@ -142,12 +160,14 @@ class Requests:
         self._emit(fx.Forget(record.request_id, outcome))
 
     def _fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
-        """Fail a request, and tell its client unless the client has left."""
+        """Fail a request with all its branches, and tell its client unless the client has left."""
         gone = record.stage is Stage.CANCELLED
         self._move(record, Step.FAIL)
         if not gone:
             self._emit(fx.Fail(record.request_id, reason))
         self._end(record, "cancelled" if gone else "failed", now, may_still_write=may_still_write)
+        if not gone:
+            self.on_cancelled(ev.RequestCancelled(record.client_id), now)
 
     # ------------------------------------------------------------------------------ dispatch
 
@@ -239,6 +259,9 @@ class Requests:
         record.attempt += 1
         record.worker = record.prefill
         self._emit(self._first_order(record, now - record.since_s))
+        if record.worker == record.decode:
+            for branch in sorted(record.dropped):
+                self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
         self.copies.on_prefill(record, now)
 
     def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
@@ -257,15 +280,17 @@ class Requests:
 
     def _current(self, event: Any, *steps: Step) -> RequestRecord | None:
         """Return the request that an answer is about. None: wrong attempt, or impossible in its stage."""
-        record = self._records.get(event.request_id)
-        if (
-            record is not None
-            and (record.attempt, record.worker) == (event.attempt, event.rank)
-            and any(map(record.may, steps))
-        ):
+        record = self._working(event)
+        if record is not None and any(map(record.may, steps)):
             return record
         self.ignored += 1
         return None
+
+    def _working(self, event: Any) -> RequestRecord | None:
+        """Return the request that an answer is about, if its rank works on this attempt."""
+        record = self._records.get(event.request_id)
+        is_of_attempt = record is not None and (record.attempt, record.worker) == (event.attempt, event.rank)
+        return record if is_of_attempt else None
 
     def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
         """Publish the KV of a prompt, and start its decode."""
@@ -275,10 +300,11 @@ class Requests:
         computed = record.num_tokens - sum(record.cached.values())
         self._state.measured_prefill(computed, ended.compute_s)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
+        record.branches -= {*ended.finished, *record.dropped}
         if record.stage is Stage.CANCELLED:
             self._move(record, Step.DROP)
             self._end(record, "cancelled", now)
-        elif ended.finished:
+        elif not record.branches:
             self._move(record, Step.FINISH)
             self._end(record, "finished", now)
         else:
@@ -286,8 +312,13 @@ class Requests:
             record.resumed = True
             record.worker = record.decode
             self._state.end_prefill(record.request_id)
-            blocks = record.load + record.store
-            self._emit(fx.StartDecode(record.decode, record.request_id, record.attempt, blocks, record.tail))
+            self._keep_slots(record)
+            self._emit(
+                fx.StartDecode(
+                    record.decode, record.request_id, record.attempt, record.load + record.store, record.tail,
+                    sorted(record.branches),
+                )
+            )  # fmt: skip
 
     def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
         """End a request that a rank gave up, or dropped after a cancel."""
@@ -316,23 +347,49 @@ class Requests:
             record.resumed = True
             self._state.end_prefill(record.request_id)
 
+    def _keep_slots(self, record: RequestRecord) -> None:
+        """Free the decode slots of branches that have ended."""
+        self._state.keep_slots(record.request_id, len(record.branches))
+        self.no_place = False
+
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
-        """End a request whose last token was sent, or that its decode rank dropped after a cancel."""
-        record = self._current(ended, Step.FINISH, Step.DROP)
-        if record is None or record.worker != record.decode:
-            return
+        """End a branch whose last token was sent, or that was dropped. The last branch ends the request."""
+        record = self._working(ended)
+        if record is None or record.worker != record.decode or ended.branch not in record.branches:
+            self.ignored += 1
+        elif len(record.branches) > 1:
+            record.branches.remove(ended.branch)
+            self._keep_slots(record)
+        elif record.may(Step.FINISH) or record.may(Step.DROP):
+            self._finish(record, "finished", now)
+        else:
+            self.ignored += 1
+
+    def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
         self._move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
-        self._end(record, "finished", now)
+        self._end(record, outcome, now)
 
     def on_preempted(self, preempted: ev.Preempted, now: float) -> None:
-        """Hold a request again, ahead of the others. It is prefilled again, mostly from the pool."""
+        """Hold a branch again, ahead of the others. It is prefilled again, mostly from the pool."""
         record = self._current(preempted, Step.PREEMPT, Step.DROP)
-        if record is None:
+        if record is None or preempted.branch not in record.branches:
             return
-        if record.stage is Stage.CANCELLED:
-            self._move(record, Step.DROP)
-            self._end(record, "cancelled", now)
+        is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
+        if record.n == 1 and is_wanted:
+            self._hold_again(record, preempted, now)
             return
+        if is_wanted:
+            alone = record.branched(preempted, now)
+            self._add(alone)
+            self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
+            self._state.hold(alone.as_request(self._block_tokens), front=True)
+        if len(record.branches) > 1:
+            record.branches.remove(preempted.branch)
+            self._keep_slots(record)
+        else:
+            self._finish(record, "finished" if is_wanted else "cancelled", now)
+
+    def _hold_again(self, record: RequestRecord, preempted: ev.Preempted, now: float) -> None:
         self._move(record, Step.PREEMPT)
         self._directory.revoke_owner(record.request_id, now)
         record.reset()
@@ -347,6 +404,7 @@ class Requests:
         assert +Counter(self.stages) == Counter(record.stage for record in self._records.values())
         for request_id, record in self._records.items():
             assert record.stage is not Stage.OVER
+            assert record.branches, f"{request_id} has no branch left"
             assert request_id in self._state, f"{request_id} is in no queue and on no instance"
             assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.messages import (
     Decode,
     DecodeDone,
@@ -142,8 +143,9 @@ class Answers:
         ends = token.finish == "stop" and message.sampling.prompt_logprobs >= 0
         logprobs = [token.logprobs] if (ids or ends) and token.logprobs is not None else []
         scores, asked.scores = asked.scores, []
+        name = client_id_of(message.request_id)
         tokens = Tokens(
-            message.request_id, token.index, ids, token.finish, cached, spans, logprobs, token.job.branch,
+            name, token.index, ids, token.finish, cached, spans, logprobs, token.job.branch,
             prompt_logprobs=scores, end_token=token.token if ends else None,
         )  # fmt: skip
         self._rank.to_gateway(message.gateway, tokens)

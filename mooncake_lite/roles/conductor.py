@@ -108,6 +108,7 @@ class ConductorRole:
             fx.Fail: self._fail,
             fx.Forget: self._forget,
             fx.Decided: self._decided,
+            fx.Branched: self._branched,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -237,15 +238,11 @@ class ConductorRole:
                 peer, m.Rejected(submit.request_id, f"request id {submit.request_id} is in use", 0.0)
             )
             return None
-        if submit.n > 1:  # the control plane follows one answer per request
-            reason = f"n={submit.n} answers to one prompt are not computed by this cluster; ask with n=1"
-            self.hub.send(peer, m.Failed(submit.request_id, reason))
-            return None
         reuse, has_pool = self.config.enable_prefix_caching, self.config.has_pool
         self.held[submit.request_id] = HeldRequest(submit, reuse, has_pool)
         return ev.RequestArrived(
             submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests, 0,
-            submit.wait_limit_s,
+            submit.wait_limit_s, submit.n,
         )  # fmt: skip
 
     def _read_prefill_done(self, peer: str, done: m.PrefillDone) -> ev.Event | None:
@@ -254,9 +251,11 @@ class ConductorRole:
             if self._stream is not None:
                 self._stream.describe(*held.stored_blocks(self.config.block_size))
             held.first_token(done)
+        first = held.branch if held is not None else 0
+        finished = [first + number for number, finish in enumerate(done.finishes) if finish is not None]
         return ev.PrefillEnded(
-            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums,
-            None not in done.finishes, done.load_s, done.compute_s, done.store_s,
+            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums, finished, done.load_s,
+            done.compute_s, done.store_s,
         )  # fmt: skip
 
     def _read_preempted(self, peer: str, preempted: m.Preempted) -> ev.Event | None:
@@ -266,10 +265,10 @@ class ConductorRole:
         digests: list[int] = []
         if held is not None and held.attempt == preempted.attempt:
             size = self.config.block_size
-            keys, digests = held.preempted(preempted.token_ids, preempted.answered, size)
+            keys, digests = held.preempted(preempted, size)
         return ev.Preempted(
             rank_of(peer), preempted.epoch, preempted.request_id, preempted.attempt,
-            len(preempted.token_ids), keys, digests,
+            len(preempted.token_ids), keys, digests, preempted.branch,
         )  # fmt: skip
 
     def _decided(self, effect: fx.Decided) -> None:
@@ -281,15 +280,19 @@ class ConductorRole:
 
     def _reject(self, effect: fx.Reject) -> None:
         self.metrics.count("requests_rejected_total")
-        gateway = self.held[effect.request_id].gateway
-        self.hub.send(gateway, m.Rejected(effect.request_id, effect.reason, effect.retry_after_s))
+        held = self.held[effect.request_id]
+        self.hub.send(held.gateway, m.Rejected(held.client_id, effect.reason, effect.retry_after_s))
 
     def _fail(self, effect: fx.Fail) -> None:
-        self.hub.send(self.held[effect.request_id].gateway, m.Failed(effect.request_id, effect.reason))
+        held = self.held[effect.request_id]
+        self.hub.send(held.gateway, m.Failed(held.client_id, effect.reason))
+
+    def _branched(self, effect: fx.Branched) -> None:
+        self.held[effect.name] = self.held[effect.request_id].branched(effect.branch, effect.name)
 
     def _forget(self, effect: fx.Forget) -> None:
-        del self.held[effect.request_id]
-        if effect.outcome == "finished":
+        held = self.held.pop(effect.request_id)
+        if effect.outcome == "finished" and held.client_id == effect.request_id:
             self.metrics.count("requests_finished_total")
 
     # ------------------------------------------------------------------------------ orders

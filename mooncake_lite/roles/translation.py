@@ -21,7 +21,7 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
     rank = rank_of(peer)
     match message:
         case m.Cancel():
-            return ev.RequestCancelled(message.request_id)
+            return ev.RequestCancelled(message.request_id, message.branch)
         case m.Stop():
             return ev.StopRequested(message.reason, message.grace_s)
         case m.RankError():
@@ -33,7 +33,7 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
         case m.PromptComputed(name, computed, compute_s, attempt, epoch):
             return ev.PromptComputed(rank, epoch, name, attempt, computed, compute_s)
         case m.DecodeDone():
-            return ev.DecodeEnded(rank, message.epoch, message.request_id, message.attempt)
+            return ev.DecodeEnded(rank, message.epoch, message.request_id, message.attempt, message.branch)
         case m.PutWanted():
             before = message.before
             return ev.PutsWanted(rank, message.epoch, message.number, message.keys, message.digests, before)
@@ -62,7 +62,7 @@ def message_of(order: fx.Order) -> m.Message:
     """Return the message for an order that needs no data of the conductor."""
     match order:
         case fx.CancelOn():
-            return m.Cancel(order.request_id, order.attempt)
+            return m.Cancel(order.request_id, order.attempt, order.branch)
         case fx.ForgetPages():
             return m.ForgetPages()
         case fx.GrantPuts():

@@ -25,6 +25,10 @@ OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finish
 """How a request may end, and what its client is told before."""
 
 
+ToClient = fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Branched | fx.AnswerCommand
+"""Effects that a client hears of."""
+
+
 class Clients:
     """Send requests at random times, go away at random times, and keep what they are told.
 
@@ -148,12 +152,13 @@ class Clients:
         elif isinstance(event, ev.RequestCancelled):
             self._world.requests[event.request_id].cancelled = True
 
-    def on(self, effect: fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.AnswerCommand) -> None:
+    def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
         if isinstance(effect, fx.AnswerCommand):
             assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
             self._commands[effect.command] += effect.ended
             return
+        assert not isinstance(effect, fx.Branched), "no request here has several answers"
         request = self._world.requests[effect.request_id]
         assert not request.ends, f"{effect} after the end of {request.request_id}"
         if isinstance(effect, fx.Forget):

@@ -98,7 +98,7 @@ class PrefillModel:
                 order.request_id,
                 order.attempt,
                 checksums,
-                request.answered >= request.answer_tokens,
+                [0] if request.answered >= request.answer_tokens else [],
                 load_s,
                 max(0.0, seconds - load_s - store_s),
                 store_s,

@@ -28,7 +28,7 @@ def forged(order: fx.Order, layers: int, dice: Random) -> ev.RankEvent | None:
             checksums = [sums] * len(order.store)
             return dice.choice(
                 (
-                    ev.PrefillEnded(rank, epoch, request_id, attempt, checksums, False, 0.0, 1.0, 0.0),
+                    ev.PrefillEnded(rank, epoch, request_id, attempt, checksums, [], 0.0, 1.0, 0.0),
                     ev.RequestFailed(rank, epoch, request_id, attempt, "of another start"),
                 )
             )

@@ -245,7 +245,7 @@ class World:
                 self.ready = effect.ready
             case fx.Stop():
                 self.stopped = effect
-            case fx.Reject() | fx.Fail() | fx.Forget() | fx.Decided() | fx.AnswerCommand():
+            case fx.Reject() | fx.Fail() | fx.Forget() | fx.Decided() | fx.Branched() | fx.AnswerCommand():
                 self.clients.on(effect)
             case _:
                 self._order(effect)

@@ -32,7 +32,12 @@ class LeastTokens:
         name = request.request_id
         if not state.prefills or not state.decodes:
             return Rejection(name, "no prefill or no decode instance has joined", 1.0)
-        candidates = state.open_prefills()
+        most = max(one.slots for one in state.decodes.values())
+        if request.n > most:
+            return Rejection(
+                name, f"{request.n} answers need as many decode slots, an instance has {most}", 0.0
+            )
+        candidates = state.open_prefills(request.n)
         if not candidates:
             return Wait(name, "no decode instance has a free slot")
         leading, held = state.index.leading(request.keys), state.pages.leading(request.keys)
@@ -45,7 +50,7 @@ class LeastTokens:
     def explain(self, state: State, request: Request) -> list[Candidate]:
         """Recompute the terms of every prefill instance, best first. Empty without a free decode slot."""
         leading, held = state.index.leading(request.keys), state.pages.leading(request.keys)
-        pairs = [(p, _freest(state.decodes_for(p.instance))) for p in state.open_prefills()]
+        pairs = [(p, _freest(state.decodes_for(p.instance))) for p in state.open_prefills(request.n)]
         table = [Candidate(p.instance, _terms(request, leading, held, p, decode)) for p, decode in pairs]
         return sorted(table, key=lambda row: _order(state, state.prefills[row.prefill], row.terms.score))
 

@@ -211,3 +211,28 @@ def test_an_instance_of_both_duties_without_a_free_decode_slot_is_no_candidate()
     state.forget("b")
     assert [one.instance for one in state.open_prefills()] == [1]
     assert placed(state, "d").prefill == 1
+
+
+def test_answers_to_one_prompt_take_a_slot_each_on_one_instance_until_they_end() -> None:
+    state, policy = cluster(decode=2, slots=4), s.LeastTokens()
+
+    def of(name: str, n: int) -> s.Request:
+        return s.Request(name, 640, (), BLOCK_TOKENS, 16, n=n)
+
+    for name, instance in (("a", 11), ("b", 12)):
+        choice = policy.choose(state, of(name, 3), 0.0)
+        assert isinstance(choice, s.Placement)
+        assert choice.decode == instance
+        state.place(of(name, 3), choice)
+        state.check()
+    assert isinstance(policy.choose(state, of("c", 2), 0.0), s.Wait), "two slots are free, on two instances"
+    state.keep_slots("b", 2)
+    state.check()
+    choice = policy.choose(state, of("c", 2), 0.0)
+    assert isinstance(choice, s.Placement)
+    assert choice.decode == 12
+    state.forget("a")
+    assert state.decodes[11].free == 4
+    refused = policy.choose(state, of("d", 5), 0.0)
+    assert isinstance(refused, s.Rejection)
+    assert refused.reason == "5 answers need as many decode slots, an instance has 4"

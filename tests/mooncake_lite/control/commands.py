@@ -1,10 +1,12 @@
 """The commands of scenarios: a line of words becomes an event.
 
     arrived a 40 tokens keys x1..x2 max 10 limit 5     a request; without keys nothing may be reused
-    cancelled a
+    arrived a 40 tokens answers 3                      a request for three answers: branches 0, 1 and 2
+    cancelled a | cancelled a branch 1
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
     computed a 8                                       8 prompt tokens, on a rank that decodes on
-    prefilled a finished                               the first token was the last one
+    prefilled a finished | prefilled a finished 0 2    the first token (of these branches) was the last one
+    ended a branch 1 | preempted a 50 tokens branch 1  of another branch than 0
     failed a why | failed a late why                   late: bytes may still land
     preempted a 50 tokens keys x1..x3
     wants 2 #1 x3 after x1 x2                          rank 2 asks where x3 may go, which follows x2
@@ -99,19 +101,27 @@ DECODES = fx.StartDecode, fx.StartServe
 """Orders that a rank answers with the end of the request."""
 
 
+def numbers(words: Sequence[str], word: str) -> list[int]:
+    """The numbers behind a word: 0 if there are none, and nothing without the word."""
+    if word not in words:
+        return []
+    return [int(number) for number in words[words.index(word) + 1 :] if number.isdecimal()] or [0]
+
+
 def arrived(context: Context, words: list[str]) -> ev.Event:
     keys = context.keys(words_after(words, "keys"))
     context.requests.append(words[1])
     limit_s = float(after(words, "limit") or "inf")
     max_tokens = int(after(words, "max") or 10)
     digests = list(map(digest_of, keys))
-    return ev.RequestArrived(words[1], int(words[2]), max_tokens, keys, digests, 0, limit_s)
+    n = int(after(words, "answers") or 1)
+    return ev.RequestArrived(words[1], int(words[2]), max_tokens, keys, digests, 0, limit_s, n)
 
 
 def prefilled(context: Context, words: list[str]) -> ev.Event:
     job = context.job(words, fx.StartPrefill)
     checksums = [SUMS] * len(context.order(fx.StartPrefill, request_id=words[1]).store)
-    return ev.PrefillEnded(*job, checksums, "finished" in words, 0.01, 0.1, 0.01)
+    return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, 0.1, 0.01)
 
 
 def failed(context: Context, words: list[str]) -> ev.Event:
@@ -121,7 +131,8 @@ def failed(context: Context, words: list[str]) -> ev.Event:
 
 def preempted(context: Context, words: list[str]) -> ev.Event:
     keys = context.keys(words_after(words, "keys"))
-    return ev.Preempted(*context.job(words, *DECODES), int(words[2]), keys, list(map(digest_of, keys)))
+    job, branch = context.job(words, *DECODES), int(after(words, "branch") or 0)
+    return ev.Preempted(*job, int(words[2]), keys, list(map(digest_of, keys)), branch)
 
 
 def wants(context: Context, words: list[str]) -> ev.Event:
@@ -183,13 +194,15 @@ def undelivered(context: Context, words: list[str]) -> ev.Event:
 
 COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "arrived": arrived,
-    "cancelled": lambda context, words: ev.RequestCancelled(words[1]),
+    "cancelled": lambda context, words: ev.RequestCancelled(words[1], int(after(words, "branch") or -1)),
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
     "computed": lambda context, words: ev.PromptComputed(
         *context.job(words, fx.StartServe), int(words[2]), 0.1
     ),
-    "ended": lambda context, words: ev.DecodeEnded(*context.job(words, *DECODES)),
+    "ended": lambda context, words: ev.DecodeEnded(
+        *context.job(words, *DECODES), int(after(words, "branch") or 0)
+    ),
     "failed": failed,
     "preempted": preempted,
     "wants": wants,

@@ -69,7 +69,7 @@ class Plane:
     def prefilled(self, job: fx.StartPrefill, **more: Any) -> list[fx.Effect]:
         """The prefill rank has done what it was told."""
         sums = [SUMS] * len(job.store)
-        times = {"finished": False, "load_s": 0.0, "compute_s": 0.1, "store_s": 0.0} | more
+        times = {"finished": [], "load_s": 0.0, "compute_s": 0.1, "store_s": 0.0} | more
         return self.on(ev.PrefillEnded(job.rank, 0, job.request_id, job.attempt, sums, **times))
 
     def serve(self, name: str, num_tokens: int, keys: Sequence[int] | None = None) -> fx.StartPrefill:

@@ -137,8 +137,12 @@ class Scenario:
             case fx.StartDecode():
                 words += [f"{effect.request_id}/{effect.attempt} blocks {places(effect.blocks)}"]
                 words += [f"tail {places([effect.tail])}"]
+                words += [f"branches {effect.branches}"] if effect.branches != [0] else []
+            case fx.Branched():
+                words += [f"{effect.request_id} branch {effect.branch} is {effect.name}"]
             case fx.CancelOn():
                 words += [f"{effect.request_id}/{effect.attempt}"]
+                words += [f"branch {effect.branch}"] if effect.branch >= 0 else []
             case fx.GrantPuts():
                 words += [f"#{effect.number} {places(effect.places)}"]
             case fx.LoadBlocks():

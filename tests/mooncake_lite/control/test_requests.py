@@ -59,7 +59,7 @@ def test_a_request_that_reuses_a_pinned_prefix_waits_for_the_rest_of_its_space()
     assert len(job.store) == 2
     busy = only(fx.StartPrefill, plane.arrive("busy", 10, []))
     assert plane.arrive("second", 3 * BLOCK, [1, 2, 3])[-1] != fx.Forget("second", "rejected")
-    plane.prefilled(busy, finished=True)
+    plane.prefilled(busy, finished=[0])
     assert plane.control.requests.stage_of("second") is Stage.PREFILLING
 
 
@@ -152,7 +152,7 @@ def test_the_queue_time_of_a_preempted_request_begins_with_its_preemption() -> N
 def test_a_request_that_would_wait_longer_than_its_gateway_does_is_refused_at_once() -> None:
     plane = Plane()
     job = only(fx.StartPrefill, plane.arrive("measured", 1000, []))
-    plane.prefilled(job, compute_s=100.0, finished=True)  # 0.1 s per token
+    plane.prefilled(job, compute_s=100.0, finished=[0])  # 0.1 s per token
     plane.arrive("long", 1500, [])
     effects = plane.arrive("late", 100, [], wait_limit_s=100.0)
     assert "the predicted wait is 150 s, the limit 100 s" in only(fx.Reject, effects).reason

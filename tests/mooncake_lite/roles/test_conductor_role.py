@@ -588,13 +588,31 @@ def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank()
     assert (figures()["held"], figures()["decoding"]) == (0, 0)
 
 
-def test_a_request_for_several_answers_is_told_that_there_is_one_and_leaves_nothing() -> None:
+def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_alone() -> None:
     cluster = Cluster()
+    tokens = list(range(70))
+    keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
     sampling = m.Sampling(0.0)
-    message = m.Submit("a", "gateway-0", [5] * 10, [], [], b"", sampling, 16, [0], n=2)
-
-    (failed,) = cluster.tell("gateway-0", message)
-
-    assert isinstance(failed, m.Failed)
-    assert failed.reason.endswith("ask with n=1")
+    submit = m.Submit("a", "gateway-0", tokens, keys, digests, b"model", sampling, 16, [0], n=3)
+    (job,) = cluster.tell("gateway-0", submit)
+    assert isinstance(job, m.Prefill)
+    assert (job.n, job.branch) == (3, 0)
+    done = m.PrefillDone("a", [7, 8, 9], [None, "stop", None], [SUMS] * len(job.store), [], 0.1)
+    *_, decode = cluster.tell("rank-1", done)
+    assert isinstance(decode, m.Decode)
+    assert (decode.token_ids, decode.answers) == (tokens, [m.Answer(0, [7]), m.Answer(2, [9])])
+    cluster.tell("rank-2", m.DecodeLoaded("a"))
+    answered = [*tokens, *range(60)]
+    (again,) = cluster.tell("rank-2", m.Preempted("a", answered, 60, branch=2))
+    assert isinstance(again, m.Prefill)
+    assert (again.request_id, again.token_ids, again.answered) == ("a#2", answered, 60)
+    assert (again.n, again.branch, again.keys) == (1, 2, prefix_keys(answered, BLOCK, b"model"))
+    cluster.tell("rank-2", m.DecodeDone("a", branch=0))
+    assert cluster.role.held.keys() == {"a#2"}
+    done = m.PrefillDone("a#2", [5], [None], [SUMS] * len(again.store), [], 0.1)
+    *_, decode = cluster.tell("rank-1", done)
+    assert isinstance(decode, m.Decode)
+    assert (decode.branch, decode.answers, decode.token_ids) == (2, [], [*answered, 5])
+    told = cluster.tell("rank-2", m.RequestFailed("a#2", "a cable"))
+    assert m.Failed("a", "a cable") in told, "under the name that the gateway knows"
     assert not cluster.role.held
