@@ -54,6 +54,8 @@ class PrefillModel:
                 for job in self._queue:
                     if (job.order.request_id, job.order.attempt) == (order.request_id, order.attempt):
                         self._world.clock.after(CHUNK_S, partial(self._fail, job, "cancelled", False))
+            case fx.ForgetPages():
+                pass  # pages are not modelled
             case _:
                 raise AssertionError(f"a prefill rank gets {order}")
 
@@ -154,6 +156,8 @@ class DecodeModel:
                 assert len(order.places) == len(keys), "not a place, or None, for each key"
                 seconds = self._world.dice.random() * 0.1
                 self._world.clock.after(seconds, lambda: self._write(order, keys))
+            case fx.ForgetPages():
+                pass
             case _:
                 raise AssertionError(f"a decode rank gets {order}")
 

@@ -66,6 +66,7 @@ class Custody:
             fx.CheckBlocks: self._check,
             fx.RemoveBlocks: self._remove,
             fx.CompactTier: lambda order: None,
+            fx.ForgetPages: lambda order: None,
         }
         self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
             (ev.PrefillEnded, ev.DecodeLoaded, ev.PromptComputed, ev.DecodeEnded, ev.Preempted),
