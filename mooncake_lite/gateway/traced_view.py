@@ -7,9 +7,10 @@ See docs/how-to/trace.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from mooncake_lite.gateway.cluster_view import ClusterView, OpenRequest
+from mooncake_lite.gateway.cluster_view import ClusterView
+from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.messages import Submit, Tokens
 from mooncake_lite.tracing.lanes import Spans
@@ -17,7 +18,7 @@ from mooncake_lite.tracing.tracer import FLUSH_S, PartFile, Tracer, part_path, s
 
 
 class TracedClusterView(ClusterView):
-    """A view of the cluster that adds each request to a trace. Its number follows that of the last rank."""
+    """A view of the cluster that adds each prompt to a trace. Its number follows that of the last rank."""
 
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
         super().__init__(settings, on_stop)
@@ -30,24 +31,33 @@ class TracedClusterView(ClusterView):
     def admit(self, request_id: str) -> OpenRequest:
         """As ClusterView.admit. The request's body has been read, and its prompt is tokenised next."""
         request = super().admit(request_id)
+        self._begin(request_id)
+        self._spans.stage(request_id, "tokenise")
+        return request
+
+    def admit_prompts(self, request: OpenRequest, ids: Sequence[str]) -> None:
+        """As ClusterView.admit_prompts. All prompts of the request have been tokenised."""
+        super().admit_prompts(request, ids)
+        for request_id in ids:
+            self._begin(request_id)
+
+    def _begin(self, request_id: str) -> None:
         self._num_tokens[request_id] = 0
         self._spans.open(request_id, request_id)
         self._spans.follow(request_id, request_id, first=True)
-        self._spans.stage(request_id, "tokenise")
-        return request
 
     def submit(self, request: OpenRequest, message: Submit) -> None:
         """As ClusterView.submit."""
         details = {"prompt tokens": len(message.token_ids), "max_tokens": message.max_tokens}
-        self._spans.stage(request.request_id, "wait for the first token", details)
+        self._spans.stage(message.request_id, "wait for the first token", details)
         super().submit(request, message)
 
     def close(self, request: OpenRequest) -> None:
         """As ClusterView.close."""
         super().close(request)
-        name = request.request_id
-        self._spans.follow(name, name, last=True)
-        self._spans.close(name, {"answer tokens": self._num_tokens.pop(name, 0)})
+        for name in request.ids:
+            self._spans.follow(name, name, last=True)
+            self._spans.close(name, {"answer tokens": self._num_tokens.pop(name, 0)})
 
     def _on_tokens(self, message: Tokens) -> None:
         name = message.request_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -155,6 +156,19 @@ def test_each_prompt_takes_a_place_among_the_open_requests(start: Start) -> None
         assert http.post("/v1/completions", json={"prompt": ["a", "b", "c"]}).status_code == 200
     assert len(submits(cluster)) == 6
     gateway.close()
+
+
+def test_each_prompt_of_a_request_is_in_a_trace(start: Start, run_dir: Path) -> None:
+    gateway, cluster = start(trace="trace.json")
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": ["a", "b"]}, trust_env=False).json()
+    gateway.close()
+
+    (part,) = run_dir.glob("trace-*.part")
+    events = [json.loads(line.rstrip(",")) for line in part.read_text().splitlines()]
+    begun = [event.get("name") for event in events if event["ph"] == "B"]
+    assert [begun.count(name) for name in (reply["id"], f"{reply['id']}-1", "answer")] == [1, 1, 2]
+    assert len(begun) == len([event for event in events if event["ph"] == "E"])
+    assert len(submits(cluster)) == 2
 
 
 def test_n_answers_to_one_prompt_are_n_choices_and_the_prompt_counts_once(
