@@ -49,7 +49,8 @@ def test_the_wheel_holds_every_package_and_what_is_read_or_run_beside_them(
     sources: Path, tmp_path: Path
 ) -> None:
     names = build_wheel(sources, tmp_path)
-    assert {"mooncake_lite/paper.md", "mooncake_lite/launch/exec_child.py"} <= names
+    profile = "mooncake_lite/profiles/shipped/SmolLM2-135M-Instruct.json"
+    assert {"mooncake_lite/paper.md", "mooncake_lite/launch/exec_child.py", profile} <= names
     modules = {str(path.relative_to(sources)) for name in PACKAGES for path in (sources / name).rglob("*.py")}
     assert modules <= names
     tops = {name.split("/")[0] for name in names}

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     context: int = 0
 
     @property
-    def fits(self) -> int:
+    def longest(self) -> int:
         """Return the longest sequence, in tokens."""
         return max(self.new + self.start, self.context)
 
@@ -50,15 +50,15 @@ def plan(longest: int, quick: bool) -> Plan:
     """
     if longest < LEAST_CONTEXT:
         raise ConfigError(f"the model's context is {longest} tokens; profile needs {LEAST_CONTEXT} or more")
-    news, starts = [8, 32, 64, 128, 256, 512], [0, 512, 1024, 3072]
-    batches, contexts = [1, 2, 4, 8, 16, 32], [64, 512, 1024, 2048]
+    news, starts = [8, 32, 64, 128, 256], [0, 512, 2048]
+    batches, contexts = [1, 2, 4, 8, 16], [64, 512, 2048]
     if quick:
-        news, starts, batches, contexts = news[::2], starts[:3:2], batches[::2], contexts[:3:2]
+        news, starts, batches, contexts = news[::2], starts[:2], batches[::2], contexts[:2]
     shapes = [Shape(new, start) for new in news for start in starts]
     shapes += [Shape(batch=batch, context=context) for batch in batches for context in contexts]
     half = min(512, longest // 2)
     shapes += [Shape(new, half, batch, half) for new, batch in ((32, 4), (128, 8), (256, 16))]
-    return Plan([shape for shape in shapes if shape.fits <= longest], 3 if quick else 9)
+    return Plan([shape for shape in shapes if shape.longest <= longest], 3 if quick else 5)
 
 
 def pages_needed(shapes: Seq[Shape]) -> int:
