@@ -5,36 +5,50 @@ Called by `roles/assemble.py`. What the real one needs is imported when it is as
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mooncake_lite.config import ServeConfig
+from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.profiles.file import profile_for
 from mooncake_lite.sizes import block_layout, num_pages
 
 if TYPE_CHECKING:
-    from kernels_numba.ahead import Report
     from mooncake_lite.engine.engine import Engine
 
 
-def real_engine(
-    config: ServeConfig,
-    folder: Path,
-    model_config: ModelConfig,
-    threads: int,
-    compiling: Report,
-    say: Callable[[str], None],
-) -> Engine:
-    """Compile the kernels, load the model, and run a tiny request.
+class Starting(Protocol):
+    """Shows what a rank does until it is ready."""
 
-    threads     set in the environment before this is called: Numba reads it when it is imported
-    compiling   told which kernel is compiled; say: told what else is done
+    def compiling(self, done: int, total: int, name: str) -> None:
+        """Show which kernel is compiled."""
+        ...
 
-    Raises ModelError when the folder cannot be used.
+    def starting(self, what: str) -> None:
+        """Show what else is done."""
+        ...
+
+
+def build_engine(
+    config: ServeConfig, folder: Path, model_config: ModelConfig, threads: int, progress: Starting
+) -> ComputeEngine:
+    """Build the engine that the configuration asks for.
+
+    threads   set in the environment before this is called: Numba reads it when it is imported
+
+    Raises ModelError when the folder cannot be used, ConfigError when the profile does not fit the model.
     """
+    if config.engine == "emulated":
+        return emulated_engine(config, folder, model_config)
+    return real_engine(config, folder, model_config, threads, progress)
+
+
+def real_engine(
+    config: ServeConfig, folder: Path, model_config: ModelConfig, threads: int, progress: Starting
+) -> Engine:
+    """Compile the kernels, load the model, and run a tiny request. See build_engine."""
     from kernels_numba.ahead import compile_ahead, steps_of
     from mooncake_lite.engine.compiling import kernel_use
     from mooncake_lite.engine.engine import Engine
@@ -45,17 +59,17 @@ def real_engine(
     use_threads(threads)
     use = kernel_use(folder, config.dtype, config.device, config.weights, config.kv_codec)
     if use is not None:
-        compile_ahead(steps_of(use), compiling)
-    say("loading the model")
+        compile_ahead(steps_of(use), progress.compiling)
+    progress.starting("loading the model")
     model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant)
     engine = Engine(model, num_pages(config, model_config), config.block_size, config.kv_codec)
-    say("warming up")
+    progress.starting("warming up")
     warm_up(engine)
     return engine
 
 
 def emulated_engine(config: ServeConfig, folder: Path, model_config: ModelConfig) -> EmulatedEngine:
-    """Read the profile. Raises ConfigError when it does not fit the model."""
+    """Build an engine that sleeps by its profile. See build_engine."""
     profile = profile_for(config.profile, folder, model_config, config.dtype)
     layout, pages = block_layout(config, model_config), num_pages(config, model_config)
     return EmulatedEngine(layout, pages, model_config.vocab_size, profile.compute.seconds)

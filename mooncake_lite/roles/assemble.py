@@ -400,22 +400,15 @@ class _Compute:
         process, near = start.process, start.neighbours
         config, role = process.config, process.role
         threads = threads_for(config, usable_cores(), role, near.roles)
-        set_thread_environment(threads)  # Numba reads it when it is imported, by real_engine
+        set_thread_environment(threads)  # Numba reads it when it is imported, by build_engine
 
-        from mooncake_lite.engine import ComputeEngine, Runner, StagingBlocks
-        from mooncake_lite.engine.build import emulated_engine, real_engine
+        from mooncake_lite.engine import Runner, StagingBlocks
+        from mooncake_lite.engine.build import build_engine
         from mooncake_lite.roles.compute import ComputeRole
         from mooncake_lite.roles.compute_rank import ComputeRank
         from mooncake_lite.roles.traced_compute import traced_runner
 
-        engine: ComputeEngine
-        if config.engine == "emulated":
-            engine = emulated_engine(config, start.folder, start.model_config)
-        else:
-            engine = real_engine(
-                config, start.folder, start.model_config, threads, process.compiling,
-                lambda text: process.file.write("starting", text),
-            )  # fmt: skip
+        engine = build_engine(config, start.folder, start.model_config, threads, process)
         lent = pool_bytes(config, start.model_config, role)
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         pages = Pages(engine.num_pages, PAGE_TOKENS)

@@ -62,6 +62,10 @@ class RankProcess:
         if name:
             self.file.write("starting", f"compiling kernels {done + 1} of {total}: {name}")
 
+    def starting(self, what: str) -> None:
+        """Note what is done before this rank is ready."""
+        self.file.write("starting", what)
+
     def ready(self) -> None:
         """Note that everything is loaded. The start limit no longer applies."""
         self._is_ready.set()
