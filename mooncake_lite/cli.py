@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.replay_events:command",
         "Replay a recording of `serve --record` and compare the effects.",
     ),
+    "join-trace": (
+        "mooncake_lite.tracing.command:command",
+        "Join the parts of a trace after a run of `serve --trace` was killed.",
+    ),
     "doctor": ("mooncake_lite.doctor:doctor", "Report what this machine has and what it can run."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

@@ -7,6 +7,7 @@ UserError                exit code 2 on the command line
   LaunchError            the cluster cannot be started on this machine
   TraceError             a trace that cannot be read
   RecordingError         a recording of the control plane that cannot be made or read
+  TracingError           a trace of a run that cannot be made
 ClusterError             exit code 1: the cluster ended because of something that happened in it
 ThreadDied               a thread of a rank died, and the rank ends with it
 RequestError             HTTP 4xx: an OpenAI error object
@@ -41,6 +42,10 @@ class TraceError(UserError):
 
 class RecordingError(UserError):
     """A recording of the control plane cannot be made, or a file is none that can be replayed."""
+
+
+class TracingError(UserError):
+    """A trace of a run, or a part of it, cannot be made, or there are no parts to join."""
 
 
 class ClusterError(Exception):

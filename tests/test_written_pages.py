@@ -10,7 +10,7 @@ import pytest
 
 from mooncake_lite.tracing.lanes import Spans
 from mooncake_lite.tracing.merge import merge
-from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
+from mooncake_lite.tracing.tracer import PartFile, Tracer
 
 pytestmark = pytest.mark.quick
 
@@ -78,7 +78,7 @@ def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
 
 def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:
     clock = iter(range(10**9, 10**12, 10**6))
-    tracer = Tracer(4, "gateway-0", PartFile(part_path(tmp_path, 4)), clock=lambda: next(clock))
+    tracer = Tracer(4, "gateway-0", PartFile(tmp_path / "run.json", 4), clock=lambda: next(clock))
     lane = tracer.lane("steps")
     tracer.slice(lane, "decode", 5, 7, {})
     for request in ("cmpl-1", "cmpl-2"):
@@ -88,7 +88,7 @@ def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_pa
         tracer.slice(lane, "wait <&>", tracer.now_ns(), tracer.now_ns())
         spans.close(request, {"answer tokens": 3})
     tracer.close()
-    merge(tmp_path, tmp_path / "run.json")
+    merge(tmp_path / "run.json")
     picture = script("draw_trace").draw(json.loads((tmp_path / "run.json").read_text())["traceEvents"])
     root = ElementTree.fromstring(picture)
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]

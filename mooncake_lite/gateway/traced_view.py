@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.messages import Submit, Tokens
 from mooncake_lite.tracing.lanes import Spans
-from mooncake_lite.tracing.tracer import FLUSH_S, PartFile, Tracer, part_path, share_nbytes
+from mooncake_lite.tracing.tracer import FLUSH_S, PartFile, Tracer, share_nbytes
 
 
 class TracedClusterView(ClusterView):
@@ -23,7 +24,7 @@ class TracedClusterView(ClusterView):
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
         super().__init__(settings, on_stop)
         number = settings.config.ranks
-        sink = PartFile(part_path(settings.run_dir, number))
+        sink = PartFile(Path(settings.config.trace), number)
         self._tracer = Tracer(number, settings.name, sink, share_nbytes(number + 1))
         self._spans = Spans(self._tracer, "requests")
         self._num_tokens: dict[str, int] = {}

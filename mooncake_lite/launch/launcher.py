@@ -94,7 +94,7 @@ class Launcher:
                 self._progress.stop()
                 job.end_processes()
                 if self._config.trace:
-                    self._progress.line(merged_line(job.run_dir.path, Path(self._config.trace)))
+                    self._progress.line(merged_line(Path(self._config.trace)))
                 job.clean_up()
 
     @contextlib.contextmanager

@@ -27,6 +27,7 @@ from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.modes import COMPUTE_ROLES
 from mooncake_lite.profiles.file import profile_for
 from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
+from mooncake_lite.tracing.tracer import parts_folder
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -201,6 +202,11 @@ def check_new_file(option: str, file: Path) -> None:
     if file.exists() or file.is_symlink():
         raise LaunchError(
             f"{option}={str(file)!r} exists already; remove it, or choose another file with --{option}"
+        )
+    if option == "trace" and parts_folder(file).exists():
+        raise LaunchError(
+            f"{parts_folder(file)} is there, of a run that was killed; join it with "
+            f"`mooncake-lite join-trace {file}`, remove it, or choose another file with --trace"
         )
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=file.absolute().parent))

@@ -156,7 +156,7 @@ def _conduct(process: RankProcess) -> int:
     decides = control_config(config, block_layout(config, model_config), world.node_of)
     recorder = Recorder(Path(config.record), decides) if config.record else None
     gateways = Gateways(world.node_of, host)
-    kind = partial(TracedConductorRole, tracer, process.run_dir) if tracer is not None else ConductorRole
+    kind = partial(TracedConductorRole, tracer) if tracer is not None else ConductorRole
     role = kind(config, hub, Control(decides), gateways, lost, stream, recorder)
     process.ready()
     stop = role.run()
@@ -233,7 +233,7 @@ def _say_stop(process: RankProcess, hub: Hub, stop: m.Stop, monitor: Monitor) ->
                 waiting.discard(peer)
                 dropped += message.dropped
             elif isinstance(message, m.TraceLines):
-                keep_lines(process.run_dir, message)
+                keep_lines(process.config, message)
         waiting -= monitor.lost().keys()
     for peer in ranks if not stop.lost else ():
         monitor.forget(peer)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
+from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.messages import Message, RankStats, Stopped, TraceLines
 from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.tracing.clocks import Offset, offset_to_rank_0
@@ -185,7 +185,7 @@ def transfer_engine(
 def rank_tracer(process: RankProcess, world: World, conductor: Spoke | None) -> Tracer | None:
     """Open the trace of a rank, None without --trace; collective, because hosts compare their clocks.
 
-    On rank 0's host it is a file in the run folder. A rank on another host sends its lines to the conductor.
+    On rank 0's host it is a file. A rank on another host sends its lines to the conductor.
     """
     if not process.config.trace:
         return None
@@ -195,7 +195,7 @@ def rank_tracer(process: RankProcess, world: World, conductor: Spoke | None) -> 
         name += f" (another host; its times are right to {offset.error_ns / 1e6:.2f} ms)"
         send = partial(_send, conductor, world.rank)
         return Tracer(world.rank, name, send, limit_nbytes, ahead_ns=offset.ahead_ns)
-    tracer = Tracer(world.rank, name, PartFile(part_path(process.run_dir.path, world.rank)), limit_nbytes)
+    tracer = Tracer(world.rank, name, PartFile(Path(process.config.trace), world.rank), limit_nbytes)
     process.at_end(tracer.close)
     process.before_leaving = partial(_finish, process, tracer)
     return tracer
@@ -209,16 +209,16 @@ def _finish(process: RankProcess, tracer: Tracer) -> None:
     """Write the rest. Rank 0 then joins the parts, unless our own launcher does that."""
     tracer.close()
     if process.place.rank == 0 and ENVIRONMENT not in os.environ:
-        line = merged_line(process.run_dir.path, Path(process.config.trace))
-        print(f"mooncake-lite: {line}", flush=True)
+        print(f"mooncake-lite: {merged_line(Path(process.config.trace))}", flush=True)
 
 
-def keep_lines(run_dir: RunDir, lines: TraceLines) -> None:
-    """Append lines of a rank on another host to its part, which lies in the conductor's run folder.
+def keep_lines(config: ServeConfig, lines: TraceLines) -> None:
+    """Append lines of a rank on another host to its part on the conductor's host.
 
     What a full disk takes only in part is left out, so that the part still ends with a whole line.
     """
-    with contextlib.suppress(OSError), part_path(run_dir.path, lines.rank).open("ab", buffering=0) as file:
+    part = part_path(Path(config.trace), lines.rank)
+    with contextlib.suppress(OSError), part.open("ab", buffering=0) as file:
         before = file.tell()
         if file.write(lines.lines) != len(lines.lines):
             file.truncate(before)

@@ -16,7 +16,6 @@ from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import Stage
-from mooncake_lite.launch.run_dir import RunDir
 from mooncake_lite.roles.conductor import ConductorRole
 from mooncake_lite.roles.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
 from mooncake_lite.tracing.lanes import Spans, Timeline
@@ -24,20 +23,19 @@ from mooncake_lite.tracing.tracer import Tracer
 
 
 class TracedConductorRole(ConductorRole):
-    """A conductor that traces.
+    """A conductor that traces. It also keeps what ranks on other hosts send for the trace.
 
-    run_dir   where it keeps what ranks on other hosts send
-    parts     of the ConductorRole
+    parts   of the ConductorRole
     """
 
-    def __init__(self, tracer: Tracer, run_dir: RunDir, *parts: Any) -> None:
+    def __init__(self, tracer: Tracer, *parts: Any) -> None:
         super().__init__(*parts)
         self._tracer = tracer
         self._steps = Timeline(tracer, STEPS)
         self._spans = Spans(tracer, REQUESTS)
         self._open: dict[str, Stage] = {}
         self._turn_ended_ns = tracer.now_ns()
-        self._readers[m.TraceLines] = lambda peer, lines: keep_lines(run_dir, lines)
+        self._readers[m.TraceLines] = lambda peer, lines: keep_lines(self.config, lines)
 
     def step(self, received: Sequence[tuple[str, m.Message]]) -> None:
         """As ConductorRole.step; the time since the last one was a wait."""

@@ -24,6 +24,8 @@ from typing import Any, Literal
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from mooncake_lite.errors import TracingError
+
 RUN_NBYTES = 256 << 20
 """Longest trace of a whole run; Perfetto opens it in a browser. Each process has an equal share."""
 
@@ -213,11 +215,19 @@ class Tracer:
 
 
 class PartFile:
-    """A sink: the file of one process in the run folder."""
+    """A sink: the part of one process."""
 
-    def __init__(self, path: Path) -> None:
-        """Create the file. Raises OSError when that is impossible."""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def __init__(self, trace: Path, number: int) -> None:
+        """Create the part, and the folder of all parts if it is missing. Raises TracingError."""
+        path = part_path(trace, number)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise TracingError(
+                f"trace={str(trace)!r}: {path} cannot be made ({error.strerror}); "
+                "choose another file with --trace"
+            ) from None
 
     def __call__(self, data: bytes) -> None:
         """Append lines. Raises OSError when the disk is full."""
@@ -226,9 +236,14 @@ class PartFile:
             rest = rest[os.write(self._file, rest) :]
 
 
-def part_path(folder: Path, number: int) -> Path:
+def parts_folder(trace: Path) -> Path:
+    """Return where the parts of a trace are until they are joined."""
+    return trace.with_name(f"{trace.name}.parts")
+
+
+def part_path(trace: Path, number: int) -> Path:
     """Return where the process of this number writes its part."""
-    return folder / f"trace-{number}.part"
+    return parts_folder(trace) / f"{number}.part"
 
 
 def share_nbytes(num_processes: int) -> int:

@@ -295,3 +295,9 @@ def test_an_emulated_rank_needs_no_memory_for_weights_pages_and_torch(tmp_path: 
     preflight(config, machine=laptop)
     with pytest.raises(LaunchError, match="of memory are available"):
         preflight(config, machine=replace(laptop, memory_bytes=4 * GIB))
+
+
+def test_a_trace_does_not_mix_with_the_parts_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "run.parts").mkdir()
+    said = refusal(trace=str(tmp_path / "run"))
+    assert f"{tmp_path}/run.parts is there, of a run that was killed; join it with" in said

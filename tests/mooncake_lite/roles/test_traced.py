@@ -12,7 +12,6 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
-from mooncake_lite.launch.run_dir import RunDir
 from mooncake_lite.roles.conductor import control_config
 from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.traced import keep_lines
@@ -36,12 +35,12 @@ pytestmark = pytest.mark.quick
 @pytest.fixture
 def tracer(tmp_path: Path) -> Tracer:
     """Of a rank 1."""
-    return Tracer(1, "rank 1", PartFile(part_path(tmp_path, 1)))
+    return Tracer(1, "rank 1", PartFile(tmp_path / "out.json", 1))
 
 
 def written(folder: Path) -> Trace:
     """The parts in a folder, as a viewer sees them."""
-    merge(folder, folder / "out.json")
+    merge(folder / "out.json")
     return read(folder / "out.json")
 
 
@@ -203,12 +202,12 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     tmp_path: Path, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def new_role(config: ServeConfig, layout: BlockLayout, hub: Any) -> TracedConductorRole:
-        nodes, folder = [0] * config.ranks, RunDir(tmp_path, -1)
+        nodes = [0] * config.ranks
         control = Control(control_config(config, layout, nodes))
-        return TracedConductorRole(tracer, folder, config, hub, control, Gateways(nodes, ""), lambda: None)
+        return TracedConductorRole(tracer, config, hub, control, Gateways(nodes, ""), lambda: None)
 
     monkeypatch.setattr(test_conductor_role, "new_role", new_role)
-    cluster = test_conductor_role.Cluster(max_num_seqs=1, max_queue=1)
+    cluster = test_conductor_role.Cluster(max_num_seqs=1, max_queue=1, trace=str(tmp_path / "out.json"))
     (job,) = cluster.submit("a", [5] * 70)
     for name in "bc":
         cluster.submit(name, [6] * 70)
@@ -219,6 +218,7 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     cluster.tell("rank-3", m.TraceLines(3, b'{"ph":"M","pid":3,"tid":0,"name":"part"},\n'))
     cluster.role.close()
     tracer.close()
+    assert part_path(tmp_path / "out.json", 3).exists(), "a rank of another host"
     trace = written(tmp_path)
     requests = [one for one in trace.of("rank", "requests") if one.depth == 0]
     assert {one.name: one.args for one in requests} == {
@@ -230,18 +230,20 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     (placed,) = [one for one in trace.instants if one["name"] == "placed"]
     assert (placed["args"]["prefill"], placed["args"]["decode"]) == (1, 2)
     assert placed["args"]["num_tokens"] == 70
-    assert part_path(tmp_path, 3).exists(), "a rank of another host"
 
 
 def test_lines_of_another_host_are_kept_whole_or_not_at_all(tmp_path: Path) -> None:
-    keep_lines(RunDir(tmp_path, -1), m.TraceLines(2, b'{"a":1},\n'))
-    keep_lines(RunDir(tmp_path, -1), m.TraceLines(2, b'{"a":2},\n'))
-    assert part_path(tmp_path, 2).read_bytes() == b'{"a":1},\n{"a":2},\n'
-    keep_lines(RunDir(tmp_path / "gone", -1), m.TraceLines(2, b"late"))
+    config = ServeConfig(trace=str(tmp_path / "out.json"))
+    part = part_path(tmp_path / "out.json", 2)
+    part.parent.mkdir()
+    keep_lines(config, m.TraceLines(2, b'{"a":1},\n'))
+    keep_lines(config, m.TraceLines(2, b'{"a":2},\n'))
+    assert part.read_bytes() == b'{"a":1},\n{"a":2},\n'
+    keep_lines(ServeConfig(trace=str(tmp_path / "gone" / "x")), m.TraceLines(2, b"late"))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
     try:
-        keep_lines(RunDir(tmp_path, -1), m.TraceLines(2, b'{"a":3},\n'))
+        keep_lines(config, m.TraceLines(2, b'{"a":3},\n'))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert part_path(tmp_path, 2).read_bytes() == b'{"a":1},\n{"a":2},\n'
+    assert part.read_bytes() == b'{"a":1},\n{"a":2},\n'

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.cli import main
 from mooncake_lite.tracing.clocks import Round, offset_to_rank_0, tightest
 from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.merge import merge, merged_line
@@ -39,7 +40,7 @@ class Clock:
 
 
 def new_tracer(folder: Path, number: int = 0, name: str = "rank 0", **settings: Any) -> Tracer:
-    return Tracer(number, name, PartFile(part_path(folder, number)), **settings)
+    return Tracer(number, name, PartFile(folder / "out.json", number), **settings)
 
 
 # ------------------------------------------------------------------------------ lanes
@@ -59,7 +60,7 @@ def test_work_and_waits_fill_a_lane_and_waits_of_one_kind_are_one(tmp_path: Path
     clock.pass_ms(1)
     steps.close()
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     found = [
         (one.name, one.began_s, round(one.ended_s, 6), one.args) for one in read(tmp_path / "out.json").slices
     ]
@@ -91,7 +92,7 @@ def test_spans_that_overlap_have_lanes_of_their_own_and_a_lane_is_used_again(tmp
     spans.close("c")
     assert len(spans) == 0
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     slices = {one.name: one for one in read(tmp_path / "out.json").slices}
     lanes = {name: one.lane for name, one in slices.items()}
     assert lanes == dict.fromkeys(["a", "c", "load", "compute"], "requests") | {"b": "requests 2"}
@@ -111,7 +112,7 @@ def test_a_span_that_began_before_it_was_told_does_not_take_a_lane_that_was_busy
     spans.open(2, "write", began)
     spans.close(2)
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     assert {one.name: one.lane for one in read(tmp_path / "out.json").slices} == {
         "read": "transfers",
         "write": "transfers 2",
@@ -135,7 +136,7 @@ def test_threads_may_add_events_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     assert len(read(tmp_path / "out.json").slices) == 2 * 4 * 200
 
 
@@ -147,7 +148,7 @@ def test_the_parts_become_one_file_in_the_order_of_their_processes(tmp_path: Pat
         tracer = new_tracer(tmp_path, number, f"rank {number}")
         tracer.slice(tracer.lane("steps"), "prefill", 5 * MS, 7 * MS)
         tracer.close()
-    done = merge(tmp_path, tmp_path / "out.json")
+    done = merge(tmp_path / "out.json")
     assert (done.parts, done.torn) == (3, 0)
     trace = read(tmp_path / "out.json")
     assert trace.processes == ["rank 0", "rank 2", "rank 10"]
@@ -160,11 +161,11 @@ def test_a_line_that_a_killed_process_did_not_finish_is_left_out(tmp_path: Path)
     tracer = new_tracer(tmp_path, 0)
     tracer.slice(tracer.lane("steps"), "prefill", 5 * MS, 7 * MS)
     tracer.flush()
-    part = part_path(tmp_path, 0)
+    part = part_path(tmp_path / "out.json", 0)
     part.write_bytes(part.read_bytes() + b'{"ph":"X","pid":0,"ti')
-    part_path(tmp_path, 1).write_bytes(b'{"ph":"M","pid":1')
-    part_path(tmp_path, 2).write_bytes(b"")
-    done = merge(tmp_path, tmp_path / "out.json")
+    part_path(tmp_path / "out.json", 1).write_bytes(b'{"ph":"M","pid":1')
+    part_path(tmp_path / "out.json", 2).write_bytes(b"")
+    done = merge(tmp_path / "out.json")
     assert (done.parts, done.torn) == (3, 2)
     trace = read(tmp_path / "out.json")
     assert trace.processes == ["rank 0"]
@@ -186,9 +187,9 @@ def test_a_trace_that_reaches_its_limit_ends_its_slices_and_says_how_much_is_mis
         spans.close("a")
         tracer.slice(lane, "late", 6 * MS, 7 * MS)
     tracer.close()
-    size = part_path(tmp_path, 0).stat().st_size
+    size = part_path(tmp_path / "out.json", 0).stat().st_size
     assert 2 << 20 < size < (2 << 20) + 4096
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     trace = read(tmp_path / "out.json")
     assert trace.labels == {"rank 0": "5 events dropped: the trace of this process has reached 2 MiB"}
     assert {one.name for one in trace.slices} == {"a", "decode"}
@@ -229,24 +230,38 @@ def test_what_comes_after_the_end_is_not_in_the_file(tmp_path: Path) -> None:
     tracer.close()
     spans.close("a")
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     trace = read(tmp_path / "out.json")
     assert [one.name for one in trace.slices] == ["a"]
     assert trace.labels == {}
 
 
-def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    assert merged_line(tmp_path, tmp_path / "out.json") == (
-        f"there is no trace {tmp_path}/out.json: the cluster ended before it had started"
-    )
+def test_a_trace_that_cannot_be_made_keeps_its_parts_until_they_are_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, parts = tmp_path / "out.json", tmp_path / "out.json.parts"
+    assert merged_line(out) == f"there is no trace {out}: {parts} has no parts"
     assert list(tmp_path.iterdir()) == []
     new_tracer(tmp_path).close()
-    assert (
-        merged_line(tmp_path, tmp_path / "out.json") == f"trace of 1 processes: {tmp_path}/out.json (0.0 MB)"
-    )
-    before = (tmp_path / "out.json").read_bytes()
-    assert merged_line(tmp_path, tmp_path / "out.json").endswith("out.json cannot be written: File exists")
-    assert (tmp_path / "out.json").read_bytes() == before
+    out.write_text("mine")
+    join = f"mooncake-lite join-trace {out}"
+    assert merged_line(out) == f"{out} exists already; move it away, then: {join}"
+    assert main(join.split()[1:]) == 2
+    assert out.read_text() == "mine"
+    out.unlink()
+    (parts / "joined").mkdir()
+    assert "cannot be written (Is a directory); its parts are in" in merged_line(out)
+    (parts / "joined").rmdir()
+    with part_path(out, 0).open("ab") as part:
+        part.write(b"{")
+    capsys.readouterr()
+    assert main(join.split()[1:]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"trace of 1 processes: {out} (0.0 MB)",
+        "1 of them ended in the middle of an event, which was left out",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert read(out).processes == ["rank 0"]
 
 
 def test_an_arrow_has_the_same_number_in_every_process(tmp_path: Path) -> None:
@@ -255,7 +270,7 @@ def test_an_arrow_has_the_same_number_in_every_process(tmp_path: Path) -> None:
         spans.open("cmpl-7", "cmpl-7")
         spans.follow("cmpl-7", "cmpl-7", first=step == "first", last=step == "last")
         tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     (arrows,) = read(tmp_path / "out.json").arrows.values()
     assert [arrow["ph"] for arrow in arrows] == ["s", "t", "f"]
     assert all(arrow["id"] < 2**53 for arrow in arrows), "a number that JavaScript can hold"
@@ -311,7 +326,7 @@ def test_times_of_another_host_are_moved_to_the_axis_of_rank_0(tmp_path: Path) -
     tracer = new_tracer(tmp_path, ahead_ns=2 * MS)
     tracer.slice(tracer.lane("steps"), "prefill", 5 * MS, 7 * MS)
     tracer.close()
-    merge(tmp_path, tmp_path / "out.json")
+    merge(tmp_path / "out.json")
     (one,) = read(tmp_path / "out.json").slices
     assert (one.began_s, round(one.ended_s, 6)) == (0.007, 0.009)
     assert json.loads((tmp_path / "out.json").read_text())["displayTimeUnit"] == "ms"
