@@ -1,7 +1,7 @@
 """Joins the parts of a run into one file that Perfetto and chrome://tracing open.
 
-Called at the end of a run by the launcher, by rank 0 under a user's own mpirun, and after a run that was killed
-by `mooncake-lite join-trace`. It copies bytes and parses nothing, so a trace of 256 MiB takes less than a second.
+Called at the end of a run by the launcher, or by rank 0 under a user's own mpirun, and after a run that was
+killed by `mooncake-lite join-trace`. It copies bytes and parses nothing: 256 MiB take half a second.
 See docs/how-to/trace.md.
 """
 
