@@ -84,7 +84,8 @@ class TracedTransfers(TransferEngine):
             return super().submit(transfers)
         began_ns = self.tracer.now_ns()
         batch = super().submit(transfers)
-        self.on_submit(batch, began_ns)
+        if transfers:
+            self.on_submit(batch, began_ns)
         return batch
 
 
@@ -111,7 +112,7 @@ class RankTrace:
         transfers.on_submit = self.submitted
 
     def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
-        """Note messages of the conductor. An empty hand after a wait is the wait going on."""
+        """Note messages of the conductor, and the wait for them: it goes on until the next step."""
         if wait_s > 0:
             self.steps.wait(WAIT_FOR_MESSAGES, began_ns)
         for message in messages:
