@@ -7,20 +7,18 @@ and take turns. Without an installed peer its figures are missing, and the rows 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mooncake_lite.bench.result import Other, Row
 from mooncake_lite.bench.store_peer import Peer, find_peer, peer_master
+from mooncake_lite.bench.worker import Worker
 from mooncake_lite.errors import ClusterError
 
 KIB, MIB = 2**10, 2**20
@@ -31,61 +29,6 @@ PEER = "Mooncake Store, TCP loopback"
 
 TOGETHER, TOGETHER_BYTES, PROCESSES = 64, 256 * KIB, 4
 """Gets that are under way at once, their size, and who makes them."""
-
-
-class Worker:
-    """One client process."""
-
-    def __init__(self, python: str, module: str, master: str, segment: int, environment: dict[str, str]):
-        program = Path(__file__).with_name("store_worker.py").read_text()
-        self._process = subprocess.Popen(
-            [python, "-c", program, module, master, str(segment)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            bufsize=0,
-        )
-        self._heard = b""
-
-    def tell(self, do: str, **values: Any) -> None:
-        """Give an order."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
-
-    def answer(self) -> Any:
-        """The answer to the oldest order. Raises ClusterError when none comes within LIMIT_S."""
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            line, newline, rest = self._heard.partition(b"\n")
-            if newline:
-                self._heard = rest
-                if line.startswith(b"ANSWER"):
-                    return json.loads(line[6:])
-                continue  # a word of a library
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(self._process.stdout.fileno(), 2**16) if ready else b""
-            if not data:
-                raise ClusterError(f"a client of the store did not answer within {LIMIT_S:.0f} s, or ended")
-            self._heard += data
-
-    def ask(self, do: str, **values: Any) -> Any:
-        """tell, then answer."""
-        self.tell(do, **values)
-        return self.answer()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
-        self._process.stdout.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +60,8 @@ def _side(python: str, module: str, environment: dict[str, str], peer: Peer | No
         master = stack.enter_context(_our_master() if peer is None else peer_master(peer, 10_000))
         workers = []
         for segment in (SEGMENT_BYTES, *[0] * PROCESSES):
-            worker = Worker(python, module, master, segment, environment)
+            arguments = [module, master, str(segment)]
+            worker = Worker("store_worker.py", arguments, python, environment, LIMIT_S)
             stack.callback(worker.close)
             workers.append(worker)
         if [worker.answer() for worker in workers] != [0] * len(workers):
