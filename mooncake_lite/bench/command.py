@@ -1,4 +1,4 @@
-"""`mooncake-lite bench kernels|transport|store|scheduler`: measures, prints a table, writes JSON.
+"""`mooncake-lite bench kernels|transport|store|scheduler|engine`: measures, prints a table, writes JSON.
 
 Mounted by `mooncake_lite.cli`. Explained in docs/reference/cli.md.
 """
@@ -16,7 +16,7 @@ from mooncake_lite.errors import ConfigError
 PLAIN_WIDTH = 150
 """Columns when the output is not a terminal: a row stays a line."""
 
-SUBJECTS = ("kernels", "transport", "store", "scheduler")
+SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine")
 
 
 @click.command()
