@@ -41,7 +41,7 @@ def test_importing_the_package_loads_neither_torch_nor_numba() -> None:
         import sys, kernels_numba
         print([name for name in ("torch", "numba") if name in sys.modules], len(kernels_numba.__all__))
     """
-    assert run_python(program) == "[] 11"
+    assert run_python(program) == "[] 14"
 
 
 @pytest.mark.quick
