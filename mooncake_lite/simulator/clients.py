@@ -12,6 +12,7 @@ from typing import Literal
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.workload import Request, Workload, digest_of
 
@@ -93,19 +94,27 @@ class Clients:
                 [digest_of(key) for key in keys],
                 0,
                 request.wait_limit_s,
+                request.n,
             )
         )
         if random.random() < world.faults.cancelled:
             seconds = random.choice((0.0, 0.01, 0.1, 1.0, 5.0)) * random.random()
-            world.clock.after(seconds, lambda: self._cancel(request))
+            branch = random.randrange(-1, request.n) if request.n > 1 else -1
+            world.clock.after(seconds, lambda: self._cancel(request, branch))
         if random.random() < world.faults.command:
             self._command(request)
         if self._left:
             world.clock.after(random.expovariate(1 / self._gap_s), self._send)
 
-    def _cancel(self, request: Request) -> None:
-        if not request.ends:
-            self._world.from_clients(ev.RequestCancelled(request.request_id))
+    def _cancel(self, request: Request, branch: int) -> None:
+        if not all(one.ends for one in self._family(request.request_id)):
+            self._world.from_clients(ev.RequestCancelled(request.request_id, branch))
+
+    def _family(self, client_id: str) -> list[Request]:
+        """Return a request, and those of its branches that go on alone."""
+        requests = self._world.requests
+        parts = requests[client_id].parts.values()
+        return [requests[client_id], *(part for part in parts if part.request_id in requests and part.n < 2)]
 
     def _command(self, request: Request) -> None:
         """Send a pool command, mostly about blocks of a request that is being served."""
@@ -150,7 +159,11 @@ class Clients:
         if isinstance(event, ev.RequestArrived):
             self._world.requests[event.request_id].arrived = True
         elif isinstance(event, ev.RequestCancelled):
-            self._world.requests[event.request_id].cancelled = True
+            for request in self._family(event.request_id):
+                branches = set(range(request.n)) if request.n > 1 else {request.branch}
+                request.dropped |= branches if event.branch < 0 else {event.branch}
+                left = request.live or branches
+                request.cancelled = request.cancelled or left <= request.dropped
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
@@ -158,18 +171,30 @@ class Clients:
             assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
             self._commands[effect.command] += effect.ended
             return
-        assert not isinstance(effect, fx.Branched), "no request here has several answers"
         request = self._world.requests[effect.request_id]
+        if isinstance(effect, fx.Branched):
+            part = self._world.requests[effect.name] = request.parts[effect.branch]
+            assert (part.request_id, part.branch) == (effect.name, effect.branch)
+            return
         assert not request.ends, f"{effect} after the end of {request.request_id}"
         if isinstance(effect, fx.Forget):
             request.ends.append(effect.outcome)
             assert request.told == OUTCOMES[effect.outcome], f"{effect} after {request.told}"
             if effect.outcome == "finished" and not request.cancelled:
-                assert request.answered == request.answer_tokens, f"{request.request_id} ends too soon"
-                self._workload.ended(request)
+                self._finished(request)
         elif not isinstance(effect, fx.Decided):
             request.told.append(type(effect).__name__)
+            for sibling in self._family(client_id_of(request.request_id)):
+                sibling.cancelled = sibling.cancelled or sibling is not request
             assert not (isinstance(effect, fx.Reject) and request.answered), "refused after its first token"
+
+    def _finished(self, request: Request) -> None:
+        """Assert that every answer of a request is whole, but those that are not wanted or go on alone."""
+        for branch, part in request.parts.items():
+            alone = part is not request and part.request_id in self._world.requests
+            if branch not in request.dropped and not alone:
+                assert part.answered == part.answer_tokens, f"{part.request_id} ends too soon"
+                self._workload.ended(part)
 
     def check_ends(self) -> None:
         """Assert that every request has had one end, and every command that was not abandoned."""

@@ -6,6 +6,7 @@ write is kept in `memory.py`. Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,11 +28,24 @@ MOVE_FAILED = "KV could not be moved: connection reset"
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request on a rank. over: its answer has been sent, and nothing about it happens any more."""
+    """A request on a rank, or one branch of it.
+
+    over   its answer has been sent, and nothing about it happens any more
+    """
 
     order: fx.StartOrder
     request: Request
+    branch: int = 0
     over: bool = False
+
+
+def _first_tokens(request: Request, world: Surroundings) -> list[int]:
+    """Add the first token of each answer. Returns the branches that end with it."""
+    request.fork(world.dice)
+    for part in request.parts.values():
+        part.text.append()
+        part.answered += 1
+    return [branch for branch, part in request.parts.items() if part.answered >= part.answer_tokens]
 
 
 class PrefillModel:
@@ -89,8 +103,7 @@ class PrefillModel:
             checksums.append(memory.sums(content))
         if order.tail is not None:
             memory.write(order.tail, Content(tail_of(order.request_id, order.attempt), 0))
-        request.text.append()
-        request.answered += 1
+        finished = _first_tokens(request, self._world)
         load_s = len(order.load) * TRANSFER_S_PER_BLOCK
         store_s = len(order.store) * TRANSFER_S_PER_BLOCK
         self._world.answer(
@@ -100,7 +113,7 @@ class PrefillModel:
                 order.request_id,
                 order.attempt,
                 checksums,
-                [0] if request.answered >= request.answer_tokens else [],
+                finished,
                 load_s,
                 max(0.0, seconds - load_s - store_s),
                 store_s,
@@ -136,7 +149,7 @@ class DecodeModel:
         self.number = number
         self._slots = slots
         self._world = world
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[tuple[str, int], _Job] = {}
         self._puts: dict[int, list[int]] = {}
         self._offers = world.shape.config.has_pool
         self._asked = 0
@@ -148,9 +161,10 @@ class DecodeModel:
             case fx.StartDecode():
                 self._start(order)
             case fx.CancelOn():
-                job = self._jobs.get(order.request_id)
-                if job is not None and job.order.attempt == order.attempt:
-                    self._world.clock.after(CHUNK_S, lambda: self._end(job))
+                for (name, branch), job in self._jobs.items():
+                    is_meant = (name, job.order.attempt) == (order.request_id, order.attempt)
+                    if is_meant and order.branch in (-1, branch):
+                        self._world.clock.after(CHUNK_S, partial(self._end, job))
             case fx.GrantPuts():
                 keys = self._puts.pop(order.number)
                 assert len(order.places) == len(keys), "not a place, or None, for each key"
@@ -163,27 +177,34 @@ class DecodeModel:
 
     # ------------------------------------------------------------------------------ a request
 
-    def _accept(self, order: fx.StartOrder) -> _Job:
-        assert order.request_id not in self._jobs, f"{order.request_id} is here already"
-        assert len(self._jobs) < self._slots, "a rank gets more requests than it has slots"
-        job = _Job(order, self._world.requests[order.request_id])
-        self._jobs[order.request_id] = job
-        return job
+    def _accept(self, order: fx.StartOrder, branches: Iterable[int]) -> list[_Job]:
+        """Take a job for each branch of a request."""
+        request = self._world.requests[order.request_id]
+        jobs = [_Job(order, request, branch) for branch in branches]
+        for job in jobs:
+            assert (order.request_id, job.branch) not in self._jobs, f"{order.request_id} is here already"
+            self._jobs[order.request_id, job.branch] = job
+        assert len(self._jobs) <= self._slots, "a rank gets more requests than it has slots"
+        return jobs
 
     def _start(self, order: fx.StartDecode) -> None:
-        job, world = self._accept(order), self._world
+        jobs, world = self._accept(order, order.branches), self._world
+        for job in jobs:
+            job.request = job.request.parts[job.branch]
         seconds = (1 + len(order.blocks)) * TRANSFER_S_PER_BLOCK * (0.5 + world.dice.random())
         if world.dice.random() < world.faults.decode_fails:
-            world.clock.after(seconds, lambda: self._fail(job))
+            world.clock.after(seconds, lambda: self._fail(jobs))
         else:
-            world.clock.after(seconds, lambda: self._loaded(job))
+            world.clock.after(seconds, lambda: self._loaded(jobs))
 
-    def _loaded(self, job: _Job) -> None:
-        if job.over:
+    def _loaded(self, jobs: list[_Job]) -> None:
+        left = [job for job in jobs if not job.over]
+        if not left:
             return
-        order, world = job.order, self._world
-        world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt))
-        self._decode(job)
+        order = left[0].order
+        self._world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt))
+        for job in left:
+            self._decode(job)
 
     def _decode(self, job: _Job) -> None:
         """Generate the rest of the answer, or as much as there are pages for."""
@@ -237,6 +258,7 @@ class DecodeModel:
                 request.text.num_tokens,
                 keys,
                 digests,
+                job.branch,
             )
         )
 
@@ -245,18 +267,22 @@ class DecodeModel:
         if not job.over:
             self._forget(job)
             order = job.order
-            self._world.answer(ev.DecodeEnded(self.number, 0, order.request_id, order.attempt))
+            ended = ev.DecodeEnded(self.number, 0, order.request_id, order.attempt, job.branch)
+            self._world.answer(ended)
 
-    def _fail(self, job: _Job) -> None:
-        if not job.over:
+    def _fail(self, jobs: list[_Job]) -> None:
+        """Give up all branches that are left."""
+        left = [job for job in jobs if not job.over]
+        for job in left:
             self._forget(job)
-            order = job.order
+        if left:
+            order = left[0].order
             failed = ev.RequestFailed(self.number, 0, order.request_id, order.attempt, MOVE_FAILED)
             self._world.answer(failed)
 
     def _forget(self, job: _Job) -> None:
         job.over = True
-        del self._jobs[job.order.request_id]
+        del self._jobs[job.order.request_id, job.branch]
 
     # ------------------------------------------------------------------------------ blocks
 
@@ -305,33 +331,37 @@ class ComputeModel(DecodeModel):
             super().on(order)
 
     def _serve(self, order: fx.StartServe) -> None:
-        job, world = self._accept(order), self._world
-        text = job.request.text
+        world = self._world
+        request = world.requests[order.request_id]
+        branches = range(request.n) if request.n > 1 else (request.branch,)
+        jobs, text = self._accept(order, branches), request.text
         computed = max(1, text.num_tokens - len(order.load) * text.block_tokens)
         seconds = computed * PREFILL_S_PER_TOKEN * (0.5 + world.dice.random())
         seconds += len(order.load) * TRANSFER_S_PER_BLOCK
         if world.dice.random() < world.faults.prefill_fails:
-            world.clock.after(seconds * world.dice.random(), lambda: self._fail(job))
-        elif world.dice.random() < world.faults.preempted:
-            world.clock.after(seconds * world.dice.random(), lambda: self._preempt(job))
+            world.clock.after(seconds * world.dice.random(), lambda: self._fail(jobs))
+        elif request.n == 1 and world.dice.random() < world.faults.preempted:
+            world.clock.after(seconds * world.dice.random(), lambda: self._preempt(jobs[0]))
         else:
-            world.clock.after(seconds, lambda: self._computed(job, computed, seconds))
+            world.clock.after(seconds, lambda: self._computed(request, jobs, computed, seconds))
 
-    def _computed(self, job: _Job, computed: int, seconds: float) -> None:
-        """Add the first token of the answer, offer the blocks that were computed, and decode on."""
-        if job.over:
+    def _computed(self, request: Request, jobs: list[_Job], computed: int, seconds: float) -> None:
+        """Add the first token of each answer, offer the blocks that were computed, and decode on."""
+        left = [job for job in jobs if not job.over]
+        if not left:
             return
-        order, request = job.order, job.request
+        order = left[0].order
         assert isinstance(order, fx.StartServe)
         full = request.text.num_tokens // request.text.block_tokens
-        request.text.append()
-        request.answered += 1
+        finished = _first_tokens(request, self._world)
         self._world.answer(
             ev.PromptComputed(self.number, 0, order.request_id, order.attempt, computed, seconds)
         )
         for num_blocks in range(len(order.load) + 1, full + 1):
             self._offer(request, num_blocks)
-        if request.answered < request.answer_tokens:
-            self._decode(job)
-        else:
-            self._end(job)
+        for job in left:
+            job.request = request.parts[job.branch]
+            if job.branch in finished:
+                self._end(job)
+            else:
+                self._decode(job)

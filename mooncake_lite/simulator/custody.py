@@ -125,6 +125,7 @@ class Custody:
     def _serve(self, order: fx.StartServe) -> None:
         request = self._first(order)
         assert len(order.load) <= request.text.num_tokens // request.text.block_tokens
+        request.live = set(range(request.n)) if request.n > 1 else {request.branch}
         key = ("serve", order.rank, order.request_id, order.attempt)
         self._begin(key, order.load, [], f"serving of {order.request_id}/{order.attempt}")
 
@@ -142,8 +143,12 @@ class Custody:
         request = self._request(order)
         assert order.attempt == request.attempt, f"attempt {order.attempt} was never prefilled"
         request.on_rank = order.rank
+        request.live = set(order.branches)
+        wanted = {branch for branch, part in request.parts.items() if part.answered < part.answer_tokens}
+        assert wanted - request.dropped <= request.live <= wanted, f"{order.branches} of {wanted}"
         labels = labels_of(request, order.attempt, len(order.blocks))
-        assert len(order.blocks) == (request.text.num_tokens - 1) // request.text.block_tokens
+        stored = request.text.num_tokens - (request.n == 1)  # not the first token of the answer
+        assert len(order.blocks) == stored // request.text.block_tokens
         if self._handover == "direct":
             assert {ref.rank for ref in (*order.blocks, order.tail) if ref} <= {order.rank}, (
                 "KV of another rank"
@@ -159,7 +164,7 @@ class Custody:
     def _cancel(self, order: fx.CancelOn) -> None:
         request = self._requests[order.request_id]
         assert (order.attempt, order.rank) == (request.attempt, request.on_rank), "a cancel for another rank"
-        assert request.cancelled
+        assert request.cancelled if order.branch < 0 else order.branch in request.dropped
         assert not request.ends
 
     def _grant(self, order: fx.GrantPuts) -> None:
@@ -212,6 +217,12 @@ class Custody:
     # ------------------------------------------------------------------------------ answers
 
     def _request_goes_on(self, event: GoesOn) -> None:
+        """End the reads of a request. A branch that ends early leaves those of its siblings."""
+        if isinstance(event, ev.DecodeEnded | ev.Preempted):
+            live = self._requests[event.request_id].live
+            live.discard(event.branch)
+            if live:
+                return
         for what in ("prefill",) if isinstance(event, ev.PrefillEnded) else ("decode", "serve"):
             self._end((what, event.rank, event.request_id, event.attempt))
 

@@ -69,6 +69,9 @@ class Request:
     answered      tokens of the answer so far
     attempt       the latest that a rank was given
     on_rank       where its latest order was sent
+    n             answers to the prompt; branch: number of the first one
+    parts         branch -> that answer as a request of its own; a request for one answer is its own part
+    live          branches that its latest rank has not ended; dropped: those that the client does not want
     arrived       its RequestArrived has reached the control plane; cancelled: a RequestCancelled has
     ends          outcomes that the control plane gave it
     told          what its client was told: "Reject" or "Fail"
@@ -83,10 +86,29 @@ class Request:
     answered: int = 0
     attempt: int = -1
     on_rank: int = -1
+    n: int = 1
+    branch: int = 0
+    parts: dict[int, Request] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
     arrived: bool = False
     cancelled: bool = False
     ends: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+
+    def fork(self, random: Random) -> None:
+        """Let each answer go on by itself; the first token of each comes next."""
+        self.parts = {self.branch: self}
+        if self.n > 1:
+            self.parts = {
+                branch: Request(
+                    f"{self.request_id}#{branch}", self.text.copy(), self.reuse, self.max_tokens,
+                    random.randint(1, self.answer_tokens), self.wait_limit_s, branch=branch, arrived=True,
+                )
+                for branch in range(self.n)
+            }  # fmt: skip
+            for branch, part in self.parts.items():
+                part.text.flavour = mixed(part.text.flavour, branch)
 
     @property
     def keys(self) -> list[int]:
@@ -126,7 +148,8 @@ class Workload:
         reuse = random.random() < 0.9
         limit_s = random.choice((float("inf"), float("inf"), 600.0, 20.0))
         more = random.choice((0, 0, 40))
-        return Request(f"r{self._made}", text, reuse, answer_tokens + more, answer_tokens, limit_s)
+        n = random.choice((1, 1, 1, 1, 2, 3))
+        return Request(f"r{self._made}", text, reuse, answer_tokens + more, answer_tokens, limit_s, n=n)
 
     def ended(self, request: Request) -> None:
         """Note that a request is answered, so that a later one may continue it."""
