@@ -387,7 +387,7 @@ class Requests:
             record.branches.remove(preempted.branch)
             self._keep_slots(record)
         else:
-            self._finish(record, "finished" if is_wanted else "cancelled", now)
+            self._finish(record, "cancelled" if record.stage is Stage.CANCELLED else "finished", now)
 
     def _hold_again(self, record: RequestRecord, preempted: ev.Preempted, now: float) -> None:
         self._move(record, Step.PREEMPT)
