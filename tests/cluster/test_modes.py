@@ -37,17 +37,26 @@ def replayed(record: Path) -> int:
     return outcome.ended["finished"]
 
 
+def two_answers(url: str, prompt: list[int]) -> list[str]:
+    """Two greedy answers to one prompt, which are equal."""
+    body = {"prompt": prompt, "max_tokens": reference.ANSWER_TOKENS, "temperature": 0, "n": 2}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+    return [choice["text"] for choice in answer["choices"]]
+
+
 def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path) -> None:
     prompts = tiny.prompts()
     flags = [str(folder), *FEW_PAGES, "--mode", "colocated", "--record", str(tmp_path / "record")]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
-        assert asking.ask_all(url, prompts)[0] == reference.greedy_texts(folder, prompts)
+        expected = reference.greedy_texts(folder, prompts)
+        assert asking.ask_all(url, prompts)[0] == expected
+        assert two_answers(url, prompts[3]) == expected[3:4] * 2
         for rank in (1, 2):
             assert machine.samples(url, rf'decode_tokens_total{{rank="{rank}",role="compute"}}') > 0
         assert not re.search("moved_bytes_total{|pool_segment_bytes{", httpx.get(f"{url}/metrics").text)
-    assert replayed(tmp_path / "record") == len(prompts)
+    assert replayed(tmp_path / "record") == len(prompts) + 1
 
 
 def test_colocated_ranks_share_what_they_have_computed_through_the_pool(folder: Path, tmp_path: Path) -> None:
@@ -73,6 +82,7 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, t
         url, expected = cluster.base_url, reference.greedy_texts(folder, prompts)
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
+        assert two_answers(url, prompts[3]) == expected[3:4] * 2
         written = r'moved_bytes_total{op="write",peer="decode",rank="1",role="prefill"}'
         assert machine.samples(url, written) > 0
         reset = httpx.post(f"{url}/reset_prefix_cache", timeout=60)
@@ -83,4 +93,4 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, t
         assert refused.stderr.splitlines() == [
             "mooncake-lite: error: mode=split has no pool; use --mode pooled"
         ]
-    assert replayed(tmp_path / "record") == 2 * len(prompts)
+    assert replayed(tmp_path / "record") == 2 * len(prompts) + 1
