@@ -89,7 +89,9 @@ def main() -> None:
     use_threads(usable_cores())
     folder = resolve_model("default")
     lines = table(Steps(load_model(folder)), Steps(load_model(folder, batch_invariant=True)))
-    seen = f"{machine()['cpu']}, {usable_cores()} threads, {datetime.date.today()}, commit {commit()}"
+    found = machine()
+    seen = f"{found['cpu']}, threads: {usable_cores()}, processes that wanted a core: {found['load']}, "
+    seen += f"{datetime.date.today()}, commit {commit()}"
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
