@@ -38,7 +38,7 @@ HELP: dict[str, str] = {
     "allowed_origins": "Origins of web pages that may call the server, separated by commas, as "
     "https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.",
     "mode": "How ranks share the work. pooled: KV goes from prefill to decode ranks through a pool of store "
-    "ranks. split: it goes straight to the decode rank, and nothing is kept. colocated: each compute rank "
+    "ranks. split: it goes straight to the decode rank, without a pool. colocated: each compute rank "
     "does both.",
     "prefill": "Number of ranks that compute prompts, 1 by default. None in mode colocated.",
     "decode": "Number of ranks that generate answers, 1 by default. None in mode colocated.",
