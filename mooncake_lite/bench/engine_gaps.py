@@ -6,13 +6,15 @@ Run by `bench.engine`: with chunked prefill, beside the whole prompt in one pass
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from itertools import pairwise
 
 from mooncake_lite.bench.engine_ours import Ours
 from mooncake_lite.bench.engine_sides import in_turns, random_prompts
 from mooncake_lite.bench.result import Other, Row
-from mooncake_lite.engine.local import LIMITS
+from scheduler.instance import Limits
+
+CHUNK_TOKENS = 256
+"""Of one pass with chunked prefill, the running answer's token included."""
 
 SHORT_TOKENS = 32
 """Of the prompt whose answer is running."""
@@ -20,16 +22,16 @@ SHORT_TOKENS = 32
 
 def run(ours: Ours, tokens: int, runs: int) -> list[Row]:
     """Measure the gap beside a prompt of `tokens` tokens."""
-    steps = -(-tokens // LIMITS.tokens) + 2
+    steps = -(-tokens // (CHUNK_TOKENS - 1)) + 2
     vocab = ours.model.config.vocab_size
     prompts = random_prompts(1, SHORT_TOKENS, vocab) + random_prompts(1, tokens, vocab)
 
     def gap_ms(chunked: bool) -> float:
-        times = ours.token_times(prompts, steps, replace(LIMITS, prefills=1, chunked=chunked))
+        times = ours.token_times(prompts, steps, Limits(CHUNK_TOKENS, chunked=chunked))
         return 1e3 * longest_gap_s(times[0])
 
     cut, whole = in_turns(runs, lambda: gap_ms(chunked=True), lambda: gap_ms(chunked=False))
-    name = f"longest gap of an answer beside a prompt of {tokens:,} tokens, chunks of {LIMITS.tokens}"
+    name = f"longest gap of an answer beside a prompt of {tokens:,} tokens, chunks of {CHUNK_TOKENS}"
     peer = Other("the prompt in one pass", statistics.median(whole))
     return [Row(name, "ms", statistics.median(cut), peer, None, runs)]
 
