@@ -15,6 +15,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.logprobs import TokenLogprobs, in_text_shape
 from mooncake_lite.model import Tokenizer, load_tokenizer
+from mooncake_lite.tracing.tracer import parts_folder
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, SERVED_ID, FakeCluster, GatewayProcess, answer
 
@@ -159,11 +160,12 @@ def test_each_prompt_takes_a_place_among_the_open_requests(start: Start) -> None
 
 
 def test_each_prompt_of_a_request_is_in_a_trace(start: Start, run_dir: Path) -> None:
-    gateway, cluster = start(trace="trace.json")
+    trace = run_dir / "trace.json"
+    gateway, cluster = start(trace=str(trace))
     reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": ["a", "b"]}, trust_env=False).json()
     gateway.close()
 
-    (part,) = run_dir.glob("trace-*.part")
+    (part,) = parts_folder(trace).iterdir()
     events = [json.loads(line.rstrip(",")) for line in part.read_text().splitlines()]
     begun = [event.get("name") for event in events if event["ph"] == "B"]
     assert [begun.count(name) for name in (reply["id"], f"{reply['id']}-1", "answer")] == [1, 1, 2]
