@@ -33,6 +33,8 @@ def test_a_trace_tells_what_each_rank_did_and_follows_each_request_through_them(
         *tiny.FLAGS,
         "--ssd-dir",
         str(tmp_path / "tier"),
+        "--prefix-sharing",
+        "off",
         "--trace",
         str(tmp_path / "run.json"),
     ]
