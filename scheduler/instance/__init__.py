@@ -5,14 +5,14 @@ A loop drives it: `step = next_step(state, now)`, `begin(state, step)`, a runner
 nor messages, and reads no clock.
 """
 
-from scheduler.instance.events import Arrived, Cancelled, Forgotten, Granted
+from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapGranted
 from scheduler.instance.job import DECODE, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages, pages_for
 from scheduler.instance.planner import begin, next_step, on
 from scheduler.instance.sharing import SHARING, new_prefix_cache
 from scheduler.instance.staging import Staging
-from scheduler.instance.state import State
+from scheduler.instance.state import Preemption, State
 from scheduler.instance.step import Result, Step, TransferEnded
 
 __all__ = [
@@ -21,16 +21,19 @@ __all__ = [
     "SHARING",
     "Arrived",
     "Cancelled",
+    "Event",
     "Forgotten",
     "Granted",
     "Job",
     "JobId",
     "Limits",
     "Pages",
+    "Preemption",
     "Result",
     "Staging",
     "State",
     "Step",
+    "SwapGranted",
     "TransferEnded",
     "begin",
     "new_prefix_cache",

@@ -8,18 +8,18 @@ from scheduler.instance.task import Task
 
 
 def next_writes(state: State, free_halves: list[int]) -> list[WriteGroup]:
-    """Choose the groups to be stored next, oldest job first, as many as there are free halves.
+    """Choose the groups to be written next, oldest job first, as many as there are free halves.
 
     Takes the halves out of free_halves.
     """
     groups = []
-    for task in state.storing:
-        places, begin = task.job.store, task.copied
-        while free_halves and begin < len(places) and not task.problem:
-            group = places[begin : begin + state.staging.half_blocks]
-            first = len(task.job.load) + begin
-            pages = state.block_pages(task, first, len(group))
-            groups.append(WriteGroup(free_halves.pop(0), pages, group, task.id, begin))
+    for task in state.writing:
+        begin = task.copied
+        while free_halves and begin < len(task.out) and not task.problem:
+            group = task.out[begin : begin + state.staging.half_blocks]
+            pages = [page for number, _ in group for page in state.block_pages(task, number, 1)]
+            places = [place for _, place in group]
+            groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin))
             begin += len(group)
     return groups
 

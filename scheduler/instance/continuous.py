@@ -72,12 +72,15 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
     their way to the pool: a chunk takes much longer than a store, and the decode rank of the job that stores
     would wait for its end.
 
-    `preemption.to_preempt` has made sure that there are pages for the tokens of the running batch.
+    `preemption.to_preempt` has made sure that there are pages for the tokens of the running batch, or
+    will be: a sequence without one waits until another is swapped out.
     """
     grow: list[Growth] = []
     chunks: list[Chunk] = []
     left: Counter[int] = Counter()  # users that leave a shared page in this step
     for task in state.running:
+        if state.swapping and state.pages_for_next_token(task) > draft.num_available:
+            continue
         pages = list(task.sequence.pages)
         if growth := _growth(state, task, draft, left):
             grow.append(growth)
@@ -85,7 +88,7 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
                 pages.pop()
             pages += growth.pages
         chunks.append(_chunk(task, 1, pages, prompt=False))
-    if not state.storing:
+    if not state.writing:
         wanted = [task.sequence.num_uncomputed for task in state.prefilling]
         share = chunk_sizes if state.limits.chunked else whole_prompts
         sizes = share(max(1, state.limits.tokens - len(chunks)), wanted)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.instance.job import Job
+from scheduler.instance.job import Job, JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,17 @@ class Granted:
 
     put: int
     places: Seq[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapGranted:
+    """The pool answers SwapWanted.
+
+    places   for each block of the job's KV: where it goes, None where the pool has it; None: it has no space
+    """
+
+    job: JobId
+    places: Seq[Any] | None
+
+
+Event = Arrived | Cancelled | Forgotten | Granted | SwapGranted

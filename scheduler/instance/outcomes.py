@@ -1,6 +1,7 @@
 """Outcomes: what `planner.on` returns, for the role to report.
 
-Every job has exactly one end: Prefilled, Ended, Failed or Preempted. A job that decodes has one per branch.
+Every job has exactly one end: Prefilled, Ended, Failed, Preempted or Swapped. A job that decodes has one per
+branch.
 """
 
 from __future__ import annotations
@@ -116,7 +117,33 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The end of a job whose pages others need."""
+    """The end of a job whose pages others need. Its KV has to be computed again.
+
+    may_still_write   bytes of a failed transfer may still reach the places of a swap
+    """
+
+    job: JobId
+    token_ids: Seq[int]
+    answered: int
+    may_still_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SwapWanted:
+    """Others need the pages of a job: where in the pool can its KV go?
+
+    token_ids   whose KV is in the pages: all but the last one
+    keys        of their full blocks; empty when nothing may be reused
+    """
+
+    job: JobId
+    token_ids: Seq[int]
+    keys: Seq[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """The end of a job whose pages others need. All of its KV is in the pool: any rank may resume it."""
 
     job: JobId
     token_ids: Seq[int]
@@ -158,6 +185,8 @@ Outcome = (
     | Ended
     | Failed
     | Preempted
+    | SwapWanted
+    | Swapped
     | Saved
     | PutFinished
 )

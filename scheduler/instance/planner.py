@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
-from scheduler.instance.events import Arrived, Cancelled, Forgotten, Granted
+from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapGranted
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
@@ -19,6 +19,7 @@ from scheduler.instance.progress import apply
 from scheduler.instance.staging import HalfUse
 from scheduler.instance.state import State
 from scheduler.instance.step import Admission, Growth, Result, Step
+from scheduler.instance.swap import grant
 from scheduler.instance.task import Task
 
 
@@ -83,7 +84,7 @@ def begin(state: State, step: Step) -> None:
         state.puts[put.put].flying = True
 
 
-def on(state: State, event: Arrived | Cancelled | Forgotten | Granted | Result, now: float) -> list[Outcome]:
+def on(state: State, event: Event | Result, now: float) -> list[Outcome]:
     """Apply an event. Return the outcomes, in order."""
     if isinstance(event, Result):
         assert state.under_way is event.step, "a result of another step"
@@ -97,6 +98,9 @@ def on(state: State, event: Arrived | Cancelled | Forgotten | Granted | Result, 
     if isinstance(event, Forgotten):
         state.prefix.clear()
         return []
+    if isinstance(event, SwapGranted):
+        return grant(state, event)
+    assert isinstance(event, Granted)
     return _grant(state, event)
 
 
@@ -150,7 +154,7 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
     and the place in the batch need not wait for that.
 
     A task that stores goes on: its blocks are of use to other requests, and its places in the pool may not
-    be given away while they are written.
+    be given away while they are written. The latter holds for a swap, too.
     """
     job, branch = (event.request_id, event.attempt), event.branch
     tasks = [task for task in state.tasks.values() if task.id[:2] == job]
@@ -165,7 +169,7 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
 
 
 def _cancel_task(state: State, task: Task) -> list[Outcome]:
-    if task in state.storing or task in state.leaving:
+    if task in state.writing or task in state.leaving:
         return []
     if task is state.loading:
         state.loading = None
@@ -179,6 +183,8 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
         state.prefilling.remove(task)
     elif task in state.running:
         state.running.remove(task)
+    elif task in state.swapping:
+        state.swapping.remove(task)
     else:
         state.waiting.remove(task)
     state.remove(task)

@@ -17,7 +17,6 @@ from scheduler.instance.outcomes import (
     Iterated,
     Loaded,
     Outcome,
-    Preempted,
     Prefilled,
     PutFinished,
     Saved,
@@ -25,6 +24,7 @@ from scheduler.instance.outcomes import (
 )
 from scheduler.instance.state import Put, State
 from scheduler.instance.step import Chunk, Result, TransferEnded
+from scheduler.instance.swap import preempt, recompute, swapped
 from scheduler.instance.task import Task
 
 LATE_S = 120.0
@@ -41,7 +41,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
             said += _loaded(state, task, now)
     state.admitted = []
     for job in step.preempt:
-        said.append(_preempt(state, state.tasks[job]))
+        said.append(preempt(state, state.tasks[job]))
     for land in step.lands:
         state.staging.free(land.half)
         task = state.tasks[land.job]
@@ -78,12 +78,6 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
         for branch in state.fork(task):
             state.join(branch, now)
     return [Loaded(task.id, task.load_s, task.shared)]
-
-
-def _preempt(state: State, task: Task) -> Preempted:
-    state.running.remove(task)
-    state.remove(task)
-    return Preempted(task.id, tuple(task.sequence.token_ids), task.sequence.answered)
 
 
 # ----------------------------------------------------------------------------------- computing
@@ -222,17 +216,24 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     task.problem = task.problem or ended.problem
     task.may_still_write = task.may_still_write or ended.may_still_land
     if task.problem:
-        return _store_failed(state, task)
-    if task.written < len(task.job.store):
+        return _write_failed(state, task)
+    if task.written < len(task.out):
         return []
+    if task in state.swapping:
+        return [swapped(state, task)]
     state.storing.remove(task)
     return [_stored(state, task, now)]
 
 
-def _store_failed(state: State, task: Task) -> list[Outcome]:
-    """Fail a task once none of its groups is flying; until then its places are being written."""
+def _write_failed(state: State, task: Task) -> list[Outcome]:
+    """Fail a task once none of its groups is flying; until then its places are being written.
+
+    A task that is swapped out can be computed again instead.
+    """
     if state.staging.of(task):
         return []
+    if task in state.swapping:
+        return [recompute(state, task)]
     state.storing.remove(task)
     return [_fail(state, task, task.problem)]
 

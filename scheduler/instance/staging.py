@@ -21,7 +21,7 @@ class HalfUse:
     kind    reading: blocks of the pool are on their way into it; landed: they wait to be put into pages
             writing: its blocks are on their way to the pool
     task    whose blocks; None: the task was cancelled, and only the transfer has to end
-    first   number of the first block within job.load or job.store
+    first   number of the first block within job.load or Task.out
     count   number of blocks
     """
 

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from scheduler.instance.job import PREFILL, JobId
 from scheduler.instance.limits import Limits
@@ -21,6 +21,9 @@ from scheduler.instance.prefix import NoPrefix, PrefixCache
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step
 from scheduler.instance.task import Task
+
+Preemption = Literal["recompute", "swap"]
+"""How a sequence leaves when pages run out: its KV is computed again later, or moved into the pool."""
 
 NextKey = Callable[[Any, int | None, Seq[int]], int]
 
@@ -55,6 +58,8 @@ class State:
         prefilling     tasks whose prompts are being computed, oldest first
         storing        tasks whose blocks are being written, oldest first
         running        the running batch, oldest first
+        swapping       tasks that give up their pages once the pool has their KV, in the order of preemption
+        preemption     what happens to tasks of the running batch when pages run out
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
         next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
         rates          measured costs of loading and computing
@@ -78,6 +83,8 @@ class State:
     prefilling: list[Task] = field(default_factory=list)
     storing: list[Task] = field(default_factory=list)
     running: list[Task] = field(default_factory=list)
+    swapping: list[Task] = field(default_factory=list)
+    preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
     rates: Rates = field(default_factory=Rates)
@@ -100,6 +107,11 @@ class State:
         return len(self.running) + sum(len(task.branches) for task in prompts)
 
     @property
+    def writing(self) -> list[Task]:
+        """Return the tasks whose blocks are being written to the pool, oldest first."""
+        return [*self.storing, *(task for task in self.swapping if task.granted)]
+
+    @property
     def num_prefills(self) -> int:
         """Return the number of tasks whose prompts are computed, or will be once their blocks are loaded."""
         loading = self.loading is not None and PREFILL in self.loading.job.duties
@@ -112,7 +124,7 @@ class State:
 
     def offering(self) -> Iterator[Task]:
         """Yield the tasks that offer the blocks that they fill, those that wait for it to end first."""
-        for task in itertools.chain(self.leaving, self.running, self.prefilling):
+        for task in itertools.chain(self.leaving, self.swapping, self.running, self.prefilling):
             if task.job.offers:
                 yield task
 
@@ -202,6 +214,7 @@ class State:
         yield from self.prefilling
         yield from self.storing
         yield from self.running
+        yield from self.swapping
         yield from self.leaving
 
     def _check_pages(self, task: Task) -> None:
@@ -222,6 +235,6 @@ class State:
             if use is None or use.task is None:
                 assert use is None or use.kind == "reading"
             elif use.kind == "writing":
-                assert use.task in self.storing
+                assert use.task in self.writing
             else:
                 assert use.task is self.loading

@@ -24,7 +24,9 @@ class Task:
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
         keys              of the first full blocks: those of the job, then those of blocks filled since
         saved             full blocks that are in the pool, or have been offered to it
-        copied, written   blocks of job.store that were copied into staging; those whose transfer has ended
+        out               blocks to be written, of job.store or of a swap: (number in the sequence, place)
+        granted           the pool has answered a swap: `out` is what it lacks
+        copied, written   blocks of `out` that were copied into staging; those whose transfer has ended
         sums              checksums of the copied blocks, opaque
         load_began        when the task was admitted; load_s: seconds until all of its KV was in the pages
         compute_s         seconds of forward passes for its prompt; of a shared pass, its share by tokens
@@ -33,10 +35,10 @@ class Task:
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
         scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
-        problem           why a transfer of job.store failed, "" as long as none did
+        problem           why a transfer of `out` failed, "" as long as none did
         may_still_write   bytes of a failed transfer may still reach the pool
 
-    Invariant: landed <= read <= to_load <= len(job.load) and written <= copied <= len(job.store).
+    Invariant: landed <= read <= to_load <= len(job.load) and written <= copied <= len(out).
     """
 
     job: Job
@@ -48,6 +50,8 @@ class Task:
     to_load: int = 0
     read: int = 0
     landed: int = 0
+    out: list[tuple[int, Any]] = field(default_factory=list)
+    granted: bool = False
     copied: int = 0
     written: int = 0
     keys: list[int] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Task:
         sequence = Sequence(list(job.token_ids), job.answered, job.max_tokens, job.max_len, job.stop_ids)
         branches = job.branches
         task = cls(job, sequence, branches[0], len(branches) == 1, to_load=len(job.load), keys=list(job.keys))
+        task.out = list(enumerate(job.store, len(job.load)))
         return task.fork(*job.answers[0]) if len(job.answers) == 1 else task
 
     @property
@@ -132,5 +137,5 @@ class Task:
     def check(self) -> None:
         """Assert the invariant."""
         assert 0 <= self.landed <= self.read <= self.to_load <= len(self.job.load)
-        assert 0 <= self.written <= self.copied <= len(self.job.store)
+        assert 0 <= self.written <= self.copied <= len(self.out)
         assert self.sequence.num_computed <= len(self.sequence.token_ids)

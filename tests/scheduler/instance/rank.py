@@ -9,10 +9,11 @@ from typing import Any
 from scheduler.instance import (
     Arrived,
     Cancelled,
-    Granted,
+    Event,
     Job,
     Limits,
     Pages,
+    Preemption,
     Staging,
     State,
     Step,
@@ -21,7 +22,7 @@ from scheduler.instance import (
     next_step,
     on,
 )
-from scheduler.instance.outcomes import Ended, Failed, Outcome, Preempted, Prefilled, Token
+from scheduler.instance.outcomes import Ended, Failed, Outcome, Preempted, Prefilled, Swapped, Token
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner
 
 
@@ -44,6 +45,7 @@ class Rank:
         num_slots: int = 2,
         limits: Limits = Limits(8),  # noqa: B008
         sharing: str = "off",
+        preemption: Preemption = "recompute",
         pool: dict[Any, Any] | None = None,
         **runner: Any,
     ) -> None:
@@ -52,13 +54,14 @@ class Rank:
         pages = Pages(num_pages, PAGE)
         prefix = new_prefix_cache(sharing, pages, BLOCK, key_after)
         self.state = State(
-            frozenset(duties), pages, staging, BLOCK, limits, next_key=key_after, prefix=prefix
-        )
+            frozenset(duties), pages, staging, BLOCK, limits, next_key=key_after, prefix=prefix,
+            preemption=preemption,
+        )  # fmt: skip
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
         self.now = 0.0
         self.said: list[Outcome] = []
 
-    def tell(self, event: Arrived | Cancelled | Granted) -> list[Outcome]:
+    def tell(self, event: Event) -> list[Outcome]:
         said = on(self.state, event, self.now)
         self.state.check()
         self.said += said
@@ -114,7 +117,7 @@ class Rank:
         assert state.pages.num_free + state.pages.num_idle == state.pages.num_pages
         assert state.staging.halves == [None, None]
         assert sorted(state.staging.free_slots) == list(range(state.staging.num_slots))
-        for kinds in (Failed, (Prefilled, Ended, Preempted)):  # a failure ends all branches that are left
+        for kinds in (Failed, (Prefilled, Ended, Preempted, Swapped)):  # a failure ends all branches
             ended = [outcome.job for outcome in self.said if isinstance(outcome, kinds)]
             assert len(ended) == len(set(ended))
         state.prefix.check()

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.instance import DECODE, PREFILL, Granted, Limits
+from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits, SwapGranted
 from scheduler.instance.outcomes import (
     Ended,
     Failed,
@@ -18,6 +18,8 @@ from scheduler.instance.outcomes import (
     Prefilled,
     PutFinished,
     Saved,
+    Swapped,
+    SwapWanted,
     Token,
 )
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, choose, kv_of, sometimes
@@ -80,6 +82,7 @@ class World:
             "half_blocks": rng.choice([2, 3]),
             "num_slots": rng.choice([1, 2, 5]),
             "sharing": rng.choice(["off", "hash", "radix"]),
+            "preemption": rng.choice(["recompute", "swap"]),
         }
         longest = 40 // PAGE + 6
         limits = Limits(rng.choice([5, 64]), prefills=rng.choice([1, 3]), chunked=rng.random() < 0.7)
@@ -103,6 +106,9 @@ class World:
         }
         self.on_rank: dict[str, Rank] = {}
         self.offers: dict[int, tuple[int, ...]] = {}
+        self.to_grant: list[tuple[Rank, SwapWanted]] = []
+        self.swaps: dict[JobId, list[int]] = {}
+        self.full = rng.choice([0.0, 0.3])
         self._next_place = 0
 
     def run(self) -> None:
@@ -116,8 +122,10 @@ class World:
                 step, said = rank.step(unchanged=turn % 7 == 0)
                 late = max(rank.state.staging.free_from) > rank.now
                 moves = flying or late or step.reads or step.puts or not step.only_waits
-                assert moves or not busy, "the rank waits for nothing"
+                assert moves or not busy or self.to_grant, "the rank waits for nothing"
                 self._hear(rank, said)
+            if self.to_grant and self.rng.random() < 0.5:
+                self._grant_swap(*self.to_grant.pop(0))
             if self.rng.random() < self.cancels:
                 self._cancel(self.rng.choice(list(self.requests.values())))
             if not to_come and not self.on_rank and not any(rank.state.busy for rank in self.ranks):
@@ -208,21 +216,52 @@ class World:
         elif isinstance(outcome, Failed):
             for branch in request.left:
                 self._end(request, branch, "failed")
-        elif isinstance(outcome, Preempted):
+        elif isinstance(outcome, SwapWanted):
+            self.to_grant.append((self.on_rank[request.name], outcome))
+        elif isinstance(outcome, Preempted | Swapped):
             self._preempted(request, outcome)
 
-    def _preempted(self, request: Request, outcome: Preempted) -> None:
-        """Prefill a preempted branch again. One of several becomes a request of its own."""
+    def _grant_swap(self, rank: Rank, wanted: SwapWanted) -> None:
+        """Answer with a place for each block that the pool lacks, or say that the pool is full."""
+        tokens = wanted.token_ids
+        if self.rng.random() < self.full:
+            self._hear(rank, rank.tell(SwapGranted(wanted.job, None)))
+            return
+        prefixes = [tuple(tokens[: start + BLOCK]) for start in range(0, len(tokens), BLOCK)]
+        has = [self.known.get(prefix) if len(prefix) % BLOCK == 0 else None for prefix in prefixes]
+        places = [self._place() if place is None else None for place in has]
+        self.swaps[wanted.job] = [new or old or 0 for new, old in zip(places, has)]
+        self._hear(rank, rank.tell(SwapGranted(wanted.job, places)))
+
+    def _preempted(self, request: Request, outcome: Preempted | Swapped) -> None:
+        """Resume a preempted branch, from its KV or from its tokens. One of several becomes a request."""
         branch = outcome.job.branch
         assert list(outcome.token_ids) == request.prompt + request.answers[branch]
-        if len(request.branches) == 1:
-            self._prefill(request, request.attempt + 1)
+        places = self.swaps.pop(outcome.job, [])
+        if branch in request.cancelled:
+            self._end(request, branch, "cancelled")
             return
-        name = f"{request.name}#{branch}"
-        answers = {branch: request.answers[branch]}
-        self.requests[name] = Request(name, request.prompt, request.max_tokens, [branch], answers=answers)
-        self._end(request, branch, "preempted")
-        self._prefill(self.requests[name], 0)
+        attempt = request.attempt + 1
+        if len(request.branches) > 1:
+            name, answers = f"{request.name}#{branch}", {branch: request.answers[branch]}
+            self.requests[name] = Request(name, request.prompt, request.max_tokens, [branch], answers=answers)
+            self._end(request, branch, "preempted")
+            request, attempt = self.requests[name], 0
+        if isinstance(outcome, Swapped):
+            self._resume(request, attempt, places)
+        else:
+            self._prefill(request, attempt)
+
+    def _resume(self, request: Request, attempt: int, places: list[int]) -> None:
+        """Have a swapped request decoded from the KV in the pool, without computing any of it."""
+        kv = kv_of(request.tokens)[:-1]
+        assert len(places) == -(-len(kv) // BLOCK)
+        for index, place in enumerate(places):
+            expected = kv[index * BLOCK : (index + 1) * BLOCK]
+            assert self.pool[place][: len(expected)] == expected
+        request.attempt = attempt
+        self.on_rank[request.name] = self.decode
+        self._arrive(request, DECODE, load=places, offers=True, branch=request.branches[0])
 
     def _prefilled(self, request: Request, done: Prefilled) -> None:
         tokens = request.prompt + (request.answers[request.branches[0]] if len(request.branches) == 1 else [])

@@ -1,0 +1,58 @@
+"""Swap: a preempted task keeps its pages until the pool has its KV, so that no token is computed again.
+
+Called by `progress` and `planner`. Without swap, a preempted task gives up its pages at once and is computed
+again later (recomputation). Explained in docs/explain/paged-memory.md.
+
+    running --preempt--> swapping --grant--> blocks are written --swapped--> Swapped: any rank resumes it
+                             `-- no space, or a transfer fails --recompute--> Preempted: it is prefilled again
+"""
+
+from __future__ import annotations
+
+from scheduler.instance.events import SwapGranted
+from scheduler.instance.outcomes import Outcome, Preempted, Swapped, SwapWanted
+from scheduler.instance.state import State
+from scheduler.instance.task import Task
+
+
+def preempt(state: State, task: Task) -> Outcome:
+    """Take a task out of the running batch. To be swapped, it keeps its pages for now."""
+    state.running.remove(task)
+    if state.preemption == "recompute":
+        return recompute(state, task)
+    state.swapping.append(task)
+    computed = task.sequence.num_computed
+    keys = task.keys[: computed // state.block_tokens]
+    return SwapWanted(task.id, tuple(task.sequence.token_ids[:computed]), tuple(keys))
+
+
+def grant(state: State, granted: SwapGranted) -> list[Outcome]:
+    """Write the blocks that the pool has places for. It has the others already."""
+    task = state.tasks.get(granted.job)
+    if task is None or task not in state.swapping:
+        return []  # it was cancelled
+    if granted.places is None:
+        return [recompute(state, task)]
+    task.granted = True
+    task.out = [(number, place) for number, place in enumerate(granted.places) if place is not None]
+    return [] if task.out else [swapped(state, task)]
+
+
+def swapped(state: State, task: Task) -> Swapped:
+    """End a task whose KV is in the pool."""
+    if task.job.offers:
+        state.dropped_puts += task.sequence.num_computed // state.block_tokens - task.saved
+    _leave(state, task)
+    return Swapped(task.id, tuple(task.sequence.token_ids), task.sequence.answered)
+
+
+def recompute(state: State, task: Task) -> Preempted:
+    """End a task whose KV is given up."""
+    _leave(state, task)
+    return Preempted(task.id, tuple(task.sequence.token_ids), task.sequence.answered, task.may_still_write)
+
+
+def _leave(state: State, task: Task) -> None:
+    if task in state.swapping:
+        state.swapping.remove(task)
+    state.remove(task)
