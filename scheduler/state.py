@@ -8,6 +8,7 @@ It makes no choices and reads no clock. Explained in docs/explain/paper.md, "Sch
     (new request) ---------+      |           ^                      |
                                   |           +------ defer() -------+
                                   +-- takes a slot of its decode instance, which forget() frees
+    held line --> resume() --> decode slot, without a prefill
 """
 
 from __future__ import annotations
@@ -183,6 +184,15 @@ class State:
         self._num_queued += 1
         self._take_slots(decode, request_id, request.n)
         self._look_at(prefill)
+
+    def resume(self, request: Request, placement: Placement) -> None:
+        """Take a slot of a decode instance for a held request that needs no prefill."""
+        request_id, decode = request.request_id, self.decodes[placement.decode]
+        assert request_id not in self._placed, f"request {request_id} has a place already"
+        assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
+        self._leave_line(request_id)
+        self._placed[request_id] = _Placed(request, placement)
+        self._take_slots(decode, request_id, request.n)
 
     def startable(self) -> str | None:
         """Return a request at the head of a queue whose instance has a free prefill slot.

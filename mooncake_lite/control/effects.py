@@ -153,6 +153,19 @@ class GrantPuts(Action, frozen=True):
     places: list[BlockRef | None]
 
 
+class GrantSwap(Action, frozen=True):
+    """Answer SwapWanted.
+
+    places   one per block, the partial one too: None where the pool has the block. None: there is no space
+    """
+
+    rank: int
+    request_id: str
+    attempt: int
+    branch: int
+    places: list[BlockRef | None] | None
+
+
 # ------------------------------------------------------------------------------ to store ranks
 
 
@@ -266,8 +279,8 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartOrder | CancelOn | ForgetPages | GrantPuts | LoadBlocks | SaveBlocks | CopyBlocks | CheckBlocks
-    | RemoveBlocks | CompactTier
+    StartOrder | CancelOn | ForgetPages | GrantPuts | GrantSwap | LoadBlocks | SaveBlocks | CopyBlocks
+    | CheckBlocks | RemoveBlocks | CompactTier
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

@@ -161,9 +161,37 @@ class DecodeEnded(RankEvent, frozen=True):
 class Preempted(RankEvent, frozen=True):
     """A rank that decodes had no free page and has dropped a branch of a request.
 
-    num_tokens     tokens of prompt and answer so far, all to be prefilled
-    keys, digests  of each full block of these tokens
+    num_tokens       tokens of prompt and answer so far, all to be prefilled
+    keys, digests    of each full block of these tokens
+    may_still_write  bytes may still land in the places of a swap that has failed
     """
+
+    request_id: str
+    attempt: int
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+    branch: int = 0
+    may_still_write: bool = False
+
+
+class SwapWanted(RankEvent, frozen=True):
+    """A rank that decodes has no free page. It asks where the KV of a request may go.
+
+    num_tokens     tokens whose KV the rank has
+    keys, digests  of each full block of these tokens; empty when nothing may be reused
+    """
+
+    request_id: str
+    attempt: int
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+    branch: int = 0
+
+
+class Swapped(RankEvent, frozen=True):
+    """The rank has written what GrantSwap gives places for, and has dropped the request. As in Preempted."""
 
     request_id: str
     attempt: int

@@ -46,6 +46,7 @@ class Step(Enum):
     COMPUTED = "its prompt is computed on the rank that decodes it too"
     LOADED = "its KV is in the decode rank's pages"
     PREEMPT = "its rank has no free page"
+    RESUME = "a policy has placed it, and the pool has all of its KV"
     FINISH = "its last token was sent"
     FAIL = "it cannot be finished"
     CANCEL = "its client has left"
@@ -54,6 +55,7 @@ class Step(Enum):
 
 TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
     (Stage.HELD, Step.PLACE): Stage.QUEUED,
+    (Stage.HELD, Step.RESUME): Stage.LOADING,
     (Stage.HELD, Step.REFUSE): Stage.OVER,
     (Stage.HELD, Step.FAIL): Stage.OVER,
     (Stage.HELD, Step.CANCEL): Stage.OVER,

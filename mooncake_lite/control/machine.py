@@ -76,6 +76,8 @@ class Control:
             ev.PromptComputed: self.requests.on_prompt_computed,
             ev.DecodeEnded: self.requests.on_decode_ended,
             ev.Preempted: self.requests.on_preempted,
+            ev.SwapWanted: self.requests.on_swap_wanted,
+            ev.Swapped: self.requests.on_preempted,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
             ev.InstanceReport: self._on_instance_report,
@@ -196,7 +198,7 @@ class Control:
     def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:
         """End what an order was for. Its rank has not received it, so no byte can be written."""
         match event.order:
-            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
+            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe() | fx.GrantSwap():
                 self.requests.on_undelivered(event.order, event.reason, now)
             case fx.GrantPuts(rank, _, places):
                 self._puts.give_back([place.object_id for place in places if place], rank, now)
@@ -227,5 +229,5 @@ class Control:
             assert known, f"{owner} has leases or places in the pool"
 
 
-_TAKES_SPACE = (ev.RequestArrived, ev.PutsWanted, ev.Tick)
+_TAKES_SPACE = (ev.RequestArrived, ev.PutsWanted, ev.SwapWanted, ev.Tick)
 """Events that free no space in the pool by themselves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mooncake_lite.control.effects import BlockRef
-from mooncake_lite.control.events import Preempted, RequestArrived
+from mooncake_lite.control.events import Preempted, RequestArrived, Swapped
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from scheduler import Request
 
@@ -16,6 +16,19 @@ BRANCH_MARK = "#"
 def client_id_of(request_id: str) -> str:
     """Return the id under which a client knows a request, or the request that a branch belongs to."""
     return request_id.partition(BRANCH_MARK)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where in the pool the KV of a preempted sequence is.
+
+    owner    has leased its public blocks, and owns the others and the tail
+    blocks   its full blocks, in order; tail: its partial block, None without one
+    """
+
+    owner: str
+    blocks: list[BlockRef]
+    tail: BlockRef | None
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +47,7 @@ class RequestRecord:
         load            blocks of the reused prefix, in order
         store           blocks that prefill writes; load + store are all full blocks
         tail            place of the partial block at the end
+        kept            where its KV is after it was swapped out, until it is resumed
         loads           numbers of the LoadBlocks that the request waits for
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
         bad_blocks      number of bad blocks from SSD
@@ -62,6 +76,7 @@ class RequestRecord:
     load: list[BlockRef] = field(default_factory=list)
     store: list[BlockRef] = field(default_factory=list)
     tail: BlockRef | None = None
+    kept: Kept | None = None
     cached: dict[str, int] = field(default_factory=dict)
     loads: set[int] = field(default_factory=set)
     promoted: list[tuple[int, float, int, int]] = field(default_factory=list)
@@ -76,11 +91,14 @@ class RequestRecord:
             event.wait_limit_s, now, event.n, set(range(event.n)),
         )  # fmt: skip
 
-    def branched(self, event: Preempted, now: float) -> RequestRecord:
+    def id_alone(self, branch: int) -> str:
+        """Return the id under which a branch goes on once it has lost its pages."""
+        return self.request_id if self.n == 1 else f"{self.request_id}{BRANCH_MARK}{branch}"
+
+    def branched(self, event: Preempted | Swapped, now: float) -> RequestRecord:
         """Make the record of a branch that goes on alone."""
-        name = f"{self.request_id}{BRANCH_MARK}{event.branch}"
         return RequestRecord(
-            name, event.num_tokens, self.max_tokens, event.keys, event.digests,
+            self.id_alone(event.branch), event.num_tokens, self.max_tokens, event.keys, event.digests,
             self.class_id, self.wait_limit_s, now, 1, {event.branch}, resumed=True,
         )  # fmt: skip
 
@@ -92,7 +110,7 @@ class RequestRecord:
     def reset(self) -> None:
         """Forget everything allocated, leased or under way."""
         self.worker = -1
-        self.load, self.store, self.tail, self.cached = [], [], None, {}
+        self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
         self.loads, self.promoted = set(), []
         self.bad_blocks, self.problem = 0, ""
 

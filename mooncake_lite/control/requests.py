@@ -18,8 +18,9 @@ from mooncake_lite.control.members import Members
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.prefix_loads import PrefixLoads
-from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.request import Kept, RequestRecord
 from mooncake_lite.control.room import Room
+from mooncake_lite.control.swaps import Swaps
 from scheduler import Placement, Policy, Rejection, Request, State, Wait, admit
 from store.directory import Directory
 from store.errors import PoolFull
@@ -65,6 +66,7 @@ class Requests:
         self.room = Room(directory, members, state, config)
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
         self.copies = Copies(directory, members, orders, emit)
+        self.swaps = Swaps(directory, members, config, emit)
         self._records: dict[str, RequestRecord] = {}
         self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
 
@@ -86,11 +88,16 @@ class Requests:
         self._families.clear()
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
-    def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Fail a request whose order was not sent. The rank has not received it and writes nothing."""
+    def on_undelivered(self, order: fx.StartOrder | fx.GrantSwap, reason: str, now: float) -> None:
+        """Fail a request whose order was not sent. The rank has not received it and writes nothing for it.
+
+        A rank that waits for a GrantSwap has the request, and drops it. It may write for another branch.
+        """
         record = self._current(order, Step.FAIL)
         if record is not None:
-            self._fail(record, reason, now)
+            if isinstance(order, fx.GrantSwap):
+                self._emit(fx.CancelOn(order.rank, order.request_id, order.attempt))
+            self._fail(record, reason, now, may_still_write=record.n > 1)
 
     def _move(self, record: RequestRecord, step: Step) -> None:
         """Move a request to its next stage, and count it there."""
@@ -152,6 +159,7 @@ class Requests:
         self._families[record.client_id].remove(record)
         if not self._families[record.client_id]:
             del self._families[record.client_id]
+        self.swaps.forget(record.request_id, now, may_still_write=may_still_write, writer=record.worker)
         self._directory.revoke_owner(
             record.request_id, now, writer_may_live=may_still_write, writer=record.worker
         )
@@ -193,8 +201,12 @@ class Requests:
         if isinstance(decision, Rejection):
             self._refuse(record, decision.reason, decision.retry_after_s, now)
             return True
-        self._move(record, Step.PLACE)
-        self._state.place(request, decision, front=record.resumed)
+        if record.kept is None:
+            self._move(record, Step.PLACE)
+            self._state.place(request, decision, front=record.resumed)
+        else:
+            self._move(record, Step.RESUME)
+            self._state.resume(request, decision)
         record.prefill, record.decode = self._ranks_of(decision)
         self._emit(
             fx.Decided(
@@ -202,7 +214,21 @@ class Requests:
                 decision.cached_tokens, decision.terms,
             )
         )  # fmt: skip
+        if record.kept is not None:
+            self._resume(record, record.kept)
         return True
+
+    def _resume(self, record: RequestRecord, kept: Kept) -> None:
+        """Have a request decoded whose KV the pool keeps. No token is computed again."""
+        record.load, record.tail, record.kept = kept.blocks, kept.tail, None
+        record.attempt += 1
+        record.worker = record.decode
+        self._emit(
+            fx.StartDecode(
+                record.decode, record.request_id, record.attempt, record.load, record.tail,
+                sorted(record.branches),
+            )
+        )  # fmt: skip
 
     @staticmethod
     def _ranks_of(placement: Placement) -> tuple[int, int]:
@@ -358,6 +384,7 @@ class Requests:
         if record is None or record.worker != record.decode or ended.branch not in record.branches:
             self.ignored += 1
         elif len(record.branches) > 1:
+            self.swaps.end(ended, now)
             record.branches.remove(ended.branch)
             self._keep_slots(record)
         elif record.may(Step.FINISH) or record.may(Step.DROP):
@@ -369,30 +396,52 @@ class Requests:
         self._move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
         self._end(record, outcome, now)
 
-    def on_preempted(self, preempted: ev.Preempted, now: float) -> None:
-        """Hold a branch again, ahead of the others. It is prefilled again, mostly from the pool."""
+    def on_swap_wanted(self, wanted: ev.SwapWanted, now: float) -> None:
+        """Find space for the KV of a branch that its rank preempts, unless it was cancelled."""
+        record = self._current(wanted, Step.PREEMPT, Step.DROP)
+        if record is None:
+            return
+        if record.stage is Stage.DECODING and wanted.branch in record.branches - record.dropped:
+            self.swaps.begin(wanted, record.id_alone(wanted.branch), now)
+        else:
+            self.swaps.refuse(wanted)
+
+    def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
+        """Hold a branch again, ahead of the others.
+
+        It is decoded on from the KV that the pool keeps. Without that, it is prefilled again, mostly from the
+        pool.
+        """
         record = self._current(preempted, Step.PREEMPT, Step.DROP)
         if record is None or preempted.branch not in record.branches:
             return
+        kept = self.swaps.end(preempted, now)
         is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
         if record.n == 1 and is_wanted:
-            self._hold_again(record, preempted, now)
+            self._hold_again(record, preempted, kept, now)
             return
         if is_wanted:
             alone = record.branched(preempted, now)
+            alone.kept = kept
             self._add(alone)
             self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
             self._state.hold(alone.as_request(self._block_tokens), front=True)
+        elif kept is not None:
+            self._directory.revoke_owner(kept.owner, now)
         if len(record.branches) > 1:
             record.branches.remove(preempted.branch)
             self._keep_slots(record)
         else:
             self._finish(record, "cancelled" if record.stage is Stage.CANCELLED else "finished", now)
 
-    def _hold_again(self, record: RequestRecord, preempted: ev.Preempted, now: float) -> None:
+    def _hold_again(
+        self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
+    ) -> None:
         self._move(record, Step.PREEMPT)
-        self._directory.revoke_owner(record.request_id, now)
+        if kept is None:
+            self._directory.revoke_owner(record.request_id, now)
         record.reset()
+        record.kept = kept
         record.since_s, record.num_tokens = now, preempted.num_tokens
         record.keys, record.digests = preempted.keys, preempted.digests
         self._state.forget(record.request_id)
@@ -409,5 +458,5 @@ class Requests:
             assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
 
     def knows(self, owner: str) -> bool:
-        """Tell whether this owner in the directory is an open request."""
-        return owner in self._records
+        """Tell whether this owner in the directory is an open request, or one of its swaps."""
+        return owner in self._records or self.swaps.knows(owner)

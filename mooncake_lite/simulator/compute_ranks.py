@@ -30,12 +30,15 @@ MOVE_FAILED = "KV could not be moved: connection reset"
 class _Job:
     """A request on a rank, or one branch of it.
 
-    over   its answer has been sent, and nothing about it happens any more
+    asked     it computes nothing, and waits for a GrantSwap; granted: its KV is being written to the pool
+    over      its answer has been sent, and nothing about it happens any more
     """
 
     order: fx.StartOrder
     request: Request
     branch: int = 0
+    asked: bool = False
+    granted: bool = False
     over: bool = False
 
 
@@ -161,10 +164,12 @@ class DecodeModel:
             case fx.StartDecode():
                 self._start(order)
             case fx.CancelOn():
-                for (name, branch), job in self._jobs.items():
+                for (name, branch), job in list(self._jobs.items()):
                     is_meant = (name, job.order.attempt) == (order.request_id, order.attempt)
                     if is_meant and order.branch in (-1, branch):
-                        self._world.clock.after(CHUNK_S, partial(self._end, job))
+                        self._cancel(job)
+            case fx.GrantSwap():
+                self._swap(order)
             case fx.GrantPuts():
                 keys = self._puts.pop(order.number)
                 assert len(order.places) == len(keys), "not a place, or None, for each key"
@@ -237,30 +242,64 @@ class DecodeModel:
             self._offer(request, computed // request.text.block_tokens)
         if left:
             self._generate(job, left, preempt)
+        elif preempt and self._world.shape.swaps:
+            self._ask_for_swap(job)
         elif preempt:
             self._preempt(job)
         else:
             self._end(job)
 
-    def _preempt(self, job: _Job) -> None:
-        if job.over:
-            return
+    def _preempt(self, job: _Job, *, may_still_write: bool = False) -> None:
+        if not job.over:
+            self._forget(job)
+            self._world.answer(ev.Preempted(*self._so_far(job, 0), may_still_write=may_still_write))
+
+    def _so_far(self, job: _Job, without: int) -> tuple[int, int, str, int, int, list[int], list[int], int]:
+        """Return what a rank tells of prompt and answer so far, without the last tokens."""
         order, request = job.order, job.request
-        self._forget(job)
-        keys = list(request.keys)
+        num_tokens = request.text.num_tokens - without
+        keys = request.keys[: num_tokens // request.text.block_tokens]
         digests = [digest_of(key) for key in keys]
-        self._world.answer(
-            ev.Preempted(
-                self.number,
-                0,
-                order.request_id,
-                order.attempt,
-                request.text.num_tokens,
-                keys,
-                digests,
-                job.branch,
-            )
-        )
+        return self.number, 0, order.request_id, order.attempt, num_tokens, keys, digests, job.branch
+
+    # ------------------------------------------------------------------------------ swaps
+
+    def _ask_for_swap(self, job: _Job) -> None:
+        job.asked = True
+        self._world.answer(ev.SwapWanted(*self._so_far(job, 1)))
+
+    def _swap(self, order: fx.GrantSwap) -> None:
+        """Write what the pool lacks of a request's KV; if that fails, or there is no space, give it up."""
+        job, world = self._jobs.get((order.request_id, order.branch)), self._world
+        if job is None or job.order.attempt != order.attempt:
+            return  # it was cancelled
+        if order.places is None:
+            self._preempt(job)
+            return
+        job.granted = True
+        seconds = len(order.places) * TRANSFER_S_PER_BLOCK * (0.5 + world.dice.random())
+        if world.dice.random() < world.faults.put_fails:
+            late = world.dice.random() < world.faults.may_still_write
+            world.clock.after(seconds, lambda: self._preempt(job, may_still_write=late))
+        else:
+            world.clock.after(seconds, lambda: self._swapped(job, order))
+
+    def _swapped(self, job: _Job, order: fx.GrantSwap) -> None:
+        full = (job.request.text.num_tokens - 1) // job.request.text.block_tokens
+        for number, place in enumerate(order.places or ()):
+            if place is not None:
+                own = "own", job.request.request_id, order.attempt, number
+                label = tail_of(job.request.request_id, order.attempt) if number == full else own
+                self._world.memory.write(place, Content(label, 0))
+        self._forget(job)
+        self._world.answer(ev.Swapped(*self._so_far(job, 0)))
+
+    def _cancel(self, job: _Job) -> None:
+        """End a request soon, or at once if nothing is computed for it, unless its KV is being written."""
+        if not job.asked:
+            self._world.clock.after(CHUNK_S, lambda: None if job.granted else self._end(job))
+        elif not job.granted:
+            self._end(job)
 
     def _end(self, job: _Job) -> None:
         """End a request that is answered, or whose client has gone."""

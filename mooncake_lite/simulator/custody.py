@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import NamedTuple, get_args
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -19,7 +20,9 @@ from mooncake_lite.simulator.memory import Label, Memory, Use
 from mooncake_lite.simulator.workload import Request, digest_of
 from store.objects import BlockRef
 
-GoesOn = ev.PrefillEnded | ev.DecodeLoaded | ev.PromptComputed | ev.DecodeEnded | ev.Preempted
+GoesOn = (
+    ev.PrefillEnded | ev.DecodeLoaded | ev.PromptComputed | ev.DecodeEnded | ev.Preempted | ev.Swapped
+)  # fmt: skip
 """Answers after which a rank does not read what its order names."""
 
 UseKey = tuple[str, int, str, int]
@@ -38,6 +41,19 @@ def tail_of(request_id: str, attempt: int) -> Label:
     return "tail", request_id, attempt, 0
 
 
+class _Kept(NamedTuple):
+    """Where the KV of a branch goes that is swapped out by an attempt: None where the pool has a block."""
+
+    attempt: int
+    places: list[BlockRef | None]
+
+    def labels(self, request: Request) -> list[Label]:
+        """Return what its blocks hold, with one for the tail at the end."""
+        own = [("own", request.request_id, self.attempt, number) for number in range(len(self.places))]
+        keys = [*request.keys, 0]
+        return [keys[n] if place is None else own[n] for n, place in enumerate(self.places)]
+
+
 class Custody:
     """The ranges in use, and what the tiers have told.
 
@@ -53,6 +69,7 @@ class Custody:
         self._numbers: set[int] = set()
         self._loads: dict[int, tuple[float, list[int]]] = {}
         self._checks: dict[int, UseKey] = {}
+        self._kept: dict[str, _Kept] = {}
         self.on_ssd: dict[int, set[int]] = {}
         self._orders: dict[type, Callable[..., None]] = {
             fx.StartPrefill: self._prefill,
@@ -60,6 +77,7 @@ class Custody:
             fx.StartServe: self._serve,
             fx.CancelOn: self._cancel,
             fx.GrantPuts: self._grant,
+            fx.GrantSwap: self._grant_swap,
             fx.LoadBlocks: self._load,
             fx.SaveBlocks: self._save,
             fx.CopyBlocks: self._copy,
@@ -69,8 +87,7 @@ class Custody:
             fx.ForgetPages: lambda order: None,
         }
         self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
-            (ev.PrefillEnded, ev.DecodeLoaded, ev.PromptComputed, ev.DecodeEnded, ev.Preempted),
-            self._request_goes_on,
+            get_args(GoesOn), self._request_goes_on
         )
         self._answers |= {
             ev.TierIndexed: lambda event: self.on_ssd.setdefault(event.rank, set()).update(event.keys),
@@ -103,7 +120,7 @@ class Custody:
 
     # ------------------------------------------------------------------------------ orders
 
-    def _request(self, order: fx.StartOrder) -> Request:
+    def _request(self, order: fx.StartOrder | fx.GrantSwap) -> Request:
         request = self._requests[order.request_id]
         assert not request.ends, f"{order.request_id} has ended ({request.ends[0]})"
         return request
@@ -141,22 +158,28 @@ class Custody:
 
     def _decode(self, order: fx.StartDecode) -> None:
         request = self._request(order)
-        assert order.attempt == request.attempt, f"attempt {order.attempt} was never prefilled"
-        request.on_rank = order.rank
+        kept = self._kept.pop(order.request_id, None)
+        if kept is None:
+            assert order.attempt == request.attempt, f"attempt {order.attempt} was never prefilled"
+            labels = labels_of(request, order.attempt, len(order.blocks))
+            tail = tail_of(order.request_id, order.attempt)
+        else:
+            assert order.attempt > request.attempt, f"attempt {order.attempt} after {request.attempt}"
+            labels, tail = kept.labels(request), tail_of(order.request_id, kept.attempt)
+        request.attempt, request.on_rank = order.attempt, order.rank
         request.live = set(order.branches)
         wanted = {branch for branch, part in request.parts.items() if part.answered < part.answer_tokens}
         assert wanted - request.dropped <= request.live <= wanted, f"{order.branches} of {wanted}"
-        labels = labels_of(request, order.attempt, len(order.blocks))
-        stored = request.text.num_tokens - (request.n == 1)  # not the first token of the answer
+        stored = request.text.num_tokens - (request.n == 1)  # not the last token of the answer
         assert len(order.blocks) == stored // request.text.block_tokens
         if self._handover == "direct":
             assert {ref.rank for ref in (*order.blocks, order.tail) if ref} <= {order.rank}, (
                 "KV of another rank"
             )
-        for ref, label in zip(order.blocks, labels, strict=True):
+        for ref, label in zip(order.blocks, labels):
             self._memory.expect(ref, label)
         if order.tail is not None:
-            self._memory.expect(order.tail, tail_of(order.request_id, order.attempt))
+            self._memory.expect(order.tail, tail)
         reads = [*order.blocks, order.tail] if order.tail else order.blocks
         key = ("decode", order.rank, order.request_id, order.attempt)
         self._begin(key, reads, [], f"decode of {order.request_id}/{order.attempt}")
@@ -164,7 +187,10 @@ class Custody:
     def _cancel(self, order: fx.CancelOn) -> None:
         request = self._requests[order.request_id]
         assert (order.attempt, order.rank) == (request.attempt, request.on_rank), "a cancel for another rank"
-        assert request.cancelled if order.branch < 0 else order.branch in request.dropped
+        in_vain = any(
+            part.request_id in self._kept for part in request.parts.values()
+        )  # an undelivered grant
+        assert request.cancelled or in_vain if order.branch < 0 else order.branch in request.dropped
         assert not request.ends
 
     def _grant(self, order: fx.GrantPuts) -> None:
@@ -172,6 +198,19 @@ class Custody:
             if ref is not None:
                 purpose = f"put {order.number} of rank {order.rank}"
                 self._begin(("put", order.rank, "", ref.object_id), [], [ref], purpose)
+
+    def _grant_swap(self, order: fx.GrantSwap) -> None:
+        name, request = self._name_of(order), self._request(order)
+        assert order.attempt == request.attempt
+        self._kept[name] = _Kept(order.attempt, order.places or [])
+        if order.places is None:
+            return
+        text = request.parts[order.branch].text
+        num_tokens, size = text.num_tokens - 1, text.block_tokens
+        assert len(order.places) == -(-num_tokens // size), "not a place, or None, for each block"
+        assert num_tokens % size == 0 or order.places[-1] is not None, "the pool has no partial block"
+        places = [place for place in order.places if place is not None]
+        self._begin(("swap", order.rank, name, order.attempt), [], places, f"swap of {name}/{order.attempt}")
 
     def _load(self, order: fx.LoadBlocks) -> None:
         self._is_new(order.number)
@@ -218,13 +257,26 @@ class Custody:
 
     def _request_goes_on(self, event: GoesOn) -> None:
         """End the reads of a request. A branch that ends early leaves those of its siblings."""
-        if isinstance(event, ev.DecodeEnded | ev.Preempted):
+        if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped):
+            self._end_swap(event)
             live = self._requests[event.request_id].live
             live.discard(event.branch)
             if live:
                 return
         for what in ("prefill",) if isinstance(event, ev.PrefillEnded) else ("decode", "serve"):
             self._end((what, event.rank, event.request_id, event.attempt))
+
+    def _end_swap(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped) -> None:
+        name = self._name_of(event)
+        late = isinstance(event, ev.Preempted) and event.may_still_write
+        self._end(("swap", event.rank, name, event.attempt), late=late)
+        if not isinstance(event, ev.Swapped):
+            self._kept.pop(name, None)
+
+    def _name_of(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped | fx.GrantSwap) -> str:
+        """Return the id of the branch that an answer or an order is about."""
+        request = self._requests[event.request_id]
+        return request.request_id if request.n == 1 else f"{request.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:
         for what in ("prefill", "decode", "serve"):
@@ -273,6 +325,8 @@ class Custody:
                 self._end(("decode", order.rank, order.request_id, order.attempt))
             case fx.StartServe():
                 self._end(("serve", order.rank, order.request_id, order.attempt))
+            case fx.GrantSwap():
+                self._end(("swap", order.rank, self._name_of(order), order.attempt))
             case fx.GrantPuts():
                 for ref in order.places:
                     if ref is not None:

@@ -30,12 +30,14 @@ class Shape:
     segments    blocks that each rank lends, by rank
     slots       requests that one rank decodes at once
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
+    swaps       ranks that decode swap requests out when they have no free page
     """
 
     config: ControlConfig
     segments: list[int]
     slots: int
     tier_blocks: int
+    swaps: bool
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
@@ -61,7 +63,9 @@ class Shape:
             saves=tier_blocks > 0,
             mode=name,
         )
-        return cls(config=config, segments=segments, slots=random.choice((1, 2, 8)), tier_blocks=tier_blocks)
+        slots = random.choice((1, 2, 8))
+        swaps = "store" in roles and random.random() < 0.5
+        return cls(config=config, segments=segments, slots=slots, tier_blocks=tier_blocks, swaps=swaps)
 
     @property
     def layout(self) -> BlockLayout:

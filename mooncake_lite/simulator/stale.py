@@ -12,6 +12,7 @@ from mooncake_lite.control import events as ev
 
 OF_ATTEMPT = (
     *(ev.PrefillEnded, ev.RequestFailed, ev.DecodeLoaded, ev.PromptComputed, ev.DecodeEnded, ev.Preempted),
+    *(ev.SwapWanted, ev.Swapped),
 )
 """Answers about one attempt of a request."""
 
@@ -48,6 +49,13 @@ def forged(order: fx.Order, layers: int, dice: Random) -> ev.RankEvent | None:
                     ev.DecodeEnded(rank, epoch, request_id, attempt),
                     ev.Preempted(rank, epoch, request_id, attempt, 1, [], []),
                     ev.RequestFailed(rank, epoch, request_id, attempt, "of another start"),
+                )
+            )
+        case fx.GrantSwap(_, request_id, attempt):
+            return dice.choice(
+                (
+                    ev.Swapped(rank, epoch, request_id, attempt, 1, [], []),
+                    ev.Preempted(rank, epoch, request_id, attempt, 1, [], []),
                 )
             )
         case fx.GrantPuts():

@@ -109,6 +109,7 @@ class Request:
             }  # fmt: skip
             for branch, part in self.parts.items():
                 part.text.flavour = mixed(part.text.flavour, branch)
+                part.parts = {branch: part}
 
     @property
     def keys(self) -> list[int]:

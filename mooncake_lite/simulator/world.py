@@ -257,11 +257,15 @@ class World:
     def _order(self, order: fx.Order) -> None:
         self.custody.order(order)
         self._provoke(order)
-        if self.dice.random() < self.faults.unsent:
+        if self.dice.random() < self.faults.unsent and not self._must_arrive(order):
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return
         model = self.ranks[order.rank]
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(order))
+
+    def _must_arrive(self, order: fx.Order) -> bool:
+        """Tell whether a rank would keep a request forever without this order: one that failed elsewhere."""
+        return isinstance(order, fx.CancelOn) and not self.requests[order.request_id].cancelled
 
     # ------------------------------------------------------------------------------ the end
 
