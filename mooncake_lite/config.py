@@ -13,13 +13,13 @@ import tomllib
 import typing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.origins import LOOPBACK, parse_origins
-from scheduler.instance import SHARING
+from scheduler.instance import SHARING, Preemption
 from store.errors import UnknownPolicy
 from store.policies import policy_factory
 
@@ -144,6 +144,8 @@ class ServeConfig:
     max_num_partial_prefills   prompts that a rank computes at once
     enable_chunked_prefill   prompts are cut to fit into that; otherwise each is computed in one pass
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
+    preemption          what becomes of the KV of a sequence for which there is no page: it is computed again,
+                        or the pool keeps it
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     max_queue           requests that may wait; one more is refused with 429
     batch_invariant     the bits of a sequence do not depend on what else is computed; slower
@@ -189,6 +191,7 @@ class ServeConfig:
     max_queue: int = 64
     enable_prefix_caching: bool = True
     prefix_sharing: Literal["hash", "radix", "off"] = "hash"
+    preemption: Preemption = "recompute"
     kv_events_config: str = ""
     record: str = ""
     batch_invariant: bool = False
@@ -230,6 +233,8 @@ class ServeConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
+        if self.preemption not in get_args(Preemption):
+            raise ConfigError(f"preemption={self.preemption!r}: use {' or '.join(get_args(Preemption))}")
         if self.prefix_sharing not in SHARING:
             raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)

@@ -112,7 +112,15 @@ def _instead(name: str, mode: Mode, role: str) -> str:
     return "use " + " and ".join(f"--{other} N" for other in mode.ranks if other in COMPUTE_ROLES)
 
 
-POOL_OPTIONS = ("pool_bytes", "ssd_dir", "ssd_bytes", "eviction", "copy_cold_s", "kv_events_config")
+POOL_OPTIONS = (
+    "pool_bytes",
+    "ssd_dir",
+    "ssd_bytes",
+    "eviction",
+    "copy_cold_s",
+    "kv_events_config",
+    "preemption",
+)
 """Options that say something about the pool, and nothing without one."""
 
 

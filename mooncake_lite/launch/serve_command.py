@@ -74,6 +74,8 @@ HELP: dict[str, str] = {
     "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
     "prefix_sharing": "How a rank finds prefixes in its own pages. hash: whole blocks, by their keys; radix: "
     "pages, by their tokens; off: it always takes them from the pool.",
+    "preemption": "What happens to a sequence when a rank has no free page. recompute: its KV is computed "
+    "again later; swap: its KV waits in the pool.",
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
     "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
     "The file contains keys, lengths and digests, and no text.",

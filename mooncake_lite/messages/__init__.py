@@ -26,6 +26,9 @@ from mooncake_lite.messages.compute import (
     PutWanted,
     RequestFailed,
     Serve,
+    SwapGranted,
+    Swapped,
+    SwapWanted,
 )
 from mooncake_lite.messages.gateway import (
     Cancel,
@@ -135,6 +138,9 @@ __all__ = [
     "Stop",
     "Stopped",
     "Submit",
+    "SwapGranted",
+    "SwapWanted",
+    "Swapped",
     "TierEvicted",
     "TierIndex",
     "Tokens",
@@ -153,6 +159,8 @@ TO_CONDUCTOR = (
     | PromptComputed
     | DecodeDone
     | Preempted
+    | SwapWanted
+    | Swapped
     | PutWanted
     | PutEnded
     | PagesHeld
@@ -173,6 +181,6 @@ TO_CONDUCTOR = (
 )
 TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | ForgetPages | GatewayAt | Stop
+TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | SwapGranted | ForgetPages | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

@@ -177,7 +177,53 @@ class DecodeDone(Message, frozen=True):
 
 
 class Preempted(Message, frozen=True):
-    """Decode or compute -> conductor: no page was left. `token_ids` is prompt and answer of the branch."""
+    """Decode or compute -> conductor: no page was left. `token_ids` is prompt and answer of the branch.
+
+    writing   a swap failed, and its bytes may still arrive in the pool: its ranges stay unused
+    """
+
+    request_id: str
+    token_ids: list[int]
+    answered: int
+    attempt: int = 0
+    epoch: int = 0
+    branch: int = 0
+    writing: bool = False
+
+
+class SwapWanted(Message, frozen=True):
+    """Decode or compute -> conductor: no page is left; where in the pool can the KV of this branch go?
+
+    num_tokens      tokens whose KV this rank has
+    keys, digests   of their full blocks; empty when nothing may be reused
+    """
+
+    request_id: str
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+    attempt: int = 0
+    epoch: int = 0
+    branch: int = 0
+
+
+class SwapGranted(Message, frozen=True):
+    """Conductor -> decode or compute: where the KV of this branch goes, or that it has to be given up.
+
+    places   one per block, the partial one too: None where the pool has the block. None: there is no space
+    """
+
+    request_id: str
+    attempt: int
+    branch: int
+    places: list[BlockRef | None] | None
+
+
+class Swapped(Message, frozen=True):
+    """Decode or compute -> conductor: the pool has all KV of this branch, and its pages are free.
+
+    token_ids   prompt and answer so far; the KV of the last token is not computed yet
+    """
 
     request_id: str
     token_ids: list[int]

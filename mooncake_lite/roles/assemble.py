@@ -415,7 +415,10 @@ class _Compute:
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
         duties, size, limits = frozenset(DUTIES[role]), config.block_size, limits_of(config)
         prefix = new_prefix_cache(config.prefix_sharing, pages, size, next_key)
-        state = State(duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix)
+        state = State(
+            duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix,
+            preemption=config.preemption,
+        )  # fmt: skip
         self._rank = ComputeRank(
             near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
             near.conductor_is_gone,

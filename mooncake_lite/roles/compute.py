@@ -10,11 +10,24 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from mooncake_lite.messages import Cancel, ForgetPages, Message, PutGranted
+from mooncake_lite.messages import Cancel, ForgetPages, Message, PutGranted, SwapGranted
 from mooncake_lite.roles.compute_answers import Answers
 from mooncake_lite.roles.compute_jobs import Asks, job_of
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import Arrived, Cancelled, Forgotten, Granted, Result, Step, begin, next_step, on
+from scheduler.instance import (
+    Arrived,
+    Cancelled,
+    Event,
+    Forgotten,
+    Granted,
+    JobId,
+    Result,
+    Step,
+    SwapAnswered,
+    begin,
+    next_step,
+    on,
+)
 
 IDLE_WAIT_S = 0.2
 
@@ -56,13 +69,16 @@ class ComputeRole:
         self._answers.tell(on(self.state, result, time.monotonic()))  # tell
         self._answers.tell_held(*self.state.prefix.drain())
 
-    def _event(self, message: Message) -> Arrived | Cancelled | Forgotten | Granted:
+    def _event(self, message: Message) -> Event:
         """Turn a message of the conductor into an event of the planner."""
         if isinstance(message, Cancel):
             branch = message.branch if message.branch >= 0 else None
             return Cancelled(message.request_id, message.attempt, branch)
         if isinstance(message, PutGranted):
             return Granted(message.number, message.places)
+        if isinstance(message, SwapGranted):
+            job = JobId(message.request_id, message.attempt, message.branch)
+            return SwapAnswered(job, message.places)
         if isinstance(message, ForgetPages):
             return Forgotten()
         assert isinstance(message, Asks)

@@ -25,12 +25,14 @@ from mooncake_lite.messages import (
     RequestFailed,
     Serve,
     Span,
+    Swapped,
+    SwapWanted,
     Tokens,
 )
 from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load, blocks_to_store
 from mooncake_lite.roles.compute_rank import ComputeRank
 from scheduler.instance import DECODE, PREFILL, Job, JobId, outcomes
-from store.keys import block_digest
+from store.keys import block_digest, block_digests
 
 
 @dataclass(slots=True)
@@ -190,10 +192,26 @@ class Answers:
         name, attempt, branch = preempted.job
         self._close(preempted.job)
         self._rank.count_preemption()
-        ids = list(preempted.token_ids)
-        self._rank.tell(Preempted(name, ids, preempted.answered, attempt, self._rank.epoch, branch))
+        ids, writing = list(preempted.token_ids), preempted.may_still_write
+        self._rank.tell(Preempted(name, ids, preempted.answered, attempt, self._rank.epoch, branch, writing))
+
+    @_tell.register
+    def _swapped(self, swapped: outcomes.Swapped) -> None:
+        name, attempt, branch = swapped.job
+        self._close(swapped.job)
+        self._rank.count_preemption(swapped=True)
+        ids = list(swapped.token_ids)
+        self._rank.tell(Swapped(name, ids, swapped.answered, attempt, self._rank.epoch, branch))
 
     # ------------------------------------------------------------------------------ blocks back to the pool
+
+    @_tell.register
+    def _swap_wanted(self, wanted: outcomes.SwapWanted) -> None:
+        """Ask for places for the KV of a sequence that leaves."""
+        name, attempt, branch = wanted.job
+        digests = block_digests(wanted.token_ids, self._rank.state.block_tokens) if wanted.keys else []
+        num_tokens, keys = len(wanted.token_ids), list(wanted.keys)
+        self._rank.tell(SwapWanted(name, num_tokens, keys, digests, attempt, self._rank.epoch, branch))
 
     @_tell.register
     def _saved(self, saved: outcomes.Saved) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake_lite.messages import GatewayAt, Message, Preempted, PrefillDone, RequestFailed, Stop
+from mooncake_lite.messages import GatewayAt, Message, Preempted, PrefillDone, RequestFailed, Stop, Swapped
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
 from scheduler.instance import DECODE, State
 from transport.channel import Spoke
@@ -80,7 +80,7 @@ class ComputeRank:
         try:
             self._conductor.send(message)
         except WireError as error:
-            if not isinstance(message, PrefillDone | Preempted):
+            if not isinstance(message, PrefillDone | Preempted | Swapped):
                 raise
             failed = RequestFailed(message.request_id, str(error), False, message.attempt, message.epoch)
             self._conductor.send(failed)
@@ -109,9 +109,10 @@ class ComputeRank:
         self._add("decode_seconds_total", seconds)
         self._add("decode_iterations_total", 1)
 
-    def count_preemption(self) -> None:
-        """Count a request that was sent back because no page was free."""
+    def count_preemption(self, *, swapped: bool = False) -> None:
+        """Count a sequence that was sent back because no page was free. swapped: the pool has its KV."""
         self._add("num_preemptions_total", 1)
+        self._add("num_swaps_total", swapped)
 
     def _add(self, name: str, amount: float) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount

@@ -96,6 +96,7 @@ class ConductorRole:
             m.Submit: self._read_submit,
             m.PrefillDone: self._read_prefill_done,
             m.Preempted: self._read_preempted,
+            m.Swapped: self._read_preempted,
             m.PutWanted: self._read_put_wanted,
             m.PutEnded: self._read_put_ended,
             m.PoolQuery: self._read_pool_query,
@@ -258,7 +259,7 @@ class ConductorRole:
             done.compute_s, done.store_s,
         )  # fmt: skip
 
-    def _read_preempted(self, peer: str, preempted: m.Preempted) -> ev.Event | None:
+    def _read_preempted(self, peer: str, preempted: m.Preempted | m.Swapped) -> ev.Event | None:
         """Compute the keys of the answer so far, here where the tokens are."""
         held = self.held.get(preempted.request_id)
         keys: list[int] = []
@@ -266,10 +267,15 @@ class ConductorRole:
         if held is not None and held.attempt == preempted.attempt:
             size = self.config.block_size
             keys, digests = held.preempted(preempted, size)
-        return ev.Preempted(
+        about = (
             rank_of(peer), preempted.epoch, preempted.request_id, preempted.attempt,
             len(preempted.token_ids), keys, digests, preempted.branch,
         )  # fmt: skip
+        return (
+            ev.Swapped(*about)
+            if isinstance(preempted, m.Swapped)
+            else ev.Preempted(*about, preempted.writing)
+        )
 
     def _decided(self, effect: fx.Decided) -> None:
         held = self.held[effect.request_id]

@@ -23,7 +23,7 @@ class HeldRequest:
     n           answers to the prompt; branch: number of the first one
     first_tokens   that prefill has drawn for n > 1 branches
     alone       branch -> what goes on as a request of its own once the control plane agrees
-    attempt     of the last StartPrefill or StartServe
+    attempt     of the last StartPrefill, StartServe or StartDecode
     loaded, stored   blocks that this attempt reuses, and that it writes
     offers      full blocks that have no place in the pool yet are offered to it
     spans       time of each stage so far
@@ -88,7 +88,7 @@ class HeldRequest:
 
     def decode_message(self, order: fx.StartDecode) -> m.Decode:
         """Return the message that tells a decode rank where the KV is."""
-        submit = self.submit
+        self.attempt, submit = order.attempt, self.submit
         answers = [m.Answer(branch, [self.first_tokens[branch]]) for branch in order.branches if self.n > 1]
         return m.Decode(
             self.request_id, submit.gateway, self.token_ids, self.answered, order.blocks, order.tail,
@@ -107,7 +107,7 @@ class HeldRequest:
         alone.request_id = name
         return alone
 
-    def preempted(self, message: m.Preempted, block_tokens: int) -> tuple[list[int], list[int]]:
+    def preempted(self, message: m.Preempted | m.Swapped, block_tokens: int) -> tuple[list[int], list[int]]:
         """Take over prompt and answer so far. Returns keys and digests of their full blocks."""
         if self.n > 1:
             alone = self.alone[message.branch] = copy(self)

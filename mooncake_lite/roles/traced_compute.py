@@ -19,6 +19,7 @@ from mooncake_lite.messages import (
     PrefillDone,
     PromptComputed,
     RequestFailed,
+    Swapped,
 )
 from mooncake_lite.roles.compute import StepRunner
 from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load
@@ -59,7 +60,7 @@ class ComputeTrace(RankTrace):
             self.requests.stage((message.request_id, message.attempt), "decode")
         elif isinstance(message, PrefillDone | RequestFailed):
             self._end_job(message, all_branches=True)
-        elif isinstance(message, DecodeDone | Preempted):
+        elif isinstance(message, DecodeDone | Preempted | Swapped):
             self._end_job(message, all_branches=False)
 
     def _open_job(self, message: Asks) -> None:
@@ -79,7 +80,7 @@ class ComputeTrace(RankTrace):
         self.requests.stage(key, "load")
 
     def _end_job(
-        self, message: PrefillDone | DecodeDone | RequestFailed | Preempted, all_branches: bool
+        self, message: PrefillDone | DecodeDone | RequestFailed | Preempted | Swapped, all_branches: bool
     ) -> None:
         """Close the span of a job when its last branch has ended."""
         key = message.request_id, message.attempt
@@ -87,7 +88,7 @@ class ComputeTrace(RankTrace):
         if self._branches[key] <= 0:
             del self._branches[key]
             self._stored.discard(key)
-            failed = isinstance(message, RequestFailed | Preempted)
+            failed = isinstance(message, RequestFailed | Preempted | Swapped)
             self.requests.close(key, {"end": type(message).__name__} if failed else {})
 
     # ------------------------------------------------------------------------------ steps

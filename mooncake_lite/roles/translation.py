@@ -34,6 +34,8 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
             return ev.PromptComputed(rank, epoch, name, attempt, computed, compute_s)
         case m.DecodeDone():
             return ev.DecodeEnded(rank, message.epoch, message.request_id, message.attempt, message.branch)
+        case m.SwapWanted(name, num_tokens, keys, digests, attempt, epoch, branch):
+            return ev.SwapWanted(rank, epoch, name, attempt, num_tokens, keys, digests, branch)
         case m.PutWanted():
             before = message.before
             return ev.PutsWanted(rank, message.epoch, message.number, message.keys, message.digests, before)
@@ -67,6 +69,8 @@ def message_of(order: fx.Order) -> m.Message:
             return m.ForgetPages()
         case fx.GrantPuts():
             return m.PutGranted(order.number, order.places)
+        case fx.GrantSwap():
+            return m.SwapGranted(order.request_id, order.attempt, order.branch, order.places)
         case fx.LoadBlocks():
             return m.LoadBlocks(order.number, order.keys, order.digests, order.refs)
         case fx.SaveBlocks():

@@ -39,7 +39,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class SwapGranted:
+class SwapAnswered:
     """The pool answers SwapWanted.
 
     places   for each block of the job's KV: where it goes, None where the pool has it; None: it has no space
@@ -49,4 +49,4 @@ class SwapGranted:
     places: Seq[Any] | None
 
 
-Event = Arrived | Cancelled | Forgotten | Granted | SwapGranted
+Event = Arrived | Cancelled | Forgotten | Granted | SwapAnswered

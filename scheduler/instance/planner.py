@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
-from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapGranted
+from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapAnswered
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
@@ -98,7 +98,7 @@ def on(state: State, event: Event | Result, now: float) -> list[Outcome]:
     if isinstance(event, Forgotten):
         state.prefix.clear()
         return []
-    if isinstance(event, SwapGranted):
+    if isinstance(event, SwapAnswered):
         return grant(state, event)
     assert isinstance(event, Granted)
     return _grant(state, event)

@@ -9,7 +9,7 @@ again later (recomputation). Explained in docs/explain/paged-memory.md.
 
 from __future__ import annotations
 
-from scheduler.instance.events import SwapGranted
+from scheduler.instance.events import SwapAnswered
 from scheduler.instance.outcomes import Outcome, Preempted, Swapped, SwapWanted
 from scheduler.instance.state import State
 from scheduler.instance.task import Task
@@ -26,7 +26,7 @@ def preempt(state: State, task: Task) -> Outcome:
     return SwapWanted(task.id, tuple(task.sequence.token_ids[:computed]), tuple(keys))
 
 
-def grant(state: State, granted: SwapGranted) -> list[Outcome]:
+def grant(state: State, granted: SwapAnswered) -> list[Outcome]:
     """Write the blocks that the pool has places for. It has the others already."""
     task = state.tasks.get(granted.job)
     if task is None or task not in state.swapping:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, JobId, SwapGranted
+from scheduler.instance import DECODE, JobId, SwapAnswered
 from scheduler.instance.outcomes import Ended, Failed, Iterated, Preempted, Swapped, SwapWanted, Token
 from tests.scheduler.instance.model_runner import BLOCK, choose, kv_of
 from tests.scheduler.instance.rank import Rank, job
@@ -32,7 +32,7 @@ def test_a_swapped_sequence_goes_on_elsewhere_without_computing_a_token_again() 
     wanted = full(rank)
     assert wanted.job == JobId("young", 0)
     assert len(wanted.keys) == len(wanted.token_ids) // BLOCK
-    rank.tell(SwapGranted(wanted.job, places(wanted)))
+    rank.tell(SwapAnswered(wanted.job, places(wanted)))
     swapped = rank.until(Swapped)
     assert swapped.token_ids[:-1] == wanted.token_ids
     other = Rank(DECODE, pool=rank.pool)
@@ -51,7 +51,7 @@ def test_blocks_that_the_pool_has_are_not_written_again() -> None:
     rank = Rank(DECODE, num_pages=6, preemption="swap")
     wanted = full(rank)
     (first, *rest) = places(wanted)
-    rank.tell(SwapGranted(wanted.job, [None, *rest]))
+    rank.tell(SwapAnswered(wanted.job, [None, *rest]))
     rank.until(Swapped)
     assert first not in rank.pool
     assert set(rest) <= rank.pool.keys()
@@ -60,7 +60,7 @@ def test_blocks_that_the_pool_has_are_not_written_again() -> None:
 def test_a_sequence_of_which_the_pool_has_everything_leaves_at_once() -> None:
     rank = Rank(DECODE, num_pages=6, preemption="swap")
     wanted = full(rank)
-    (swapped,) = rank.tell(SwapGranted(wanted.job, [None for _ in places(wanted)]))
+    (swapped,) = rank.tell(SwapAnswered(wanted.job, [None for _ in places(wanted)]))
     assert isinstance(swapped, Swapped)
     assert [task.job.request_id for task in rank.state.tasks.values()] == ["old"]
 
@@ -72,7 +72,7 @@ def test_the_rest_of_the_batch_runs_as_far_as_its_pages_go_and_then_waits() -> N
         rank.step()
     assert rank.step()[0].chunks == ()
     assert running(rank) == ["old"]
-    rank.tell(SwapGranted(wanted.job, places(wanted)))
+    rank.tell(SwapAnswered(wanted.job, places(wanted)))
     rank.until(Swapped)
     assert [chunk.job[0] for chunk in rank.step()[0].chunks] == ["old"]
 
@@ -80,7 +80,7 @@ def test_the_rest_of_the_batch_runs_as_far_as_its_pages_go_and_then_waits() -> N
 def test_a_sequence_for_which_the_pool_has_no_space_is_computed_again_later() -> None:
     rank = Rank(DECODE, num_pages=6, preemption="swap")
     wanted = full(rank)
-    (preempted,) = rank.tell(SwapGranted(wanted.job, None))
+    (preempted,) = rank.tell(SwapAnswered(wanted.job, None))
     assert isinstance(preempted, Preempted)
     assert preempted.token_ids[:-1] == wanted.token_ids
     assert not preempted.may_still_write
@@ -92,7 +92,7 @@ def test_a_swap_whose_transfer_fails_gives_the_kv_up_and_not_the_request() -> No
     line.open = True
     wanted = full(rank)
     line.problem = "the line is cut"
-    rank.tell(SwapGranted(wanted.job, places(wanted)))
+    rank.tell(SwapAnswered(wanted.job, places(wanted)))
     preempted = rank.until(Preempted)
     assert (preempted.job, preempted.may_still_write) == (wanted.job, True)
     assert not any(isinstance(outcome, Failed) for outcome in rank.said)
@@ -102,10 +102,10 @@ def test_a_cancel_ends_a_swap_that_has_not_begun_and_lets_one_end_that_has() -> 
     rank = Rank(DECODE, num_pages=6, preemption="swap")
     wanted = full(rank)
     assert rank.cancel("young") == [Ended(wanted.job, "cancelled", len(wanted.token_ids) + 1 - 5)]
-    assert rank.tell(SwapGranted(wanted.job, places(wanted))) == []
+    assert rank.tell(SwapAnswered(wanted.job, places(wanted))) == []
     decode(rank, "young", 5, attempt=1, max_tokens=100)
     wanted = rank.until(SwapWanted)
-    rank.tell(SwapGranted(wanted.job, places(wanted)))
+    rank.tell(SwapAnswered(wanted.job, places(wanted)))
     assert rank.cancel(wanted.job.request_id, wanted.job.attempt) == []
     assert rank.until(Swapped).job == wanted.job
 

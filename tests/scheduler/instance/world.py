@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits, SwapGranted
+from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits, SwapAnswered
 from scheduler.instance.outcomes import (
     Ended,
     Failed,
@@ -225,13 +225,13 @@ class World:
         """Answer with a place for each block that the pool lacks, or say that the pool is full."""
         tokens = wanted.token_ids
         if self.rng.random() < self.full:
-            self._hear(rank, rank.tell(SwapGranted(wanted.job, None)))
+            self._hear(rank, rank.tell(SwapAnswered(wanted.job, None)))
             return
         prefixes = [tuple(tokens[: start + BLOCK]) for start in range(0, len(tokens), BLOCK)]
         has = [self.known.get(prefix) if len(prefix) % BLOCK == 0 else None for prefix in prefixes]
         places = [self._place() if place is None else None for place in has]
         self.swaps[wanted.job] = [new or old or 0 for new, old in zip(places, has)]
-        self._hear(rank, rank.tell(SwapGranted(wanted.job, places)))
+        self._hear(rank, rank.tell(SwapAnswered(wanted.job, places)))
 
     def _preempted(self, request: Request, outcome: Preempted | Swapped) -> None:
         """Resume a preempted branch, from its KV or from its tokens. One of several becomes a request."""
