@@ -89,14 +89,11 @@ class Requests:
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
 
     def on_undelivered(self, order: fx.StartOrder | fx.GrantSwap, reason: str, now: float) -> None:
-        """Fail a request whose order was not sent. The rank has not received it and writes nothing for it.
-
-        A rank that waits for a GrantSwap has the request, and drops it. It may write for another branch.
-        """
+        """Fail a request whose order was not sent. Its rank may still swap out another branch of it."""
         record = self._current(order, Step.FAIL)
         if record is not None:
             if isinstance(order, fx.GrantSwap):
-                self._emit(fx.CancelOn(order.rank, order.request_id, order.attempt))
+                self._emit(fx.CancelOn(order.rank, order.request_id, order.attempt))  # it waits for the grant
             self._fail(record, reason, now, may_still_write=record.n > 1)
 
     def _move(self, record: RequestRecord, step: Step) -> None:
@@ -215,20 +212,18 @@ class Requests:
             )
         )  # fmt: skip
         if record.kept is not None:
-            self._resume(record, record.kept)
+            record.load, record.tail, record.kept = record.kept.blocks, record.kept.tail, None
+            record.attempt += 1
+            self._start_decode(record)
         return True
 
-    def _resume(self, record: RequestRecord, kept: Kept) -> None:
-        """Have a request decoded whose KV the pool keeps. No token is computed again."""
-        record.load, record.tail, record.kept = kept.blocks, kept.tail, None
-        record.attempt += 1
+    def _start_decode(self, record: RequestRecord) -> None:
         record.worker = record.decode
-        self._emit(
-            fx.StartDecode(
-                record.decode, record.request_id, record.attempt, record.load, record.tail,
-                sorted(record.branches),
-            )
-        )  # fmt: skip
+        blocks, branches = record.load + record.store, sorted(record.branches)
+        order = fx.StartDecode(
+            record.decode, record.request_id, record.attempt, blocks, record.tail, branches
+        )
+        self._emit(order)
 
     @staticmethod
     def _ranks_of(placement: Placement) -> tuple[int, int]:
@@ -336,15 +331,9 @@ class Requests:
         else:
             self._move(record, Step.PREFILLED)
             record.resumed = True
-            record.worker = record.decode
             self._state.end_prefill(record.request_id)
             self._keep_slots(record)
-            self._emit(
-                fx.StartDecode(
-                    record.decode, record.request_id, record.attempt, record.load + record.store, record.tail,
-                    sorted(record.branches),
-                )
-            )  # fmt: skip
+            self._start_decode(record)
 
     def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
         """End a request that a rank gave up, or dropped after a cancel."""
@@ -407,11 +396,7 @@ class Requests:
             self.swaps.refuse(wanted)
 
     def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
-        """Hold a branch again, ahead of the others.
-
-        It is decoded on from the KV that the pool keeps. Without that, it is prefilled again, mostly from the
-        pool.
-        """
+        """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
         record = self._current(preempted, Step.PREEMPT, Step.DROP)
         if record is None or preempted.branch not in record.branches:
             return

@@ -77,8 +77,8 @@ class ComputeRole:
         if isinstance(message, PutGranted):
             return Granted(message.number, message.places)
         if isinstance(message, SwapGranted):
-            job = JobId(message.request_id, message.attempt, message.branch)
-            return SwapAnswered(job, message.places)
+            swapping = JobId(message.request_id, message.attempt, message.branch)
+            return SwapAnswered(swapping, message.places)
         if isinstance(message, ForgetPages):
             return Forgotten()
         assert isinstance(message, Asks)

@@ -8,7 +8,9 @@
     prefilled a finished | prefilled a finished 0 2    the first token (of these branches) was the last one
     ended a branch 1 | preempted a 50 tokens branch 1  of another branch than 0
     failed a why | failed a late why                   late: bytes may still land
-    preempted a 50 tokens keys x1..x3
+    preempted a 50 tokens keys x1..x3                  late: bytes of a swap may still land
+    swap a 49 tokens keys x1..x3                       the rank asks where the KV of these tokens may go
+    swapped a 50 tokens keys x1..x3                    it is there
     wants 2 #1 x3 after x1 x2                          rank 2 asks where x3 may go, which follows x2
     put #1 | put #1 failed | put #1 late               the places of that GrantPuts are written, or are not
     read #1 | read #1 bad x2 | read #1 problem why | read #1 late why
@@ -132,7 +134,15 @@ def failed(context: Context, words: list[str]) -> ev.Event:
 def preempted(context: Context, words: list[str]) -> ev.Event:
     keys = context.keys(words_after(words, "keys"))
     job, branch = context.job(words, *DECODES), int(after(words, "branch") or 0)
-    return ev.Preempted(*job, int(words[2]), keys, list(map(digest_of, keys)), branch)
+    digests, late = list(map(digest_of, keys)), "late" in words
+    return ev.Preempted(*job, int(words[2]), keys, digests, branch, late)
+
+
+def swapped(context: Context, words: list[str]) -> ev.Event:
+    keys = context.keys(words_after(words, "keys"))
+    job, branch = context.job(words, *DECODES), int(after(words, "branch") or 0)
+    kind = ev.SwapWanted if words[0] == "swap" else ev.Swapped
+    return kind(*job, int(words[2]), keys, list(map(digest_of, keys)), branch)
 
 
 def wants(context: Context, words: list[str]) -> ev.Event:
@@ -205,6 +215,8 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     ),
     "failed": failed,
     "preempted": preempted,
+    "swap": swapped,
+    "swapped": swapped,
     "wants": wants,
     "put": put,
     "read": read,

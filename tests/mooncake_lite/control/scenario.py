@@ -143,6 +143,10 @@ class Scenario:
             case fx.CancelOn():
                 words += [f"{effect.request_id}/{effect.attempt}"]
                 words += [f"branch {effect.branch}"] if effect.branch >= 0 else []
+            case fx.GrantSwap():
+                words += [f"{effect.request_id}/{effect.attempt}"]
+                words += [f"branch {effect.branch}"] if effect.branch else []
+                words += [places(effect.places) if effect.places is not None else "nothing"]
             case fx.GrantPuts():
                 words += [f"#{effect.number} {places(effect.places)}"]
             case fx.LoadBlocks():

@@ -11,7 +11,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.roles.compute import ComputeRole
 from mooncake_lite.roles.compute_rank import ComputeRank
-from scheduler.instance import DECODE, PREFILL, Limits, Pages, Staging, State, new_prefix_cache
+from scheduler.instance import DECODE, PREFILL, Limits, Pages, Preemption, Staging, State, new_prefix_cache
 from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.roles.fake_hub import ROLES
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
@@ -42,15 +42,19 @@ class Rank:
     """One rank with its duties: `hear` delivers messages and returns what is told in one turn."""
 
     def __init__(
-        self, *duties: str, num_pages: int = 64, half_blocks: int = 1, sharing: str = "off", **runner: Any
-    ) -> None:
+        self, *duties: str, num_pages: int = 64, half_blocks: int = 1, sharing: str = "off",
+        preemption: Preemption = "recompute", **runner: Any,
+    ) -> None:  # fmt: skip
         self.wire = Wire()
         self._seen = 0
         self.pool: dict[Any, Any] = {}
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
         pages, staging = Pages(num_pages, PAGE), Staging(half_blocks, 3)
         prefix = new_prefix_cache(sharing, pages, BLOCK, next_key)
-        state = State(frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix)
+        state = State(
+            frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix,
+            preemption=preemption,
+        )  # fmt: skip
         transfers: Any = SimpleNamespace(
             counters={}, moved_bytes={}, serving_bytes=0, served_bytes={}, control_counters={},
             socket_counters={},
@@ -379,3 +383,34 @@ def test_the_reports_gauges_are_those_of_the_duties() -> None:
 
     assert list(gauges(Rank(PREFILL))) == []
     assert len(list(gauges(Rank(DECODE)))) == 3
+
+
+def test_a_rank_without_pages_asks_where_the_kv_may_go_writes_it_there_and_says_so() -> None:
+    rank = Rank(DECODE, num_pages=6, preemption="swap")
+    tokens = list(range(9))
+    keys = prefix_keys(tokens[:-1], BLOCK, b"s")
+    rank.hear(rank.decode(tokens, keys=keys, salt=b"s"))
+    rank.hear(m.Decode("b", "gateway-0", [7], 0, [], None, [], b"", GREEDY, 30, [], []))
+    wanted = rank.until(m.SwapWanted)
+    assert (wanted.request_id, wanted.attempt, wanted.epoch, wanted.branch) in (
+        ("a", 3, 5, 0),
+        ("b", 0, 5, 0),
+    )
+    places = refs_of(-(-wanted.num_tokens // BLOCK), first=50)
+    rank.hear(m.SwapGranted(wanted.request_id, wanted.attempt, 0, list(places)))
+    swapped = rank.until(m.Swapped)
+    assert len(swapped.token_ids) == wanted.num_tokens + 1
+    written = [value for place in places for value in rank.pool[place]]
+    assert written[: wanted.num_tokens] == kv_of(swapped.token_ids)[:-1]
+
+
+def test_a_rank_whose_swap_is_not_granted_gives_the_kv_up() -> None:
+    rank = Rank(DECODE, num_pages=6, preemption="swap")
+    rank.hear(rank.decode(list(range(9)), attempt=3))
+    rank.hear(m.Decode("b", "gateway-0", [7], 0, [], None, [], b"", GREEDY, 30, [], []))
+    wanted = rank.until(m.SwapWanted)
+    assert (wanted.keys, wanted.digests) == ([], [])
+    rank.hear(m.SwapGranted(wanted.request_id, wanted.attempt, 0, None))
+    preempted = rank.until(m.Preempted)
+    assert len(preempted.token_ids) == wanted.num_tokens + 1
+    assert not preempted.writing

@@ -427,6 +427,30 @@ def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_b
     assert decode.keys == prefix_keys([*range(150), *range(50)], BLOCK, b"model")
 
 
+def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() -> None:
+    cluster = Cluster()
+    tokens = list(range(150))
+    (job,) = cluster.submit("a", tokens)
+    cluster.prefill_done(job)  # type: ignore[arg-type]
+    cluster.tell("rank-2", m.DecodeLoaded("a"))
+    answered = [*tokens, *range(50)]
+    keys, digests = prefix_keys(answered[:-1], BLOCK, b"model"), block_digests(answered[:-1], BLOCK)
+    (granted,) = cluster.tell("rank-2", m.SwapWanted("a", 199, keys, digests))
+    assert isinstance(granted, m.SwapGranted)
+    assert granted.places is not None
+    assert granted.places[: len(job.store)] == [None] * len(job.store)  # type: ignore[attr-defined]
+    (decode,) = cluster.tell("rank-2", m.Swapped("a", answered, 50))
+    assert isinstance(decode, m.Decode)
+    assert (decode.token_ids, decode.answered, decode.attempt) == (answered, 50, 2)
+    written = [place for place in granted.places if place is not None]
+    assert [*decode.blocks, decode.tail] == [*job.store, *written]  # type: ignore[attr-defined]
+    answered += range(30)
+    cluster.tell("rank-2", m.DecodeLoaded("a", attempt=2))
+    (again,) = cluster.tell("rank-2", m.Preempted("a", answered, 80, attempt=2))
+    assert isinstance(again, m.Prefill)
+    assert again.keys == prefix_keys(answered, BLOCK, b"model")
+
+
 def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> None:
     cluster = Cluster()
     cluster.hub.unreachable.add("rank-1")
