@@ -341,8 +341,9 @@ class StopRequested(Event, frozen=True):
 
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
-    | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | PutsWanted
-    | PutsEnded | InstanceReport | BlocksLoaded | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied
-    | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
+    | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | SwapWanted
+    | Swapped | PutsWanted | PutsEnded | InstanceReport | BlocksLoaded | BlocksSaved | TierEvicted
+    | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick
+    | StopRequested
 )  # fmt: skip
 """For decoders."""

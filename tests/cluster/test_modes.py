@@ -1,4 +1,4 @@
-"""Clusters without a pool between prefill and decode: the tokens are those of one process, in every mode."""
+"""Clusters of every mode, and with too few pages: the tokens are those of one process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mooncake_lite.control import events as ev
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.recording import Recording
 from mooncake_lite.replay_events import replay_events
@@ -37,9 +38,9 @@ def replayed(record: Path) -> int:
     return outcome.ended["finished"]
 
 
-def two_answers(url: str, prompt: list[int]) -> list[str]:
-    """Two greedy answers to one prompt, which are equal."""
-    body = {"prompt": prompt, "max_tokens": reference.ANSWER_TOKENS, "temperature": 0, "n": 2}
+def same_answers(url: str, prompt: list[int], n: int) -> list[str]:
+    """Several greedy answers to one prompt, which are equal."""
+    body = {"prompt": prompt, "max_tokens": reference.ANSWER_TOKENS, "temperature": 0, "n": n}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
     return [choice["text"] for choice in answer["choices"]]
 
@@ -52,7 +53,7 @@ def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path
         url = cluster.base_url
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(url, prompts)[0] == expected
-        assert two_answers(url, prompts[3]) == expected[3:4] * 2
+        assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
         for rank in (1, 2):
             assert machine.samples(url, rf'decode_tokens_total{{rank="{rank}",role="compute"}}') > 0
         assert not re.search("moved_bytes_total{|pool_segment_bytes{", httpx.get(f"{url}/metrics").text)
@@ -82,7 +83,7 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, t
         url, expected = cluster.base_url, reference.greedy_texts(folder, prompts)
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
-        assert two_answers(url, prompts[3]) == expected[3:4] * 2
+        assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
         written = r'moved_bytes_total{op="write",peer="decode",rank="1",role="prefill"}'
         assert machine.samples(url, written) > 0
         reset = httpx.post(f"{url}/reset_prefix_cache", timeout=60)
@@ -94,3 +95,22 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, t
             "mooncake-lite: error: mode=split has no pool; use --mode pooled"
         ]
     assert replayed(tmp_path / "record") == 2 * len(prompts) + 1
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_answers_that_lose_their_pages_go_on_where_they_were(
+    folder: Path, tmp_path: Path, preemption: str
+) -> None:
+    (prompt,) = tiny.prompts(1)
+    prompt = (prompt * 5)[:300]
+    one_answer = ["--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES)]  # 6 of them need more pages
+    flags = [str(folder), *tiny.FLAGS, *one_answer, "--preemption", preemption]
+    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        assert same_answers(cluster.base_url, prompt, 6) == reference.greedy_texts(folder, [prompt]) * 6
+    assert replayed(tmp_path / "record") > 0
+    recording = Recording(tmp_path / "record")
+    kinds = {type(entry.event) for entry in recording.entries()}
+    recording.close()
+    assert (ev.Swapped if preemption == "swap" else ev.Preempted) in kinds
+    assert (ev.SwapWanted in kinds) == (preemption == "swap")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mooncake_lite import __version__
 from mooncake_lite.cli import main
 from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import events as ev
 from mooncake_lite.control.effects import Fail, StartPrefill, WakeAt
 from mooncake_lite.control.events import (
     Event,
@@ -196,3 +198,8 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     recorder.close()
 
     assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_every_event_can_be_read_from_a_recording() -> None:
+    kinds = {*ev.Event.__subclasses__(), *ev.RankEvent.__subclasses__()} - {ev.RankEvent}
+    assert kinds == set(get_args(ev.AnyEvent))
