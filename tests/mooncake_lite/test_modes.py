@@ -66,6 +66,16 @@ def test_a_mode_has_its_own_roles_and_numbers_of_ranks(given: dict[str, Any], ro
             {"mode": "split", "kv_events_config": '{"enable_kv_cache_events": true}'},
             "leave --kv-events-config out",
         ),
+        (
+            {"mode": "split", "preemption": "swap"},
+            "preemption='swap': mode=split has no pool; leave --preemption out, or use --mode pooled",
+        ),
+        (
+            {"mode": "colocated", "preemption": "swap"},
+            "preemption='swap': mode=colocated without store ranks has no pool; leave --preemption out, or "
+            "add --store N",
+        ),
+        ({"preemption": "move"}, "preemption='move': use recompute or swap"),
         ({"mode": "both"}, "mode='both': use pooled, split, colocated"),
     ],
 )
