@@ -101,6 +101,7 @@ class Answers:
         asked = self._of(loaded.job)
         asked.shared = loaded.shared
         refs = blocks_to_load(asked.message)
+        refs = refs[len(refs) - loaded.blocks :]
         span = Span("load", self._rank.number, loaded.load_s, sum(ref.nbytes for ref in refs), len(refs))
         asked.spans.append(span)
         if isinstance(asked.message, Decode):

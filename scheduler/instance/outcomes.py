@@ -19,11 +19,13 @@ class Loaded:
     """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed.
 
     shared   tokens whose KV lay in pages of this rank already
+    blocks   number of blocks that were read: the last ones of Job.load, or none
     """
 
     job: JobId
     load_s: float
     shared: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,16 +68,18 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     reused = max(task.landed * state.block_tokens, task.shared)
     state.note_computed(task, min(reused, task.most_reused))
     task.saved = min(reused, task.tokens_in_pool) // state.block_tokens
+    blocks = 0
     if task is state.loading:
+        blocks = task.to_load - task.shared // state.block_tokens
         task.load_s = now - task.load_began
-        state.rates.loaded(task.to_load - task.shared // state.block_tokens, task.load_s)
+        state.rates.loaded(blocks, task.load_s)
         state.loading = None
     if PREFILL in task.job.duties:
         state.prefilling.append(task)
     else:
         for branch in state.fork(task):
             state.join(branch, now)
-    return [Loaded(task.id, task.load_s, task.shared)]
+    return [Loaded(task.id, task.load_s, task.shared, blocks)]
 
 
 # ----------------------------------------------------------------------------------- computing
