@@ -84,11 +84,11 @@ def digest_of_run(seed: int) -> list[int]:
 
 
 def test_a_seed_gives_the_same_run_each_time() -> None:
-    first, second = digest_of_run(3), digest_of_run(3)
+    first, second = digest_of_run(7), digest_of_run(7)
 
     assert len(first) > 100
     assert first == second
-    assert first != digest_of_run(4)
+    assert first != digest_of_run(8)
 
 
 @pytest.mark.parametrize("seed", [1, 5])
