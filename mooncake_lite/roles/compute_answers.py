@@ -100,6 +100,7 @@ class Answers:
     def _loaded(self, loaded: outcomes.Loaded) -> None:
         asked = self._of(loaded.job)
         asked.shared = loaded.shared
+        self._rank.count_shared(loaded.shared)
         refs = blocks_to_load(asked.message)
         refs = refs[len(refs) - loaded.blocks :]
         span = Span("load", self._rank.number, loaded.load_s, sum(ref.nbytes for ref in refs), len(refs))

@@ -103,6 +103,10 @@ class ComputeRank:
         self._add("prefill_seconds_total", seconds)
         self._add("prefills_total", 1)
 
+    def count_shared(self, tokens: int) -> None:
+        """Count tokens whose KV lay in this rank's pages already."""
+        self._add("shared_tokens_total", tokens)
+
     def count_decode(self, tokens: int, seconds: float) -> None:
         """Count an iteration of the running batch."""
         self._add("decode_tokens_total", tokens)
