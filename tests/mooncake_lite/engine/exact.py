@@ -104,6 +104,8 @@ def _choices(oracle: Any, cases: Sequence[Case]) -> list[list[Choice]]:
 def _choice(logits: np.ndarray, case: Case, position: int) -> Choice:
     """The token at a position, given its logits (vocab,) float64."""
     how = case.sampling
+    for token, bias in how.logit_bias.items():
+        logits[token] += bias
     if how.temperature == 0:
         best, second = np.sort(logits)[:-3:-1]
         return Choice(int(logits.argmax()), float(best - second) / GAP)
