@@ -1,18 +1,21 @@
-"""One rank in this process, with a real model: State, Runner and Engine, and what became of its requests.
+"""Ranks in this process, with a real model: State, Runner and Engine, and what became of their requests.
 
-A preempted branch comes again as a request of its own, as the conductor would send it.
+One rank has both duties, or one prefills and another decodes. What the conductor does for them is done here
+at once: a preempted branch comes again as a request of its own, and blocks get places in a pool of bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mooncake_lite.config import PAGE_TOKENS
-from mooncake_lite.engine import Engine, Runner
+from mooncake_lite.engine import Engine, Runner, StagingBlocks
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model
@@ -22,6 +25,7 @@ from scheduler.instance import (
     Arrived,
     Cancelled,
     Forgotten,
+    Granted,
     Job,
     JobId,
     Limits,
@@ -29,18 +33,24 @@ from scheduler.instance import (
     Staging,
     State,
     Step,
+    SwapAnswered,
     begin,
     new_prefix_cache,
     next_step,
     on,
 )
-from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Outcome, Preempted, Token
+from scheduler.instance import outcomes as out
+from scheduler.instance.state import Preemption
 from store.keys import next_key
+from store.layout import BlockLayout
+from tests.mooncake_lite.engine.byte_pool import BytePool, Place
 from tests.mooncake_lite.engine.exact import Case
 
 BOTH = frozenset({PREFILL, DECODE})
 SALT = b"salt"
 CONTEXT = 512
+STAGED = 12
+"""Blocks that fit into a rank's staging memory."""
 
 Branch = tuple[str, int]
 """(name of the request, number of its answer)."""
@@ -62,23 +72,65 @@ class HeardModel:
         return self.logits
 
 
-class OneRank:
-    """A rank with both duties.
+class Rank:
+    """The books and the engine of one rank."""
 
-    answers   tokens of each branch
-    ended     how each branch ended: "finished" or "cancelled"
-    seen      how often each kind of event happened
-    logits    of each draw, by (branch, its number within the answer), if they are kept
+    def __init__(
+        self,
+        model: Model,
+        duties: frozenset[str],
+        num_pages: int,
+        limits: Limits,
+        sharing: str,
+        pool: BytePool | None,
+        preemption: Preemption,
+    ) -> None:
+        self.model = HeardModel(model)
+        engine = Engine(self.model, num_pages, BLOCK_TOKENS)  # type: ignore[arg-type]
+        pages, staging = Pages(num_pages, PAGE_TOKENS), Staging(0, 0)
+        self.runner = Runner(engine)
+        if pool is not None:
+            config = model.config
+            layout = BlockLayout(config.layers, config.kv_heads, BLOCK_TOKENS, config.head_dim, 4)
+            blocks = StagingBlocks(np.zeros(STAGED * layout.nbytes, np.uint8), layout, engine)
+            staging = Staging(blocks.half_blocks, blocks.num_slots)
+            self.runner = Runner(engine, blocks, pool)  # type: ignore[arg-type]
+        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+        self.state = State(
+            duties, pages, staging, BLOCK_TOKENS, limits, next_key=next_key, prefix=prefix,
+            preemption=preemption,
+        )  # fmt: skip
+
+
+class OneRank:
+    """All ranks of one test, and their requests. `state` is that of the one that decodes.
+
+    split      one rank prefills, another decodes; needs a pool
+    pool       where blocks go; None: nowhere
+    reuses     whether blocks in the pool are reused by other requests
+
+    answers    tokens of each branch
+    ended      how each branch ended: "finished" or "cancelled"
+    seen       how often each kind of event happened
+    logits     of each draw, by (branch, its number within the answer), if they are kept
     """
 
     def __init__(
-        self, model: Model, num_pages: int, limits: Limits, sharing: str = "off", *, keep_logits: bool = False
+        self,
+        model: Model,
+        num_pages: int,
+        limits: Limits,
+        sharing: str = "off",
+        *,
+        split: bool = False,
+        pool: BytePool | None = None,
+        reuses: bool = False,
+        preemption: Preemption = "recompute",
+        keep_logits: bool = False,
     ) -> None:
-        pages = Pages(num_pages, PAGE_TOKENS)
-        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
-        self.state = State(BOTH, pages, Staging(0, 0), BLOCK_TOKENS, limits, next_key=next_key, prefix=prefix)
-        self.model = HeardModel(model)
-        self.runner = Runner(Engine(self.model, num_pages, BLOCK_TOKENS))  # type: ignore[arg-type]
+        duties = [frozenset({PREFILL}), frozenset({DECODE})] if split else [BOTH]
+        self.ranks = [Rank(model, some, num_pages, limits, sharing, pool, preemption) for some in duties]
+        self.split, self.pool, self.reuses = split, pool, reuses
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
         self.ended: dict[Branch, str] = {}
@@ -86,6 +138,12 @@ class OneRank:
         self.keep_logits = keep_logits
         self.logits: dict[tuple[Branch, int], torch.Tensor] = {}
         self._resumed: dict[Branch, JobId] = {}
+        self._prefilling: dict[JobId, Job] = {}
+
+    @property
+    def state(self) -> State:
+        """Return the books of the rank that decodes."""
+        return self.ranks[-1].state
 
     def ask(
         self,
@@ -103,93 +161,183 @@ class OneRank:
             salt=SALT,
         )  # fmt: skip
         self.jobs[name] = job
-        self._hear(on(self.state, Arrived(job), 0.0))
+        self._prefill(job)
 
     def cancel(self, name: str, branch: int | None = None) -> None:
         """Give up a request or one branch of it."""
-        self._hear(on(self.state, Cancelled(name, 0, branch), 0.0))
+        self._on(self.ranks[-1], Cancelled(name, 0, branch))
         for (request, number), job in list(self._resumed.items()):
             if request == name and branch in (None, number):
-                self._hear(on(self.state, Cancelled(job.request_id, job.attempt), 0.0))
+                self._on(self.ranks[-1], Cancelled(job.request_id, job.attempt))
 
     def forget(self) -> None:
         """Forget the prefixes in pages."""
-        on(self.state, Forgotten(), 0.0)
+        for rank in self.ranks:
+            on(rank.state, Forgotten(), 0.0)
 
-    def step(self) -> Step:
-        """Take one step."""
-        step = next_step(self.state, 0.0)
-        begin(self.state, step)
+    @property
+    def busy(self) -> bool:
+        """Tell whether a rank has work to do."""
+        return any(rank.state.busy for rank in self.ranks)
+
+    def step(self) -> None:
+        """Let each rank take one step."""
+        for rank in self.ranks:
+            if rank.state.busy or len(self.ranks) == 1:
+                self._step(rank)
+
+    def _step(self, rank: Rank) -> None:
+        step = next_step(rank.state, 0.0)
+        begin(rank.state, step)
         self.seen["evicted"] += bool(step.evict)
         self.seen["copied"] += sum(growth.copies is not None for growth in step.grow)
         self.seen["mixed"] += len({chunk.prompt for chunk in step.chunks}) == 2
-        result = self.runner.run(step)
+        self.seen["blocks read"] += sum(land.count for land in step.lands)
+        result = rank.runner.run(step)
         if self.keep_logits:
-            self._keep(step)
-        self._hear(on(self.state, result, 0.0))
-        return step
+            self._keep(rank, step)
+        self._hear(rank, on(rank.state, result, 0.0))
 
     def settle(self) -> None:
         """Work until nothing is left."""
-        while self.state.busy:
+        while self.busy:
             self.step()
 
     def assert_at_rest(self) -> None:
         """Assert that every page is free or idle, and that every branch ended once."""
-        self.state.check()
-        assert not self.state.tasks
-        assert not self.state.pages.used
-        assert self.state.pages.num_free + self.state.pages.num_idle == self.state.pages.num_pages
+        for rank in self.ranks:
+            state, pages = rank.state, rank.state.pages
+            state.check()
+            assert not state.tasks
+            assert not pages.used
+            assert not state.puts
+            assert pages.num_free + pages.num_idle == pages.num_pages
         asked = {(name, branch) for name, job in self.jobs.items() for branch in job.branches}
         assert self.ended.keys() == asked, "a branch has no end"
 
-    def _keep(self, step: Step) -> None:
+    def cases(self) -> list[Case]:
+        """Return the answers that came to their end, to be compared."""
+        found = []
+        for (name, branch), how in self.ended.items():
+            job, answer = self.jobs[name], self.answers[name, branch]
+            if how == "finished":
+                assert len(answer) == job.max_tokens
+                found.append(Case(tuple(job.token_ids), job.sampling, tuple(answer), branch))
+        return found
+
+    def _keep(self, rank: Rank, step: Step) -> None:
         """Keep the logits of each draw; a row of logits serves all draws of its chunk."""
         drawing = [chunk for chunk in step.chunks if chunk.draws]
-        for chunk, row in zip(drawing, self.model.logits[: len(drawing)], strict=True):
+        for chunk, row in zip(drawing, rank.model.logits[: len(drawing)], strict=True):
             for draw in chunk.draws:
                 name = _branch_of(chunk.job._replace(branch=draw.branch))
                 self.logits[name, draw.answered] = row.clone()
 
-    def _hear(self, said: list[Outcome]) -> None:
+    # ------------------------------------------------------------------------------ the conductor's part
+
+    def _prefill(self, job: Job) -> None:
+        """Send a job to the rank that computes prompts, with the blocks that the pool has."""
+        job = replace(job, offers=self.reuses and not self.split)
+        if self.pool is not None and self.reuses:
+            job = replace(job, load=self.pool.leading(_keys(job.token_ids)))
+        if self.split:
+            assert self.pool is not None
+            blocks = -(-len(job.token_ids) // BLOCK_TOKENS)
+            store = [self.pool.new_place() for _ in range(blocks - len(job.load))]
+            job = replace(job, duties=frozenset({PREFILL}), store=store)
+        self._send(self.ranks[0], job)
+
+    def _send(self, rank: Rank, job: Job) -> None:
+        if PREFILL in job.duties and self.split:
+            self._prefilling[job.id] = job
+        self._on(rank, Arrived(job))
+
+    def _on(self, rank: Rank, event: Any) -> None:
+        self._hear(rank, on(rank.state, event, 0.0))
+
+    def _hear(self, rank: Rank, said: list[out.Outcome]) -> None:
         for outcome in said:
             match outcome:
-                case Token():
-                    name, branch = _branch_of(outcome.job)
-                    answer = self.answers[name, branch]
-                    already = self.jobs[name].answered
-                    assert already + len(answer) == outcome.index, "a token is missing, or came twice"
-                    answer.append(outcome.token)
-                case Ended():
+                case out.Token():
+                    self._token(outcome)
+                case out.Ended():
                     branch = _branch_of(outcome.job)
                     assert branch not in self.ended, "a branch ended twice"
                     self.ended[branch] = outcome.finish
                     self._resumed.pop(branch, None)
                     self.seen[outcome.finish] += 1
-                case Loaded():
+                case out.Loaded():
                     self.seen["shared"] += outcome.shared > 0
-                case Computed():
+                case out.Computed():
                     self.seen["reused tokens"] += outcome.loaded
-                case Preempted():
-                    self._resume(outcome)
-                case Failed():
+                case out.Failed():
                     raise AssertionError(f"{outcome.job}: {outcome.reason}")
+                case out.Prefilled():
+                    self._decode(outcome)
+                case out.Preempted() | out.Swapped():
+                    self._resume(outcome)
+                case out.Saved() | out.PutFinished() | out.SwapWanted():
+                    self._place(rank, outcome)
 
-    def _resume(self, preempted: Preempted) -> None:
-        self.seen["preempted"] += 1
+    def _token(self, token: out.Token) -> None:
+        name, branch = _branch_of(token.job)
+        answer = self.answers[name, branch]
+        assert self.jobs[name].answered + len(answer) == token.index, "a token is missing, or came twice"
+        answer.append(token.token)
+
+    def _decode(self, done: out.Prefilled) -> None:
+        """Send what a prefill rank has computed to the rank that decodes."""
+        job = self._prefilling.pop(done.job._replace(branch=0))
+        assert self.pool is not None
+        if self.reuses:
+            self.pool.publish(_keys(job.token_ids)[len(job.load) :], job.store)
+        going = []
+        for branch, token, finish in zip(job.branches, done.first_tokens, done.finishes, strict=True):
+            if finish is None:
+                going.append((branch, [token]))
+            else:
+                self.ended[_branch_of(JobId(job.request_id, job.attempt, branch))] = "finished"
+                self.seen["finished"] += 1
+        if going:
+            places = [*job.load, *job.store]
+            decode = replace(job, duties=frozenset({DECODE}), load=places, store=(), answers=going)
+            self._send(self.ranks[-1], decode)
+
+    def _resume(self, preempted: out.Preempted | out.Swapped) -> None:
+        swapped = isinstance(preempted, out.Swapped)
+        self.seen["swapped" if swapped else "preempted"] += 1
         name, branch = _branch_of(preempted.job)
-        first = self.jobs[name]
         attempt = preempted.job.attempt + 1
-        job = Job(
-            f"{name}#{branch}", attempt, BOTH, preempted.token_ids, preempted.answered, first.max_tokens,
-            first.max_len, first.stop_ids, first.sampling, 1, branch, salt=first.salt,
+        job = replace(
+            self.jobs[name], request_id=f"{name}#{branch}", attempt=attempt, n=1, branch=branch,
+            token_ids=preempted.token_ids, answered=preempted.answered,
         )  # fmt: skip
         self._resumed[name, branch] = JobId(job.request_id, attempt, branch)
-        self._hear(on(self.state, Arrived(job), 0.0))
+        if not swapped:
+            self._prefill(job)
+            return
+        assert self.pool is not None
+        load = self.pool.swaps.pop(preempted.job)
+        self._send(self.ranks[-1], replace(job, duties=frozenset({DECODE}), load=load))
 
-
-def _branch_of(job: JobId) -> Branch:
-    return job.request_id.partition("#")[0], job.branch
+    def _place(self, rank: Rank, said: out.Saved | out.PutFinished | out.SwapWanted) -> None:
+        """Answer an offer, and note what has been written."""
+        pool = self.pool
+        assert pool is not None
+        if isinstance(said, out.PutFinished):
+            assert not said.problem
+            pool.publish(pool.offers.pop((id(rank), said.put)), said.places)
+        elif isinstance(said, out.Saved):
+            new = [block.key not in pool.keys for block in said.blocks]
+            places = [pool.new_place() if wanted else None for wanted in new]
+            pool.offers[id(rank), said.put] = [block.key for block, wanted in zip(said.blocks, new) if wanted]
+            self._on(rank, Granted(said.put, places))
+        else:
+            has: list[Place] = pool.leading(said.keys)
+            count = -(-len(said.token_ids) // BLOCK_TOKENS)
+            new_places = [pool.new_place() for _ in range(count - len(has))]
+            pool.swaps[said.job] = [*has, *new_places]
+            self._on(rank, SwapAnswered(said.job, [*[None] * len(has), *new_places]))
 
 
 def go_on(model: Model, cases: Sequence[Case]) -> list[tuple[int, ...]]:
@@ -204,3 +352,15 @@ def go_on(model: Model, cases: Sequence[Case]) -> list[tuple[int, ...]]:
         (*case.answer[: case.agreed], *rank.answers[str(number), case.branch])
         for number, case in enumerate(cases)
     ]
+
+
+def _branch_of(job: JobId) -> Branch:
+    return job.request_id.partition("#")[0], job.branch
+
+
+def _keys(token_ids: Sequence[int]) -> list[int]:
+    """Keys of the full blocks of a text."""
+    keys: list[int] = []
+    for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
+        keys.append(next_key(SALT, keys[-1] if keys else None, token_ids[end - BLOCK_TOKENS : end]))
+    return keys

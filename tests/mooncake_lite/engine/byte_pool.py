@@ -1,0 +1,72 @@
+"""A pool in this process: blocks of bytes by place, moved at once, and keys of those that may be reused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transport.batch import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block lies, as a transfer names it."""
+
+    offset: int
+    nbytes: int
+    rank: int = 0
+
+
+class _Ended:
+    """A batch of transfers that is over."""
+
+    may_still_land: frozenset[int] = frozenset()
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, _timeout_s: float) -> None:
+        """Do nothing."""
+
+
+class BytePool:
+    """Stands where a rank has its transfers, and where a cluster has its directory.
+
+    keys     places of the blocks that may be reused
+    offers   keys of the blocks of an offer that have got a place, by (rank, number of the offer)
+    swaps    places of the blocks of sequences that are swapped out
+    """
+
+    def __init__(self, block_nbytes: int) -> None:
+        self._nbytes = block_nbytes
+        self._offsets = itertools.count()
+        self._blocks: dict[int, np.ndarray] = {}
+        self.keys: dict[int, Place] = {}
+        self.offers: dict[tuple[int, int], list[int]] = {}
+        self.swaps: dict[Any, list[Place]] = {}
+
+    def new_place(self) -> Place:
+        """Return a place that no block has had before."""
+        return Place(next(self._offsets), self._nbytes)
+
+    def publish(self, keys: Sequence[int], places: Sequence[Place]) -> None:
+        """Let blocks be reused. A last block that is not full has no key."""
+        for key, place in zip(keys, places):
+            self.keys.setdefault(key, place)
+
+    def leading(self, keys: Sequence[int]) -> list[Place]:
+        """Return the places of the first blocks of a chain that are here."""
+        return [self.keys[key] for key in itertools.takewhile(self.keys.__contains__, keys)]
+
+    def submit(self, moves: Sequence[Transfer]) -> _Ended:
+        """Move bytes, as transport.engine.TransferEngine.submit does."""
+        for move in moves:
+            if move.op == "write":
+                self._blocks[move.offset] = move.local[: move.nbytes].copy()
+            else:
+                move.local[: move.nbytes] = self._blocks[move.offset]
+        return _Ended()

@@ -1,0 +1,128 @@
+"""Answers in every cell of the matrix are those of transformers, up to rounding.
+
+`make test` runs cells that have all pairs of values between them, `make soak` all cells and other prompts.
+docs/reference/equality.md tells which.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+
+from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
+from mooncake_lite.messages import Sampling
+from mooncake_lite.model import Model, load_model
+from scheduler.instance import Limits
+from tests.mooncake_lite.engine.byte_pool import BytePool
+from tests.mooncake_lite.engine.exact import assert_answers
+from tests.mooncake_lite.engine.matrix import CHOSEN, DIMENSIONS, IN_PROCESS, Cell, cells
+from tests.mooncake_lite.engine.one_rank import OneRank, go_on
+from tests.mooncake_lite.model.conftest import tiny_model
+
+NUM_PAGES = 40
+REQUESTS = 8
+PREFIX = 2 * BLOCK_TOKENS
+"""Tokens that each two prompts share."""
+
+SAMPLINGS = {
+    "greedy": Sampling(0.0),
+    "sampled": Sampling(0.9, seed=5),
+    "nucleus": Sampling(0.8, top_p=0.9, top_k=40, seed=6),
+    "n=3": Sampling(0.9, top_k=20, seed=7),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = numba.get_num_threads()
+    use_threads(1)
+    yield
+    use_threads(before)
+
+
+@pytest.fixture(scope="module")
+def oracle_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return tiny_model("llama", folder, num_hidden_layers=2).double(), folder
+
+
+@pytest.fixture(scope="module")
+def model(oracle_and_folder: tuple[Any, Path]) -> Model:
+    return load_model(oracle_and_folder[1])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" in metafunc.fixturenames:
+        some = IN_PROCESS if metafunc.config.getoption("--soak", default=0) else CHOSEN
+        metafunc.parametrize("cell", some, ids=lambda cell: cell.name)
+
+
+def ranks(cell: Cell, model: Model) -> OneRank:
+    config = model.config
+    block_nbytes = config.layers * 2 * config.kv_heads * BLOCK_TOKENS * config.head_dim * 4
+    whole, tokens = cell.chunk == "whole", 256 if cell.chunk == "whole" else int(cell.chunk)
+    return OneRank(
+        model,
+        NUM_PAGES,
+        Limits(tokens, sequences=12, prefills=3, chunked=not whole),
+        cell.sharing,
+        split=cell.mode != "colocated",
+        pool=BytePool(block_nbytes) if cell.mode != "colocated" or needs_pool(cell) else None,
+        reuses=cell.source == "DRAM",
+        preemption="swap" if cell.preemption == "swap" else "recompute",
+    )
+
+
+def needs_pool(cell: Cell) -> bool:
+    return cell.source == "DRAM" or cell.preemption == "swap"
+
+
+def prompts(chosen: random.Random, vocabulary: int) -> list[list[int]]:
+    """Pairs that share their first PREFIX tokens, of up to 60 tokens more."""
+    bodies = [[chosen.randrange(3, vocabulary) for _ in range(PREFIX)] for _ in range(REQUESTS // 2)]
+    ends = [chosen.choice([1, 15, 16, 17, 60]) for _ in range(REQUESTS)]
+    return [
+        [*bodies[i // 2], *(chosen.randrange(3, vocabulary) for _ in range(end))]
+        for i, end in enumerate(ends)
+    ]
+
+
+def test_an_answer_is_the_oracles_in(
+    cell: Cell, model: Model, oracle_and_folder: tuple[Any, Path], soak: int
+) -> None:
+    chosen = random.Random(3 if soak == 1 else None)
+    rank, asked = ranks(cell, model), prompts(chosen, model.config.vocab_size)
+    if cell.source == "none":
+        asked = [prompt[number % 2 * PREFIX :] for number, prompt in enumerate(asked)]
+    else:
+        for number in range(0, REQUESTS, 2):
+            rank.ask(f"before {number}", asked[number][: PREFIX + 1], Sampling(0.0), 2)
+            rank.settle()
+        if cell.source == "DRAM":
+            rank.forget()
+    for number, prompt in enumerate(asked):
+        n = 3 if cell.sampling == "n=3" else 1
+        rank.ask(str(number), prompt, SAMPLINGS[cell.sampling], chosen.randint(50, 70), n)
+    rank.settle()
+    rank.assert_at_rest()
+    kinds = {"rank": "shared", "DRAM": "blocks read", "recompute": "preempted", "swap": "swapped"}
+    for value in (cell.source, cell.preemption) if soak == 1 else (cell.source,):
+        assert value not in kinds or rank.seen[kinds[value]], f"no {kinds[value]}: {rank.seen}"
+    assert_answers(oracle_and_folder[0], rank.cases(), functools.partial(go_on, model))
+
+
+@pytest.mark.quick
+def test_the_chosen_cells_have_every_pair_of_values_that_is_possible_without_files() -> None:
+    def pairs_of(some: list[Cell]) -> set[Any]:
+        return {pair for cell in some for pair in cell.pairs()}
+
+    assert pairs_of(CHOSEN) == pairs_of(IN_PROCESS)
+    assert len(CHOSEN) < 30
+    values = {(name, value) for name, some in DIMENSIONS.items() for value in some}
+    assert {value for pair in pairs_of(cells()) for value in pair} == values
