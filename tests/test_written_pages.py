@@ -76,6 +76,12 @@ def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
     assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python docs/make_reference.py"
 
 
+def test_the_page_of_equality_is_the_one_that_its_script_writes() -> None:
+    equality = script("make_equality")
+
+    assert equality.PAGE.read_text(encoding="utf-8") == equality.page(), "run python docs/make_equality.py"
+
+
 def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:
     clock = iter(range(10**9, 10**12, 10**6))
     tracer = Tracer(4, "gateway-0", PartFile(tmp_path / "run.json", 4), clock=lambda: next(clock))

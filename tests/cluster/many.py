@@ -84,7 +84,8 @@ def _ask(client: httpx.Client, url: str, question: Question) -> list[Case]:
     how = question.sampling
     body = {
         "prompt": question.prompts, "max_tokens": question.max_tokens, "n": question.n, "stream": True,
-        "temperature": how.temperature, "top_k": how.top_k, "seed": how.seed, "ignore_eos": True,
+        "temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p, "seed": how.seed,
+        "ignore_eos": True,
         "logit_bias": {str(token): bias for token, bias in how.logit_bias.items()},
     }  # fmt: skip
     texts: dict[int, str] = defaultdict(str)
