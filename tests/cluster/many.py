@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,14 +73,20 @@ def questions(chosen: random.Random, requests: int, share_given_up: float = 0.2)
     return found
 
 
-def ask_all(url: str, questions: Sequence[Question], at_once: int = 12) -> list[Case]:
-    """Ask all of them. Returns the answers to those that were not given up."""
+def ask_all(
+    url: str, questions: Sequence[Question], at_once: int = 12, reused: Counter[str] | None = None
+) -> list[Case]:
+    """Ask all of them. Returns the answers to those that were not given up.
+
+    reused   takes the prompt tokens that were reused, by where they came from
+    """
+    reused = Counter() if reused is None else reused
     with httpx.Client(timeout=patient(60)) as client, ThreadPoolExecutor(at_once) as pool:
-        found = pool.map(lambda question: _ask(client, url, question), questions)
+        found = pool.map(lambda question: _ask(client, url, question, reused), questions)
         return [case for cases in found for case in cases]
 
 
-def _ask(client: httpx.Client, url: str, question: Question) -> list[Case]:
+def _ask(client: httpx.Client, url: str, question: Question, reused: Counter[str]) -> list[Case]:
     how = question.sampling
     body = {
         "prompt": question.prompts, "max_tokens": question.max_tokens, "n": question.n, "stream": True,
@@ -89,15 +95,18 @@ def _ask(client: httpx.Client, url: str, question: Question) -> list[Case]:
         "logit_bias": {str(token): bias for token, bias in how.logit_bias.items()},
     }  # fmt: skip
     texts: dict[int, str] = defaultdict(str)
-    with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+    told = {"x-mooncake-lite-trace": "1"}
+    with client.stream("POST", f"{url}/v1/completions", json=body, headers=told) as response:
         if response.status_code != 200:
             raise AssertionError(response.read().decode())
         for number, line in enumerate(response.iter_lines()):
             if question.lines and number == question.lines:
                 return []
             if line.startswith("data: {"):
-                for choice in json.loads(line[6:])["choices"]:
+                chunk = json.loads(line[6:])
+                for choice in chunk["choices"]:
                     texts[choice["index"]] += choice["text"]
+                reused.update(chunk.get("mooncake_lite", {}).get("cached_tokens", {}))
     if question.lines:
         return []
     assert sorted(texts) == list(range(len(question.prompts) * question.n))
