@@ -49,6 +49,8 @@ without `--batch-invariant`. There the answer is compared with `transformers` in
 
 - a first difference is excused where the two best logits of float64 lie within {gap:g} of each other or,
   for a sampled token, where the draw lies within {border:g} of the border to another token;
+- `top_k` and `top_p` draw tokens in the order of their logits: two tokens whose logits lie within {gap:g} of
+  each other may have changed places;
 - the comparison goes on from the token that float64 chose;
 - more than {per_thousand:g} token in 1,000 fails. One excuse is allowed where fewer are compared.
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from mooncake_lite.model import load_model
 from tests.cluster import machine, many, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.mooncake_lite.engine.exact import Case, assert_answers
+from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.one_rank import go_on
 from tests.mooncake_lite.model.conftest import tiny_model
 
@@ -59,7 +59,7 @@ def test_streams_with_few_pages_are_answered_right_and_leave_the_cluster_at_rest
 ) -> None:
     if soak == 1 and mode != "pooled":
         pytest.skip("another cluster; run by make soak")
-    chosen = random.Random(3 if soak == 1 else None)
+    chosen = a_random(soak)
     asked = many.questions(chosen, 60 if soak == 1 else 500)
     with Cluster([str(folder), *FEW, *MODES[mode]], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)

@@ -20,6 +20,7 @@ from tests.cluster import many, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.many import Question
 from tests.mooncake_lite.engine.exact import assert_answers
+from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.matrix import CLUSTERS
 from tests.mooncake_lite.engine.one_rank import go_on
 from tests.mooncake_lite.model.conftest import tiny_model
@@ -86,7 +87,7 @@ def test_the_answers_of_a_cluster_are_the_oracles(
     if soak == 1:
         pytest.skip("many clusters; run by make soak")
     oracle, folder = oracle_and_folder
-    chosen = random.Random()
+    chosen = a_random(soak)
     asked, second, third = (questions(chosen) for _ in range(3))
     wanted = set() if shape[0] == "split" else {"dram", "ssd"}
     if shape[3] != "off":

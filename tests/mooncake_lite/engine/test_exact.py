@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mooncake_lite.messages import Sampling
-from tests.mooncake_lite.engine.exact import Case, assert_answers
+from tests.mooncake_lite.engine.exact import Case, assert_answers, choice
 
 pytestmark = pytest.mark.quick
 
@@ -66,6 +66,19 @@ def test_one_token_in_a_thousand_may_be_excused() -> None:
     assert assert_answers(oracle(0.9e-4), [short], go_on) == 1
     with pytest.raises(AssertionError, match="2 of 12 tokens differ by rounding"):
         assert_answers(oracle(0.9e-4), [short, short], go_on)
+
+
+@pytest.mark.parametrize(("top_k", "excused"), [(0, False), (3, True)])
+def test_tokens_that_are_drawn_in_their_order_may_change_places_where_they_are_equal(
+    top_k: int, excused: bool
+) -> None:
+    sampling = Sampling(0.1, top_k=top_k)
+    found = [
+        choice(oracle(0.9e-4)(torch.tensor([[5]])).logits[0, 0].numpy(), Case((5,), sampling, ()), position)
+        for position in range(1, 40)
+    ]
+    assert {one.token for one in found} == {6, 8}
+    assert all((one.twins >= {6, 8}) == excused for one in found)
 
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 4}, {"top_p": 0.9}], ids=str)

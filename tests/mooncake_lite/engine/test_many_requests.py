@@ -18,6 +18,7 @@ from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, load_model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.exact import assert_answers
+from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.one_rank import OneRank, go_on
 from tests.mooncake_lite.model.conftest import tiny_model
 
@@ -116,7 +117,7 @@ def test_hundreds_of_requests_with_few_pages_are_answered_right_and_leave_nothin
     sharing: str, model: Model, oracle_and_folder: tuple[Any, Path], soak: int
 ) -> None:
     rank = OneRank(model, NUM_PAGES, LIMITS, sharing)
-    clients = Clients(rank, random.Random(7 if soak == 1 else None))
+    clients = Clients(rank, a_random(soak))
     grown = left_behind(clients, REQUESTS[sharing] if soak == 1 else max(REQUESTS.values()))
     assert not {part: grew for part, grew in grown.items() if grew > GROWTH_BYTES[part]}
     rank.assert_at_rest()

@@ -21,6 +21,7 @@ from mooncake_lite.model import Model, load_model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.exact import assert_answers
+from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.matrix import CHOSEN, DIMENSIONS, IN_PROCESS, Cell, cells
 from tests.mooncake_lite.engine.one_rank import OneRank, go_on
 from tests.mooncake_lite.model.conftest import tiny_model
@@ -96,7 +97,7 @@ def prompts(chosen: random.Random, vocabulary: int) -> list[list[int]]:
 def test_an_answer_is_the_oracles_in(
     cell: Cell, model: Model, oracle_and_folder: tuple[Any, Path], soak: int
 ) -> None:
-    chosen = random.Random(3 if soak == 1 else None)
+    chosen = a_random(soak)
     rank, asked = ranks(cell, model), prompts(chosen, model.config.vocab_size)
     if cell.source == "none":
         asked = [prompt[number % 2 * PREFIX :] for number, prompt in enumerate(asked)]
