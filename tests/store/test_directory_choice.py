@@ -58,8 +58,8 @@ class Scan(SegmentOrder):
     def take_crowded(self, target: Target) -> list[Segment]:
         return [segment for segment in self._among(target) if self.excess(segment) > 0]
 
-    def places(self, nbytes: int) -> int:
-        accounts = [segment.accounts for segment in self._by_rank.values()]
+    def places(self, nbytes: int, rank: int | None = None) -> int:
+        accounts = [segment.accounts for at, segment in self._by_rank.items() if rank in (None, at)]
         return sum((one.capacity - one.pinned) // nbytes for one in accounts)
 
 
