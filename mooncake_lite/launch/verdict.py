@@ -73,10 +73,18 @@ def why_told_to_end(states: dict[int, RankState], orphaned: bool) -> str:
 
 
 def _conductors_verdict(states: dict[int, RankState]) -> str:
-    """What the conductor gave as the reason of the end, where it names a process; else ""."""
+    """What the conductor gave as the reason of the end, where it names a process; else "".
+
+    A conductor that hung and then wakes up (mpirun continues processes before it kills them) sees that ranks
+    have ended because of its own silence. Their last words then count, not its verdict.
+    """
     conductor = states.get(0)
     if conductor is None or conductor.state != "failed":
         return ""
+    for state in states.values():
+        words = state.reason.removeprefix(FOLLOWED)
+        if conductor.reason.startswith(state.name) and words.startswith(CONDUCTOR):
+            return words
     return conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS)) else ""
 
 

@@ -58,6 +58,12 @@ def test_a_killed_gateway_is_the_cause_though_ranks_were_killed_after_it() -> No
     assert verdict(found, [1]) == GATEWAY_KILLED
 
 
+def test_a_conductor_that_hung_and_wakes_up_does_not_blame_a_rank_that_ended_because_of_it() -> None:
+    accused = ("failed", "rank 2 (decode) died: its process 7 ended")
+    assert verdict(states(accused, READY, FOLLOWED, READY)) == SILENCE
+    assert verdict(states(accused, READY, ("failed", f"stopped: {accused[1]}"), READY)) == accused[1]
+
+
 def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_it() -> None:
     assert verdict(states(READY, FOLLOWED, FOLLOWED, READY)) == SILENCE
     assert verdict(states(("failed", "ValueError: 5"), FOLLOWED, READY, READY)) == (
