@@ -6,7 +6,7 @@ attention. On a GPU this calls those functions. Knows arrays, not models.
 
     rows of query   0 .. singles - 1   sequences of one new token: decode attention
                     singles .. n - 1   the others: prefill attention, which makes tiles of many rows that
-                                       share the keys they read, and takes three times as long for one row
+                                       share the keys they read, which one row alone would waste
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ COMPUTE_ROLES = tuple(role for role in ROLES if role != "store")
 """Roles whose ranks have an engine."""
 
 BY_MODE = -1
-"""A number that nobody has given: the mode has its own."""
+"""Stands for a number that was not given: the default of the mode is taken."""
 
 
 Handover = Literal["pool", "direct", "none"]

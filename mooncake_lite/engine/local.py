@@ -32,7 +32,7 @@ from scheduler.instance.outcomes import Token
 BLOCK_TOKENS = 4 * PAGE_TOKENS
 
 LIMITS = Limits(tokens=2048, prefills=4)
-"""Nobody else waits here: a prompt of 2,048 tokens takes 1.3 times as long in chunks of 256, because torch
+"""No other client waits. A prompt of 2,048 tokens takes 1.2 times as long in chunks of 256, because torch
 multiplies fewer rows at once."""
 
 

@@ -101,7 +101,7 @@ def test_spans_that_overlap_have_lanes_of_their_own_and_a_lane_is_used_again(tmp
 
 
 def test_a_span_that_began_before_it_was_told_does_not_take_a_lane_that_was_busy_then(tmp_path: Path) -> None:
-    """A transfer is told of after its submission; on another thread, one may have ended meanwhile."""
+    """A transfer is reported after its submission. Another thread may have ended one in between."""
     clock = Clock()
     tracer = new_tracer(tmp_path, clock=clock)
     spans = Spans(tracer, "transfers")

@@ -117,7 +117,7 @@ def test_chunks_share_the_budget_without_waste_and_by_max_min_fairness(
     assert all(0 <= size <= want for size, want in zip(got, wanted))
     assert sum(got) == min(budget, sum(wanted))
     unmet = [size for size, want in zip(got, wanted) if size < want]
-    for size in unmet:  # nobody could get more but from one who has less, or as much
+    for size in unmet:  # no prompt has more than one token more
         assert size >= max(got) - 1
 
 
