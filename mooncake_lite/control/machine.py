@@ -13,10 +13,12 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
+from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
 from scheduler import State
 from scheduler.placement import POLICIES
@@ -27,7 +29,8 @@ from store.policies import policy_factory
 class Control:
     """The control plane of one cluster.
 
-    requests    those that are open, and the placement policy
+    requests    those that are open
+    dispatcher  places and starts them by the placement policy
     state       the books of `scheduler`
     directory   the truth about the pool
     stopped     the cluster has ended, and later events change nothing
@@ -50,17 +53,15 @@ class Control:
         emit = self._out.append
         self._orders = Orders()
         self._pool = Pool(self.directory, self.state.index, emit)
-        self.requests = Requests(
-            config,
-            POLICIES[config.policy](),
-            self.state,
-            self.directory,
-            self.members,
-            self._orders,
-            self._pool,
-            emit,
+        self.requests = Requests(config, self.state, self.directory, self.members, emit)
+        self.dispatcher = Dispatcher(
+            config, POLICIES[config.policy](), self.state, self.directory, self.members, self._orders,
+            self.requests, emit,
+        )  # fmt: skip
+        reports = Reports(
+            config, self.state, self.directory, self._pool, self.requests, self.dispatcher, emit
         )
-        self._puts = Puts(self.directory, self.members, self.requests.room, self._pool, emit)
+        self._puts = Puts(self.directory, self.members, self.dispatcher.room, self._pool, emit)
         self._commands = Commands(self.directory, self.members, self._orders, emit)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RankJoined: self._on_rank_joined,
@@ -68,24 +69,24 @@ class Control:
             ev.TierIndexed: self._on_tier_indexed,
             ev.GatewayReady: self._on_gateway_ready,
             ev.GatewayLost: lambda event, now: self._stop(event.reason, 0.0, True),
-            ev.RequestArrived: self.requests.on_arrived,
+            ev.RequestArrived: self.dispatcher.on_arrived,
             ev.RequestCancelled: self.requests.on_cancelled,
-            ev.PrefillEnded: self.requests.on_prefill_ended,
-            ev.RequestFailed: self.requests.on_failed,
-            ev.DecodeLoaded: self.requests.on_decode_loaded,
-            ev.PromptComputed: self.requests.on_prompt_computed,
-            ev.DecodeEnded: self.requests.on_decode_ended,
-            ev.Preempted: self.requests.on_preempted,
-            ev.SwapWanted: self.requests.on_swap_wanted,
-            ev.Swapped: self.requests.on_preempted,
+            ev.PrefillEnded: reports.on_prefill_ended,
+            ev.RequestFailed: reports.on_failed,
+            ev.DecodeLoaded: reports.on_decode_loaded,
+            ev.PromptComputed: reports.on_prompt_computed,
+            ev.DecodeEnded: reports.on_decode_ended,
+            ev.Preempted: reports.on_preempted,
+            ev.SwapWanted: reports.on_swap_wanted,
+            ev.Swapped: reports.on_preempted,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
             ev.InstanceReport: self._on_instance_report,
-            ev.BlocksLoaded: self.requests.loads.on_loaded,
+            ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
             ev.TierEvicted: self._pool.on_evicted,
             ev.BlocksRemoved: self._on_blocks_removed,
-            ev.BlocksCopied: self.requests.copies.on_copied,
+            ev.BlocksCopied: self.dispatcher.copies.on_copied,
             ev.BlocksChecked: self._commands.on_checked,
             ev.PoolCommand: self._commands.on_command,
             ev.CommandAbandoned: self._commands.on_abandoned,
@@ -104,12 +105,12 @@ class Control:
             self._of_other_epochs += 1
             return []
         if self.directory.expire(now) + self._orders.expire(now) or type(event) not in _TAKES_SPACE:
-            self.requests.pool_is_full = False
+            self.dispatcher.pool_is_full = False
             self.state.retry()
         self._handlers[type(event)](event, now)
         if not self.stopped:
             self._pool.tell()
-            self.requests.dispatch(now)
+            self.dispatcher.dispatch(now)
             self._pool.tell()
             self._set_alarm(now)
         effects = self._out[:]

@@ -1,6 +1,6 @@
 """Prefix loads: blocks on their way from SSD into the DRAM that was allocated for them.
 
-Used by `requests.py`, which decides how a request continues after its last LoadBlocks.
+Used by `dispatch.py`, which decides how a request continues after its last LoadBlocks.
 """
 
 from __future__ import annotations

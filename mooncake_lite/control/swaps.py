@@ -1,6 +1,6 @@
 """Swaps: space in the pool for the KV of sequences that a rank preempts, until they are resumed.
 
-Used by `requests.py`. A rank asks for space, writes what the pool lacks, and reports. Any rank may then load
+Used by `reports.py`. A rank asks for space, writes what the pool lacks, and reports. Any rank may then load
 the KV and go on. See docs/explain/paged-memory.md.
 """
 

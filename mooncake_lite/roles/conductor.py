@@ -87,7 +87,7 @@ class ConductorRole:
         self._recorder = recorder
         self._clock = clock
         self._answers = PoolAnswers(control.directory, control.members.roles)
-        self._policy = control.requests.policy = TimedPolicy(control.requests.policy)
+        self._policy = control.dispatcher.policy = TimedPolicy(control.dispatcher.policy)
         self._wake_at = float("inf")
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._readers: dict[type, Callable[[str, Any], ev.Event | None]] = {

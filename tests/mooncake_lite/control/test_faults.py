@@ -19,6 +19,7 @@ import pytest
 from mooncake_lite.control import Control
 from mooncake_lite.control.life import Step
 from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
@@ -138,8 +139,8 @@ def attempts_do_not_matter(self: Requests, event: Any, *steps: Any) -> RequestRe
     return record if record is not None and any(map(record.may, steps)) else None
 
 
-def first_answer_ends_all(self: Requests, ended: Any, now: float) -> None:
-    record = self._current(ended, Step.FINISH, Step.DROP)
+def first_answer_ends_all(self: Reports, ended: Any, now: float) -> None:
+    record = self._requests.current(ended, Step.FINISH, Step.DROP)
     if record is not None and record.worker == record.decode:
         self._finish(record, "finished", now)
 
@@ -149,10 +150,10 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "every quarantine ends at once": (Quarantine, "ended", lambda self, now: list(self._entries)),
     "orders are never given up": (Orders, "expire", lambda self, now: False),
     "epochs do not matter": (Control, "_is_of_this_epoch", lambda self, event: True),
-    "attempts do not matter": (Requests, "_current", attempts_do_not_matter),
+    "attempts do not matter": (Requests, "current", attempts_do_not_matter),
     "undelivered orders are forgotten": (Control, "_on_undelivered", skip),
     "ends are not told": (Requests, "fail_all", skip),
-    "the first answer ends its siblings": (Requests, "on_decode_ended", first_answer_ends_all),
+    "the first answer ends its siblings": (Reports, "on_decode_ended", first_answer_ends_all),
     "KV may go to any decode rank": (Room, "_only_segment", lambda self, record: None),
     "any rank may decode": (State, "decodes_for", lambda self, prefill: self.decodes.values()),
 }

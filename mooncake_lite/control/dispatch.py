@@ -1,0 +1,204 @@
+"""Refuses, holds, places and starts requests. Asks `scheduler` for every choice.
+
+Used by `machine.py`. The open requests are in `requests.py`. See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.copies import Copies
+from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.prefix_loads import PrefixLoads
+from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.requests import Requests
+from mooncake_lite.control.room import Room
+from scheduler import Placement, Policy, Rejection, Request, State, Wait, admit
+from store.directory import Directory
+from store.errors import PoolFull
+
+STARTING_RETRY_S = 5.0
+"""Retry-After of a request that arrives before every rank has joined."""
+
+PINNED_RETRY_S = 5.0
+"""Retry-After of a request that is refused because pinned blocks leave too little space."""
+
+
+class Dispatcher:
+    """Takes requests from their arrival to the order that starts them.
+
+    policy         chooses the place of a request
+    pool_is_full   a request waits for space in the pool, and none has been freed since
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        policy: Policy,
+        state: State,
+        directory: Directory,
+        members: Members,
+        orders: Orders,
+        requests: Requests,
+        emit: Callable[[fx.Effect], None],
+    ) -> None:
+        self.policy = policy
+        self.pool_is_full = False
+        self._state, self._directory, self._members = state, directory, members
+        self._requests, self._emit = requests, emit
+        self._block_tokens = config.block_layout.block_tokens
+        self._handover = config.handover
+        self.room = Room(directory, members, state, config)
+        self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
+        self.copies = Copies(directory, members, orders, emit)
+
+    def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
+        """Refuse a request at once, or accept it and place or hold it."""
+        assert arrived.request_id not in self._requests, f"{arrived.request_id} arrives twice"
+        record = RequestRecord.of(arrived, now)
+        if not self._members.ready:
+            self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
+            return
+        request = record.as_request(self._block_tokens)
+        rejection = admit(self._state, request, now)
+        if rejection is not None:
+            self._reject(record, rejection.reason, rejection.retry_after_s)
+            return
+        self._requests.add(record)
+        if (
+            self._requests.no_place
+            or self._state.next_held() is not None
+            or not self._place(record, request, now)
+        ):
+            self._state.hold(request)
+
+    def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
+        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._emit(fx.Forget(record.request_id, "rejected"))
+
+    def dispatch(self, now: float) -> None:
+        """Place held requests, and start those whose turn it is. Only placement scans instances.
+
+        A start that ends in a refusal frees a place, so that the next request may be placed.
+        """
+        while True:
+            if not self._requests.no_place and (request := self._state.next_held()) is not None:
+                self._place(self._requests[request.request_id], request, now)
+            elif not self.pool_is_full and (request_id := self._state.startable()) is not None:
+                self._start(self._requests[request_id], now)
+            else:
+                return
+
+    def _place(self, record: RequestRecord, request: Request, now: float) -> bool:
+        """Ask the policy for a place. False: this request and all after it must wait for capacity."""
+        decision = self.policy.choose(self._state, request, now)
+        if isinstance(decision, Wait):
+            self._requests.no_place = True
+            return False
+        if isinstance(decision, Rejection):
+            self._refuse(record, decision.reason, decision.retry_after_s, now)
+            return True
+        if record.kept is None:
+            self._requests.move(record, Step.PLACE)
+            self._state.place(request, decision, front=record.resumed)
+        else:
+            self._requests.move(record, Step.RESUME)
+            self._state.resume(request, decision)
+        record.prefill, record.decode = self._ranks_of(decision)
+        self._emit(
+            fx.Decided(
+                record.request_id, record.attempt + 1, decision.prefill, decision.decode,
+                decision.cached_tokens, decision.terms,
+            )
+        )  # fmt: skip
+        if record.kept is not None:
+            record.load, record.tail, record.kept = record.kept.blocks, record.kept.tail, None
+            record.attempt += 1
+            self.start_decode(record)
+        return True
+
+    def start_decode(self, record: RequestRecord) -> None:
+        """Order a decode rank to load the KV of a request, and to continue from it."""
+        record.worker = record.decode
+        blocks, branches = record.load + record.store, sorted(record.branches)
+        order = fx.StartDecode(
+            record.decode, record.request_id, record.attempt, blocks, record.tail, branches
+        )
+        self._emit(order)
+
+    @staticmethod
+    def _ranks_of(placement: Placement) -> tuple[int, int]:
+        """Return the ranks of the instances that a policy chose. Today each instance is one rank."""
+        return placement.prefill, placement.decode
+
+    def _refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
+        """Refuse an accepted request. A request whose client has received tokens fails instead."""
+        if record.resumed:
+            self._requests.fail(record, reason, now)
+            return
+        self._requests.move(record, Step.REFUSE)
+        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._requests.end(record, "rejected", now)
+
+    def _start(self, record: RequestRecord, now: float) -> None:
+        """Start a request, defer it until there is space, or refuse it if it could never fit."""
+        record.reset()
+        self._state.start(record.request_id)
+        try:
+            moves = self.room.reserve(record, now)
+        except PoolFull as error:
+            self._directory.revoke_owner(record.request_id, now)
+            record.reset()
+            if not self.room.could_ever_hold(record, now):
+                self._refuse(record, str(error), PINNED_RETRY_S, now)
+                return
+            self._state.defer(record.request_id)
+            self.pool_is_full = self._handover == "pool"  # another decode rank may have space of its own
+            return
+        if moves:
+            self._requests.move(record, Step.PROMOTE)
+            self.loads.begin(record, moves, now)
+        else:
+            self._prefill(record, now)
+
+    def _loads_ended(self, record: RequestRecord, now: float) -> None:
+        """Continue with a request whose loads from SSD have all ended."""
+        if record.stage is Stage.CANCELLED:
+            self._requests.move(record, Step.DROP)
+            self._requests.end(record, "cancelled", now)
+        elif record.problem:
+            self._requests.fail(record, f"KV could not be moved: {record.problem}", now)
+        elif record.bad_blocks:  # they are misses now: look the prefix up again
+            self._requests.move(record, Step.RESTART)
+            self._directory.revoke_owner(record.request_id, now)
+            self._state.defer(record.request_id)
+            self._state.retry()
+        else:
+            self._prefill(record, now)
+
+    def _prefill(self, record: RequestRecord, now: float) -> None:
+        self._requests.move(record, Step.PREFILL)
+        record.attempt += 1
+        record.worker = record.prefill
+        self._emit(self._first_order(record, now - record.since_s))
+        if record.worker == record.decode:
+            for branch in sorted(record.dropped):
+                self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
+        self.copies.on_prefill(record, now)
+
+    def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
+        """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
+        if self._handover == "none":
+            return fx.StartServe(
+                record.prefill, record.request_id, record.attempt, record.load, record.cached, queued_s,
+                record.promoted,
+            )  # fmt: skip
+        return fx.StartPrefill(
+            record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
+            record.cached, queued_s, record.promoted,
+        )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Applies what compute ranks report about requests: prompts computed, KV loaded, branches ended or preempted.
+
+Used by `machine.py`. The open requests are in `requests.py`. See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.dispatch import Dispatcher
+from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.pool import Pool
+from mooncake_lite.control.request import Kept, RequestRecord
+from mooncake_lite.control.requests import Requests
+from scheduler import State
+from store.directory import Directory
+
+
+class Reports:
+    """The reports of compute ranks. One of another attempt, or impossible in its stage, changes nothing."""
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        state: State,
+        directory: Directory,
+        pool: Pool,
+        requests: Requests,
+        dispatcher: Dispatcher,
+        emit: Callable[[fx.Effect], None],
+    ) -> None:
+        self._state, self._directory, self._pool, self._emit = state, directory, pool, emit
+        self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
+        self._block_tokens = config.block_layout.block_tokens
+
+    def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
+        """Publish the KV of a prompt, and start its decode."""
+        record = self._requests.current(ended, Step.PREFILLED, Step.DROP)
+        if record is None:
+            return
+        computed = record.num_tokens - sum(record.cached.values())
+        self._state.measured_prefill(computed, ended.compute_s)
+        self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
+        record.branches -= {*ended.finished, *record.dropped}
+        if record.stage is Stage.CANCELLED:
+            self._requests.move(record, Step.DROP)
+            self._requests.end(record, "cancelled", now)
+        elif not record.branches:
+            self._requests.move(record, Step.FINISH)
+            self._requests.end(record, "finished", now)
+        else:
+            self._requests.move(record, Step.PREFILLED)
+            record.resumed = True
+            self._state.end_prefill(record.request_id)
+            self._requests.keep_slots(record)
+            self._dispatcher.start_decode(record)
+
+    def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
+        """End a request that a rank gave up, or dropped after a cancel."""
+        record = self._requests.current(failed, Step.FAIL)
+        if record is not None:
+            self._requests.fail(record, failed.reason, now, failed.may_still_write)
+
+    def on_decode_loaded(self, loaded: ev.DecodeLoaded, now: float) -> None:
+        """Free the tail and the leases: the decode rank has all KV in its pages."""
+        record = self._requests.current(loaded, Step.LOADED, Step.DROP)
+        if record is None:
+            return
+        self._directory.revoke_owner(record.request_id, now)
+        if record.may(Step.LOADED):
+            self._requests.move(record, Step.LOADED)
+
+    def on_prompt_computed(self, computed: ev.PromptComputed, now: float) -> None:
+        """Free the leases and the prefill slot: the rank has all KV in its pages, and decodes on."""
+        record = self._requests.current(computed, Step.COMPUTED, Step.DROP)
+        if record is None:
+            return
+        self._state.measured_prefill(computed.computed_tokens, computed.compute_s)
+        self._directory.revoke_owner(record.request_id, now)
+        if record.may(Step.COMPUTED):
+            self._requests.move(record, Step.COMPUTED)
+            record.resumed = True
+            self._state.end_prefill(record.request_id)
+
+    def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
+        """End a branch whose last token was sent, or that was dropped. The last branch ends the request."""
+        record = self._requests.working(ended)
+        if record is None or record.worker != record.decode or ended.branch not in record.branches:
+            self._requests.ignored += 1
+        elif len(record.branches) > 1:
+            self._swaps.end(ended, now)
+            record.branches.remove(ended.branch)
+            self._requests.keep_slots(record)
+        elif record.may(Step.FINISH) or record.may(Step.DROP):
+            self._finish(record, "finished", now)
+        else:
+            self._requests.ignored += 1
+
+    def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
+        self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
+        self._requests.end(record, outcome, now)
+
+    def on_swap_wanted(self, wanted: ev.SwapWanted, now: float) -> None:
+        """Find space for the KV of a branch that its rank preempts, unless it was cancelled."""
+        record = self._requests.current(wanted, Step.PREEMPT, Step.DROP)
+        if record is None:
+            return
+        if record.stage is Stage.DECODING and wanted.branch in record.branches - record.dropped:
+            self._swaps.begin(wanted, record.id_alone(wanted.branch), now)
+        else:
+            self._swaps.refuse(wanted)
+
+    def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
+        """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
+        record = self._requests.current(preempted, Step.PREEMPT, Step.DROP)
+        if record is None or preempted.branch not in record.branches:
+            return
+        kept = self._swaps.end(preempted, now)
+        is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
+        if record.n == 1 and is_wanted:
+            self._hold_again(record, preempted, kept, now)
+            return
+        if is_wanted:
+            alone = record.branched(preempted, now)
+            alone.kept = kept
+            self._requests.add(alone)
+            self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
+            self._state.hold(alone.as_request(self._block_tokens), front=True)
+        elif kept is not None:
+            self._directory.revoke_owner(kept.owner, now)
+        if len(record.branches) > 1:
+            record.branches.remove(preempted.branch)
+            self._requests.keep_slots(record)
+        else:
+            self._finish(record, "cancelled" if record.stage is Stage.CANCELLED else "finished", now)
+
+    def _hold_again(
+        self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
+    ) -> None:
+        self._requests.move(record, Step.PREEMPT)
+        if kept is None:
+            self._directory.revoke_owner(record.request_id, now)
+        record.reset()
+        record.kept = kept
+        record.since_s, record.num_tokens = now, preempted.num_tokens
+        record.keys, record.digests = preempted.keys, preempted.digests
+        self._state.forget(record.request_id)
+        self._requests.no_place = False
+        self._state.hold(record.as_request(self._block_tokens), front=True)
