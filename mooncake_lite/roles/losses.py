@@ -1,7 +1,7 @@
 """Lost ranks, as rank 0 sees them: processes and hearts that have ended, and threads of rank 0 that died.
 
-Made by `assemble.py`, asked by the conductor role in each turn. Explained in docs/explain/lifecycle.md,
-"When a rank dies".
+Made by `assemble_conductor.py`, asked by the conductor role in each turn. Explained in
+docs/explain/lifecycle.md, "When a rank dies".
 """
 
 from __future__ import annotations

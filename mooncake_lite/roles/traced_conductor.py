@@ -1,7 +1,7 @@
 """Tracing of the conductor: each event of the control plane, and the life of each request.
 
-Made by `assemble.py` under --trace. It watches what goes into the control plane and what comes out; neither
-the control plane nor a policy knows of it. See docs/how-to/trace.md.
+Made by `assemble_conductor.py` under --trace. It watches what goes into the control plane and what comes
+out; neither the control plane nor a policy knows of it. See docs/how-to/trace.md.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ from mooncake_lite.engine import Runner, StagingBlocks
 from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config
-from mooncake_lite.roles import assemble, compute, compute_rank, gateway_process, rank, store
+from mooncake_lite.roles import assemble, compute, compute_rank, gateway_process, plan, rank, store
 from mooncake_lite.roles.tier_folder import open_tier
 from mooncake_lite.sizes import block_layout
 import mooncake_lite.gateway.__main__
@@ -175,7 +175,7 @@ config = ServeConfig(model=str(folder), engine="emulated", profile=sys.argv[2], 
 engine = emulated_engine(config, folder, load_config(folder))
 layout = block_layout(config, load_config(folder))
 StagingBlocks(np.zeros(8 * layout.nbytes, np.uint8), layout, engine)
-fingerprint = assemble.pool_fingerprint(config, folder)
+fingerprint = plan.pool_fingerprint(config, folder)
 tier = open_tier(config, 0, layout, fingerprint)
 tier.close()
 print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numba", "llvmlite", "kernels_numba"}))
