@@ -15,6 +15,14 @@ PAGES = sorted(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _pulled() -> None:
+    """Pull the default model, as `make demo` does: the first page to need it would show the download."""
+    from mooncake_lite.model import resolve_model
+
+    resolve_model("default")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rewrite = request.config.getoption("--rewrite-tutorials", default=False)
