@@ -3,13 +3,18 @@
 Fed by `mooncake_lite.control` with plain calls; the store's directory is the truth, and a test compares the
 two. Asked once per placement. Pure. Explained in docs/explain/paper.md, "Scheduling".
 
-    key --_places--> _Places: one object for all keys with the same places
-                       bits    2 bits per holder: DRAM at 2 * slot, SSD at 2 * slot + 1
-                       nodes   1 bit per node that has the key in DRAM
+    key --_run_of--> _Run: consecutive blocks of one chain that lie in the same places
+                       a list of their keys
+                       depth   number of blocks before the first one
+                       places  one _Places for all runs that lie in the same places
+                                 bits    1 bit per tier of a holder that has the blocks
+                                 nodes   1 bit per node that has the blocks in DRAM
 
-A million blocks have a few hundred different combinations of places. With one shared object per
-combination, a key costs one dictionary entry. The walk over a prompt compares objects by identity, and does
-work only where the combination changes.
+The key of a block stands for its whole prefix. When a key of a prompt and a key of a run are equal, all keys
+before them are equal too. A walk over a prompt therefore compares one key per run, not one per block. A
+million blocks are a few thousand runs, and have a few hundred different combinations of places.
+
+Changes split runs. A walk joins neighbouring runs in the same places, so that the next walk is short.
 """
 
 from __future__ import annotations
@@ -17,19 +22,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 Tier = Literal["dram", "ssd"]
 
 _TIERS: tuple[Tier, Tier] = ("dram", "ssd")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Places:
-    """One combination of places, and how many keys lie exactly there."""
+    """One combination of places. It never changes, and exists as long as a run lies exactly there.
+
+    node_columns   `nodes` as an index array, from the first time that it is needed
+    """
 
     bits: int
     nodes: int
-    keys: int = 0
+    node_columns: np.ndarray | None = None
+
+    def columns(self) -> np.ndarray:
+        """Return `nodes` as an index array."""
+        if self.node_columns is None:
+            self.node_columns = _columns(self.nodes)
+        return self.node_columns
+
+
+class _Run(list[int]):
+    """The keys of consecutive blocks of one chain. The depth of a single block may be wrong, and is not used.
+
+    It is a list instead of having one: changes of many single blocks mostly wait for objects from memory.
+    """
+
+    __slots__ = ("depth", "places")
+    depth: int
+    places: _Places
 
 
 @dataclass(slots=True, eq=False)
@@ -38,153 +66,300 @@ class Leading:
 
     blocks       longest leading run that is held anywhere, in any mix of holders and tiers
     ssd_blocks   how many blocks of that run lie on SSD only
-    by_node      node -> longest leading run in DRAM of that node; nodes without the first block are left out
     """
 
     blocks: int
     ssd_blocks: int
-    by_node: dict[int, int]
-    _runs: list[_Places]
+    _places: list[_Places]
     _starts: list[int]
-    _slots: dict[int, int]
+    _index: PrefixIndex
+
+    @property
+    def by_node(self) -> dict[int, int]:
+        """Return node -> leading blocks in its DRAM. Nodes without the first block are left out."""
+        lengths = self.near_columns().tolist()
+        return {node: length for node, length in zip(self._index.nodes, lengths) if length}
+
+    def near_columns(self) -> np.ndarray:
+        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`."""
+        lengths = np.zeros(len(self._index.nodes), np.int64)
+        for alive, places, length in self._lengths():
+            lengths[places.columns() if places else _columns(alive)] = length
+        return lengths
 
     def near(self, node: int) -> int:
         """Return the number of leading blocks in DRAM of this node."""
-        return self.by_node.get(node, 0)
+        column = self._index.node_column(node)
+        bit = 0 if column is None else 1 << column
+        return next((at for one, at in zip(self._places, self._starts) if not one.nodes & bit), self.blocks)
 
     def held_by(self, holder: int, tier: Tier) -> int:
         """Count the leading blocks in a holder's tier."""
-        slot = self._slots.get(holder)
-        if slot is None:
-            return 0
-        bit = _bit(slot, tier)
-        ends = (start for places, start in zip(self._runs, self._starts) if not places.bits & bit)
-        return next(ends, self.blocks)
+        bit = self._index.bit(holder, tier)
+        return next((at for one, at in zip(self._places, self._starts) if not one.bits & bit), self.blocks)
+
+    def _lengths(self) -> Iterator[tuple[int, _Places | None, int]]:
+        """Yield (bits of nodes, the places with just these nodes if known, their leading blocks).
+
+        A node counts until the first block that it does not hold. Each set of nodes lies within the one
+        before it, and its length is greater, so the last length of a node is the right one.
+        """
+        if not self._places:
+            return
+        exact: _Places | None = self._places[0]
+        alive = self._places[0].nodes
+        for places, start in zip(self._places, self._starts):
+            left = alive & places.nodes
+            if left != alive:
+                yield alive, exact, start
+                alive, exact = left, places if left == places.nodes else None
+        yield alive, exact, self.blocks
 
 
 class PrefixIndex:
     """The places of each key.
 
-    Invariants: no key maps to an empty combination. Each combination in use exists once, and counts its keys.
-    Holders have the slot numbers 0, 1, 2 and so on; each knows its node.
+        nodes   of the holders, in the order in which their first holders were added
+
+    Invariants: each key is in one run, once. No run is empty, and none has an empty combination of places.
+    A combination exists once. Each tier of a holder has a bit of its own.
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, _Places] = {}
-        self._combinations: dict[int, _Places] = {}
-        self._slots: dict[int, int] = {}
-        self._node_of_slot: list[int] = []  # index into _nodes
-        self._nodes: list[int] = []
+        self.nodes: list[int] = []
+        self._run_of: dict[int, _Run] = {}
+        self._combinations = WeakValueDictionary[int, _Places]()
+        self._bit_of: dict[tuple[int, Tier], int] = {}
+        self._place_of_bit: list[tuple[int, Tier]] = []
+        self._column_of_holder: dict[int, int] = {}
+        self._column_of_node: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._run_of)
 
     def add_holder(self, holder: int, node: int) -> None:
         """Add a part of the pool that is on this node. Adding it again changes nothing."""
-        if node not in self._nodes:
-            self._nodes.append(node)
-        at = self._nodes.index(node)
-        if holder in self._slots:
-            assert self._node_of_slot[self._slots[holder]] == at, f"holder {holder} moved to node {node}"
+        if node not in self._column_of_node:
+            self._column_of_node[node] = len(self.nodes)
+            self.nodes.append(node)
+        column = self._column_of_node[node]
+        if holder in self._column_of_holder:
+            assert self._column_of_holder[holder] == column, f"holder {holder} moved to node {node}"
             return
-        self._slots[holder] = len(self._slots)
-        self._node_of_slot.append(at)
+        self._column_of_holder[holder] = column
+        for tier in _TIERS:
+            self._bit_of[holder, tier] = 1 << len(self._place_of_bit)
+            self._place_of_bit.append((holder, tier))
+
+    def node_column(self, node: int) -> int | None:
+        """Return the number of a node in `nodes`; None for an unknown node."""
+        return self._column_of_node.get(node)
+
+    def bit(self, holder: int, tier: Tier) -> int:
+        """Return the bit of a place in a combination; 0 for an unknown holder."""
+        return self._bit_of.get((holder, tier), 0)
+
+    # ------------------------------------------------------------------------------ changes
 
     def stored(self, key: int, holder: int, tier: Tier) -> None:
-        """Note that a block can be read from this tier of this holder."""
-        places = self._places.get(key)
-        self._move(key, (places.bits if places else 0) | _bit(self._slots[holder], tier))
+        """Note that a block can be read from this tier of this holder. Its depth need not be known."""
+        self.stored_run([key], 0, holder, tier)
 
     def removed(self, key: int, holder: int, tier: Tier) -> None:
         """Note that a block can no longer be read from there. Unknown places change nothing."""
-        places = self._places.get(key)
-        if places is not None and holder in self._slots:
-            self._move(key, places.bits & ~_bit(self._slots[holder], tier))
+        run, bit = self._run_of.get(key), self.bit(holder, tier)
+        if run is not None and run.places.bits & bit:
+            at = len(run) - 1 if run[-1] == key else run.index(key)  # most often the end is evicted
+            self._move(run, at, 1, run.places.bits ^ bit)
 
-    def leading(self, keys: Sequence[int]) -> Leading:
-        """Measure the leading runs of `keys` in one walk. Cost: one lookup per block of the longest run.
+    def stored_run(self, keys: list[int], depth: int, holder: int, tier: Tier) -> None:
+        """Note that consecutive blocks of one chain can be read from this tier of this holder.
 
-        A node counts until the first block that it does not hold. `alive` has the bits of nodes that count.
+        depth   number of blocks before the first one
         """
-        get = self._places.get
-        first = get(keys[0]) if keys else None
-        alive = first.nodes if first else 0
-        by_node: dict[int, int] = {}
-        runs: list[_Places] = []
-        starts: list[int] = []
-        last, nodes, blocks, ssd_blocks = None, 0, 0, 0
-        for key in keys:
-            places = get(key)
-            if places is None:
-                break
-            if places is not last:
-                last, nodes = places, places.nodes
-                runs.append(places)
-                starts.append(blocks)
-                fallen = alive & ~nodes
-                if fallen:
-                    for node in _set_bits(fallen):
-                        by_node[self._nodes[node]] = blocks
-                    alive ^= fallen
-            if not nodes:
-                ssd_blocks += 1
-            blocks += 1
-        for node in _set_bits(alive):
-            by_node[self._nodes[node]] = blocks
-        return Leading(blocks, ssd_blocks, by_node, runs, starts, self._slots)
+        bit, at = self._bit_of[holder, tier], 0
+        while at < len(keys):
+            run = self._run_of.get(keys[at])
+            if run is None:
+                count = self._num_unknown(keys, at)
+                self._add(keys[at : at + count], depth + at, self._places_of(bit))
+            else:
+                start, count = _shared(run, keys, at)
+                if not run.places.bits & bit:
+                    self._move(run, start, count, run.places.bits | bit)
+            at += count
 
-    def places(self) -> set[tuple[int, int, Tier]]:
-        """Return every (key, holder, tier), for comparison with the store's directory."""
-        holder_of = {slot: holder for holder, slot in self._slots.items()}
-        named = {
-            bits: [(holder_of[place // 2], _TIERS[place % 2]) for place in _set_bits(bits)]
-            for bits in self._combinations
-        }
-        return {(key, *place) for key, places in self._places.items() for place in named[places.bits]}
+    def removed_run(self, keys: list[int], holder: int, tier: Tier) -> None:
+        """Note that blocks can no longer be read from there. Fast for blocks in the order of their chain."""
+        bit, at = self.bit(holder, tier), 0
+        while at < len(keys):
+            run = self._run_of.get(keys[at])
+            if run is None:
+                at += 1
+                continue
+            start, count = _shared(run, keys, at)
+            if run.places.bits & bit:
+                self._move(run, start, count, run.places.bits ^ bit)
+            at += count
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        slots = [*range(len(self._node_of_slot))]
-        assert sorted(self._slots.values()) == slots, "two holders share a slot"
-        counts: dict[int, int] = {}
-        for places in self._places.values():
-            assert self._combinations.get(places.bits) is places, "a combination exists twice"
-            counts[places.bits] = counts.get(places.bits, 0) + 1
-        assert counts == {bits: places.keys for bits, places in self._combinations.items()}
-        assert 0 not in counts, "a key without a place is kept"
-        for bits, places in self._combinations.items():
-            assert places.nodes == self._node_bits(bits)
+    def _num_unknown(self, keys: list[int], at: int) -> int:
+        """Count the keys from keys[at] on until one that is in a run."""
+        if self._run_of.keys().isdisjoint(keys):
+            return len(keys) - at
+        known = (number for number in range(at, len(keys)) if keys[number] in self._run_of)
+        return next(known, len(keys)) - at
 
-    def _move(self, key: int, bits: int) -> None:
-        """Set the places of a key to exactly those of `bits`."""
-        old = self._places.get(key)
-        if old is not None:
-            if old.bits == bits:
-                return
-            old.keys -= 1
-            if not old.keys:
-                del self._combinations[old.bits]
+    def _move(self, run: _Run, start: int, count: int, bits: int) -> None:
+        """Set the places of `count` blocks of a run to exactly those of `bits`."""
+        keys: list[int] = run
+        if count < len(run):
+            keys, depth = run[start : start + count], run.depth + start
+            self._take_out(run, start, start + count)
+            if bits:
+                self._add(keys, depth, self._places_of(bits))
+        elif bits:
+            run.places = self._places_of(bits)
         if not bits:
-            if old is not None:
-                del self._places[key]
-            return
-        new = self._combinations.get(bits)
-        if new is None:
-            new = self._combinations[bits] = _Places(bits, self._node_bits(bits))
-        new.keys += 1
-        self._places[key] = new
+            for key in keys:
+                del self._run_of[key]
+
+    def _add(self, keys: list[int], depth: int, places: _Places) -> None:
+        """Make a run of keys that are in no run, or no longer in theirs."""
+        run = _Run(keys)
+        run.depth, run.places = depth, places
+        self._run_of.update(dict.fromkeys(keys, run))
+
+    def _take_out(self, run: _Run, start: int, end: int) -> None:
+        """Leave run[:start] and run[end:]: the longer part here, the other in a new run."""
+        after = len(run) - end
+        if start > after:
+            if after:
+                self._add(run[end:], run.depth + end, run.places)
+            del run[start:]
+        else:
+            if start:
+                self._add(run[:start], run.depth, run.places)
+            del run[:end]
+            run.depth += end
+
+    def _places_of(self, bits: int) -> _Places:
+        """Return the combination of these bits."""
+        places = self._combinations.get(bits)
+        if places is None:
+            places = self._combinations[bits] = _Places(bits, self._node_bits(bits))
+        return places
 
     def _node_bits(self, bits: int) -> int:
         """Return the bits of the nodes that have a holder with its DRAM bit set."""
         nodes = 0
-        for place in _set_bits(bits):
-            if place % 2 == 0:
-                nodes |= 1 << self._node_of_slot[place // 2]
+        for number in _set_bits(bits):
+            holder, tier = self._place_of_bit[number]
+            if tier == "dram":
+                nodes |= 1 << self._column_of_holder[holder]
         return nodes
 
+    # ------------------------------------------------------------------------------ the walk
 
-def _bit(slot: int, tier: Tier) -> int:
-    return 1 << (2 * slot + (tier == "ssd"))
+    def leading(self, keys: Sequence[int]) -> Leading:
+        """Measure the leading runs of the keys of a prompt, from its first block on.
+
+        Costs one lookup and one comparison per run. Joins neighbouring runs that lie in the same places.
+        """
+        places: list[_Places] = []
+        starts: list[int] = []
+        get, last, at, ssd_blocks = self._run_of.get, None, 0, 0
+        while at < len(keys):
+            run = get(keys[at])
+            if run is None:
+                break
+            count = _num_equal(run, keys, at)
+            if last is None or run.places is not last.places:
+                places.append(run.places)
+                starts.append(at)
+            elif run.depth == at == last.depth + len(last):
+                run = self._join(last, run)
+            if not run.places.nodes:
+                ssd_blocks += count
+            last = run
+            at += count
+        return Leading(at, ssd_blocks, places, starts, self)
+
+    def _join(self, one: _Run, two: _Run) -> _Run:
+        """Make one run of two in the same places, the second of which continues the first."""
+        if len(one) < len(two):
+            self._run_of.update(dict.fromkeys(one, two))
+            two[:0], two.depth = one, one.depth
+            return two
+        self._run_of.update(dict.fromkeys(two, one))
+        one += two
+        return one
+
+    # ------------------------------------------------------------------------------ inspection
+
+    def places(self) -> set[tuple[int, int, Tier]]:
+        """Return every (key, holder, tier), for comparison with the store's directory."""
+        named = {bits: [self._place_of_bit[n] for n in _set_bits(bits)] for bits in self._combinations}
+        return {(key, *place) for key, run in self._run_of.items() for place in named[run.places.bits]}
+
+    def runs(self) -> list[tuple[int, ...]]:
+        """Return the keys of each run, for tests and measurements."""
+        return [tuple(run) for key, run in self._run_of.items() if run[0] == key]
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self._bit_of == {place: 1 << n for n, place in enumerate(self._place_of_bit)}
+        assert self.nodes == sorted(self._column_of_node, key=self._column_of_node.__getitem__)
+        runs = {id(run): run for run in self._run_of.values()}
+        keys = [key for run in runs.values() for key in run]
+        assert len(keys) == len(self._run_of), "a key is in two runs, or in none"
+        for run in runs.values():
+            assert run, "a run is empty"
+            assert all(self._run_of[key] is run for key in run)
+            assert self._combinations.get(run.places.bits) is run.places, "a combination exists twice"
+        assert 0 not in self._combinations, "a run without a place is kept"
+        for bits, places in self._combinations.items():
+            assert places.nodes == self._node_bits(bits)
+            assert places.node_columns is None or [*places.node_columns] == [*_set_bits(places.nodes)]
+
+
+def _shared(own: list[int], keys: list[int], at: int) -> tuple[int, int]:
+    """Return which key of a run keys[at] is, and how many keys from there on the two have in common."""
+    if len(own) == 1:
+        return 0, 1
+    start = own.index(keys[at])
+    count = min(len(own) - start, len(keys) - at)
+    if count > 1 and own[start : start + count] != keys[at : at + count]:
+        count = next(n for n in range(count) if own[start + n] != keys[at + n])
+    return start, count
+
+
+def _num_equal(run: _Run, keys: Sequence[int], at: int) -> int:
+    """Return how many keys of a prompt from keys[at] on are in this run, which has keys[at].
+
+    Compares one key if the shorter of the two ends first, and else bisects.
+    """
+    if len(run) == 1:
+        run.depth = at  # known now
+        return 1
+    start = at - run.depth
+    low, high = 1, min(len(run) - start, len(keys) - at)
+    if start < 0 or high < 1 or run[start] != keys[at]:
+        return 1  # equal keys at different depths: chains that collide
+    if run[start + high - 1] == keys[at + high - 1]:
+        return high
+    while high - low > 1:  # at least `low` keys are equal, and fewer than `high`
+        middle = (low + high) // 2
+        if run[start + middle - 1] == keys[at + middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _columns(nodes: int) -> np.ndarray:
+    """Return the numbers of the bits that are set as an index array."""
+    as_bytes = np.frombuffer(nodes.to_bytes((nodes.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))
 
 
 def _set_bits(bits: int) -> Iterator[int]:

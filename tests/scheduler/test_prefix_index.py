@@ -75,6 +75,71 @@ def test_a_holder_cannot_move_to_another_node() -> None:
         index.add_holder(5, 1)
 
 
+def test_blocks_of_a_chain_in_the_same_places_are_one_run() -> None:
+    index, keys = index_of(), [*range(100, 160)]
+    index.stored_run(keys, 0, 5, "dram")
+    index.stored_run(keys, 0, 6, "dram")
+    assert len(index.runs()) == 1
+    index.removed_run(keys[20:], 6, "dram")
+    assert len(index.runs()) == 2
+    assert index.leading(keys).by_node == {0: 60, 1: 20}
+    index.removed(130, 5, "dram")
+    assert len(index.runs()) == 3
+    assert index.leading(keys).by_node == {0: 30, 1: 20}
+
+
+def test_a_walk_joins_what_lies_in_the_same_places() -> None:
+    """Where single blocks stand in a chain is not known before."""
+    index, keys = index_of(), [*range(100, 120)]
+    for key in reversed(keys):
+        index.stored(key, 5, "dram")
+    index.stored(103, 6, "dram")
+    assert len(index.runs()) == 20
+    assert index.leading(keys).by_node == {0: 20}
+    assert len(index.runs()) == 3
+    index.removed(103, 6, "dram")
+    index.leading(keys)
+    assert len(index.runs()) == 1
+    index.check()
+
+
+def test_a_prompt_that_leaves_a_run_in_the_middle_counts_up_to_there() -> None:
+    for shared in range(30):
+        index, other = index_of(), [*range(100, 130)]
+        keys = [*other[:shared], *range(200, 230)]
+        index.stored_run(other, 0, 5, "dram")
+        assert index.leading(keys).blocks == shared
+        index.stored_run(keys[shared:], shared, 6, "dram")
+        assert index.leading(keys).by_node == ({0: shared} if shared else {1: 30})
+        assert index.leading(keys).blocks == shared + 30
+
+
+def test_keys_that_collide_at_different_depths_cost_a_hit_at_most() -> None:
+    index = index_of()
+    index.stored_run([1, 2, 3, 4], 0, 5, "dram")
+    for keys in ([3, 9], [8, 1, 2], [1, 4], [4, 3, 2, 1], [1, 2, 2, 3, 4]):
+        assert index.leading(keys).blocks <= len(keys)
+        index.stored_run(keys, 0, 6, "dram")
+        index.removed_run(keys, 5, "dram")
+        index.check()
+
+
+def test_lengths_by_column_are_those_by_node() -> None:
+    index = PrefixIndex()
+    for holder in range(70):
+        index.add_holder(holder, 1000 - holder)
+    keys = [*range(100, 140)]
+    for holder in range(0, 70, 2):
+        index.stored_run(keys[: 40 - holder // 2], 0, holder, "dram")
+    leading = index.leading(keys)
+    columns = leading.near_columns()
+    assert columns.shape == (70,)
+    assert {node: n for node in index.nodes if (n := columns[index.node_column(node)])} == leading.by_node
+    assert leading.by_node[1000 - 68] == 6
+    assert index.node_column(77) is None
+    assert [*index.leading([1]).near_columns()] == [0] * 70
+
+
 class Model:
     """A set of places, measured block by block and holder by holder."""
 
@@ -96,34 +161,64 @@ class Model:
         in_dram = [any((key, h, "dram") in self.places for h in self.nodes) for key in keys[: leading.blocks]]
         assert leading.ssd_blocks == in_dram.count(False)
         assert leading.by_node == {n: near for n in sorted(every) if (near := self.run(keys, {n}, ("dram",)))}
+        assert [*leading.near_columns()] == [leading.by_node.get(node, 0) for node in sorted(every)]
+        assert all(leading.near(node) == leading.by_node.get(node, 0) for node in every)
         for holder in self.nodes:
-            for tier in ("dram", "ssd"):
+            for tier in TIERS:
                 runs = [(key, holder, tier) in self.places for key in keys]
                 assert leading.held_by(holder, tier) == (runs.index(False) if False in runs else len(runs))
 
 
+TIERS: tuple[Tier, Tier] = ("dram", "ssd")
+
+PROMPT_BLOCKS = 12
+
+
+def prompt_of(fork: int, branch: int) -> list[int]:
+    """The keys of a prompt that follows the trunk for `fork` blocks, and then a branch of its own."""
+    first = 1000 * (1 + fork * 3 + branch)
+    return [first + depth if depth >= fork else depth for depth in range(PROMPT_BLOCKS)]
+
+
+PROMPTS = st.builds(prompt_of, st.integers(0, PROMPT_BLOCKS - 1), st.integers(0, 1))
 CHANGES = st.tuples(
-    st.sampled_from(["stored", "stored", "stored", "removed"]),
-    st.integers(0, 7),
+    st.sampled_from(["stored run", "stored run", "stored", "removed run", "removed", "walk"]),
+    PROMPTS,
+    st.integers(0, PROMPT_BLOCKS - 1),
+    st.integers(1, PROMPT_BLOCKS),
     st.sampled_from([*HOLDERS]),
-    st.sampled_from(["dram", "ssd"]),
+    st.sampled_from(TIERS),
 )
 
 
 @settings(deadline=None, derandomize=True, database=None)
-@given(st.lists(CHANGES, max_size=80), st.lists(st.integers(0, 7), max_size=8, unique=True))
+@given(st.lists(CHANGES, max_size=60))
 def test_any_changes_leave_what_a_set_of_places_would_say(
-    changes: list[tuple[str, int, int, Tier]], keys: list[int]
+    changes: list[tuple[str, list[int], int, int, int, Tier]],
 ) -> None:
+    """Blocks go and come in any order: a block may be there without those before it."""
     index, model = index_of(), Model()
-    for verb, key, holder, tier in changes:
-        if verb == "stored":
-            index.stored(key, holder, tier)
-            model.places.add((key, holder, tier))
+    for verb, prompt, start, count, holder, tier in changes:
+        keys = prompt[start : start + count]
+        places = {(key, holder, tier) for key in keys}
+        if verb == "walk":
+            model.check(index.leading(prompt), prompt)
+        elif verb == "stored run":
+            index.stored_run(keys, start, holder, tier)
+            model.places |= places
+        elif verb == "removed run":
+            index.removed_run(keys, holder, tier)
+            model.places -= places
+        elif verb == "stored":
+            index.stored(keys[0], holder, tier)
+            model.places.add((keys[0], holder, tier))
         else:
-            index.removed(key, holder, tier)
-            model.places.discard((key, holder, tier))
+            index.removed(keys[0], holder, tier)
+            model.places.discard((keys[0], holder, tier))
         index.check()
     assert index.places() == model.places
     assert len(index) == len({key for key, _, _ in model.places})
-    model.check(index.leading(keys), keys)
+    for _, prompt, *_ in changes:
+        model.check(index.leading(prompt), prompt)
+        index.check()
+    assert index.places() == model.places
