@@ -117,13 +117,12 @@ class State:
             self._free_decode_slots += slots
         self._num_both = len(self.prefills.keys() & self.decodes.keys())
 
-    def holds(self, instance: int, stored: Iterable[int], removed: Iterable[int]) -> None:
+    def holds(self, instance: int, stored: list[int], removed: list[int]) -> None:
         """Note blocks that came into an instance's pages, and those that left them."""
         if instance in self.prefills:
             for key in stored:
                 self.pages.stored(key, instance, "dram")
-            for key in removed:
-                self.pages.removed(key, instance, "dram")
+            self.pages.removed_run(removed[::-1], instance, "dram")  # pages lose the end of a prefix first
 
     @property
     def has_decode_place(self) -> bool:

@@ -6,12 +6,16 @@ Used by `machine.py` and its parts; drives the store's directory.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
 
 from mooncake_lite.control.effects import Effect, SaveBlocks
 from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
 from scheduler import PrefixIndex
 from store.directory import Directory
-from store.objects import BlockStored
+from store.objects import BlockStored, Tier
+
+_PLACE = attrgetter("__class__", "rank", "tier")
 
 
 class Pool:
@@ -31,10 +35,28 @@ class Pool:
 
     def tell(self) -> None:
         """Update the index, and emit every BlockStored and BlockRemoved since the last call."""
-        for event in self._directory.drain_events():
-            tell = self._index.stored if type(event) is BlockStored else self._index.removed
-            tell(event.key, event.rank, event.tier)
+        events = self._directory.drain_events()
+        for (kind, rank, tier), group in groupby(events, _PLACE):
+            keys = [event.key for event in group]
+            keys.reverse()  # the directory stores and evicts the last block of a prefix first
+            if kind is BlockStored:
+                self._tell_stored(keys, rank, tier)
+            else:
+                self._index.removed_run(keys, rank, tier)
+        for event in events:
             self._emit(event)
+
+    def _tell_stored(self, keys: list[int], rank: int, tier: Tier) -> None:
+        """Update the index, one chain of blocks at a time. A block whose DRAM copy is gone is on its own."""
+        blocks = [self._directory.find(key) for key in keys]
+        first = 0
+        for end in range(1, len(keys) + 1):
+            block = blocks[end] if end < len(keys) else None
+            if block is None or block.parent != keys[end - 1]:
+                chain = blocks[first]
+                depth = chain.position if chain else 0
+                self._index.stored_run(keys[first:end], depth, rank, tier)
+                first = end
 
     def on_saved(self, saved: BlocksSaved, now: float) -> None:
         """Apply a store rank's report about blocks that it was told to save."""
