@@ -30,7 +30,8 @@ class Allocation(Ledger):
         made: list[PoolObject] = []
         try:
             for item in wanted:
-                made.append(self._put_start(owner, item, target, contiguous, now))
+                last = self._segments[made[-1].rank] if made else None
+                made.append(self._put_start(owner, item, target, contiguous, last, now))
         except PoolFull:
             self.counters["pool_full"] += 1
             for obj in made:
@@ -72,12 +73,16 @@ class Allocation(Ledger):
         return True
 
     def _put_start(
-        self, owner: str, item: Wanted, target: Target, contiguous: bool, now: float
+        self, owner: str, item: Wanted, target: Target, contiguous: bool, last: Segment | None, now: float
     ) -> PoolObject:
-        """One object, WRITING, in the segment with most room or else the coldest block."""
+        """One object, WRITING, in the segment `last`, or with most room, or else the coldest block."""
         nbytes = item.nbytes
         padded = padded_size(nbytes)
-        segment, extents = self._place(nbytes, padded, target, contiguous, now)
+        extents = last.place(nbytes, contiguous) if last and last.accounts.free >= padded else None
+        if last and extents:
+            segment = last
+        else:
+            segment, extents = self._place(nbytes, padded, target, contiguous, now)
         object_id, self._next_id = self._next_id, self._next_id + 1
         obj = PoolObject(
             object_id,

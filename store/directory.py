@@ -177,9 +177,10 @@ class Directory(GeneralVerbs):
         first        preferred to all others: this rank's segment
         contiguous   False: an object that no hole is large enough for may get several extents
 
-        Room is taken where most is free, then by evicting where the coldest block is. Lease what the
-        same request is going to read before. Raises PoolFull (nothing is evicted when the sizes alone
-        rule it out), LayoutError, UnknownObject for a rank without a segment.
+        Room is taken where most is free, then by evicting where the coldest block is. The other objects
+        follow the first one as far as they fit. Lease what the same request is going to read before.
+        Raises PoolFull (nothing is evicted when the sizes alone rule it out), LayoutError, UnknownObject for
+        a rank without a segment.
         """
         if rank is not None:
             self._segment(rank)

@@ -280,6 +280,14 @@ def test_without_preference_objects_spread_and_the_coldest_block_of_all_goes_fir
     assert keys_found(directory, [0]) == [0]
 
 
+def test_objects_of_one_put_lie_together_as_far_as_they_fit() -> None:
+    directory = Directory(SMALL)
+    for rank, blocks in ((1, 2), (2, 3), (3, 3)):
+        directory.add_segment(rank, blocks * BLOCK, node=0)
+    made = directory.allocate_many("r", [Wanted(BLOCK)] * 8, now=0)
+    assert [obj.rank for obj in made] == [2, 2, 2, 3, 3, 3, 1, 1]
+
+
 def test_a_block_is_not_evicted_before_its_tier_has_it() -> None:
     directory = pool(2, tier=True)
     obj = put(directory, 1)
