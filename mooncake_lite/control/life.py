@@ -21,6 +21,8 @@ class Stage(Enum):
     OVER        the request has ended
     """
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, and every event looks stages up
+
     HELD = "held"
     QUEUED = "queued"
     PROMOTING = "promoting"
@@ -36,6 +38,8 @@ OPEN_STAGES: tuple[Stage, ...] = tuple(stage for stage in Stage if stage is not 
 
 class Step(Enum):
     """An event in the life of a request."""
+
+    __hash__ = object.__hash__
 
     PLACE = "a policy has placed it"
     REFUSE = "it could never fit into the pool"
