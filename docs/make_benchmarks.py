@@ -1,6 +1,6 @@
 """Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
 
-    for part in kernels transport store scheduler engine; do
+    for part in kernels transport store scheduler engine ideas; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
     python docs/make_benchmarks.py
@@ -16,7 +16,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "transport", "store", "scheduler", "engine")
+PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
 
 HEAD = """# Benchmarks
 
@@ -46,6 +46,7 @@ TITLES = {
     "store": "Store: objects, tier and directory",
     "scheduler": "Scheduler: one decision of the control plane",
     "engine": "Engine: the default model on 2 threads",
+    "ideas": "Ideas of the engine, on and off",
 }
 
 
