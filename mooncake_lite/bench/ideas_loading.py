@@ -1,7 +1,8 @@
-"""Load or compute: TTFT of a prompt whose first blocks are in the pool, at two speeds of the engine.
+"""Load or compute: a prompt whose first blocks are in the pool, at two speeds of the engine.
 
 Run by `bench.ideas`. With the times of the shipped profile, loading is faster. With an engine that is
 SPEED_UP times as fast, computing is faster: a rank finds that out, and then loads once in a while only.
+The rank measures both stages: messages and HTTP take longer than a fast engine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def run(folder: Path, vocab: int, tokens: int, known: int) -> list[Row]:
     """Measure prompts of `tokens` tokens, `known` of which are in the pool. Raises ClusterError."""
     flags = [str(folder), *EMULATED, "--mode", "colocated", "--compute", "1", "--store", "1"]
     flags += ["--prefix-sharing", "off"]  # the prefix is in the pool, not in the rank's own pages
-    where = f"TTFT of {tokens} tokens, {known} of them in the pool"
+    where = f"the KV of {tokens} tokens, {known} of them in the pool"
     with started(flags) as port:
         loaded, computed = _slow(port, vocab, tokens, known)
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
@@ -73,8 +73,8 @@ def _fast(port: int, vocab: int, tokens: int, known: int) -> tuple[float, float]
     first, *others = _prompts(ROUNDS * (PROBE_EVERY + 1), tokens, known, vocab)
     ask(port, first)
     found = [ask(port, prompt) for prompt in others]
-    computed = [taken for taken, cached in found if not cached]
-    loaded = [taken for taken, cached in found if cached]
+    computed = [taken for taken, reused in found if not reused]
+    loaded = [taken for taken, reused in found if reused >= known]
     if not computed or not loaded:
         raise ClusterError(
             f"of {len(found)} requests to a fast engine {len(loaded)} loaded their prefix; "
@@ -90,15 +90,18 @@ def _prompts(count: int, tokens: int, known: int, vocab: int) -> Prompts:
 
 
 def ask(port: int, prompt: list[int]) -> tuple[float, int]:
-    """Ask for one token. Return the milliseconds, and the prompt tokens whose KV was reused."""
+    """Ask for one token. Return the milliseconds of loading and computing on the rank, and the prompt tokens
+    that were loaded.
+    """
     body = json.dumps({"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)
     request.add_header("Content-Type", "application/json")
-    began = time.perf_counter()
+    request.add_header("x-mooncake-lite-trace", "1")
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
             answer = json.load(reply)
     except (OSError, ValueError) as error:
         raise ClusterError(f"an answer of the cluster broke off: {error}") from None
-    taken = 1e3 * (time.perf_counter() - began)
-    return taken, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    spans = {span["stage"]: span for span in answer["mooncake_lite"]["spans"]}
+    taken = sum(spans[stage]["seconds"] for stage in ("load", "compute") if stage in spans)
+    return 1e3 * taken, len(prompt) - spans["compute"]["count"]

@@ -83,9 +83,9 @@ class Cluster(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
             return
         Cluster.asked += 1
-        cached = 128 * (Cluster.asked % (PROBE_EVERY + 1) == 0)
-        answer = {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
-        self.wfile.write(json.dumps(answer).encode())
+        reused = 128 * (Cluster.asked % (PROBE_EVERY + 1) == 0)
+        span = {"stage": "compute", "seconds": 0.1, "count": len(body["prompt"]) - reused}
+        self.wfile.write(json.dumps({"mooncake_lite": {"spans": [span]}}).encode())
 
     def log_message(self, *_: object) -> None:
         pass
