@@ -48,7 +48,9 @@ def run(folder: Path, vocab: int, work: Workload) -> list[Row]:
             return {name: at_intervals(port, prompts[name], work.new, work.every_s) for name in which}
 
     colocated = measure(COLOCATED, *prompts)
-    rows = []
+    name = "shared prefix"
+    with_pool = measure([*COLOCATED, "--store", "1"], name)[name]
+    rows = _rows(f"colocated with a pool, {name}", with_pool, "no pool", colocated[name])
     for mode in ("split", "pooled"):
         found = measure(["--mode", mode], *prompts)
         for name in prompts:

@@ -163,6 +163,7 @@ NAMES = [
     *("prefix sharing, hash", "prefix sharing, radix", "n = 4"),
     *("preemption, swap", "preemption, swap, no prefix caching"),
     *("load", "compute, engine 1,000 times as fast"),
+    "colocated with a pool, shared prefix",
     *("split, no shared prefix", "split, shared prefix"),
     *("pooled, no shared prefix", "pooled, shared prefix"),
     *("colocated with prefix sharing, shared prefix", "colocated with chunked prefill, no shared prefix"),
@@ -175,7 +176,7 @@ def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
     from mooncake_lite.config import config_from
     from mooncake_lite.sizes import context_length
 
-    assert len(flags) == 5 + 2 + 5 + 2
+    assert len(flags) == 5 + 2 + 6 + 2
     for given in flags:
         assert given[0] == str(folder)
         values: dict[str, Any] = {}
