@@ -63,7 +63,7 @@ QUICK = Plan(
     answers=(100, 4, 8),
     preemption=ideas_preemption.Shape(sequences=4, tokens=32, new=33, pages=16),
     loading=(192, 128),
-    modes=ideas_modes.Workload(requests=3, every_s=0.3, shared=128, own=64, new=9),
+    modes=ideas_modes.Workload(requests=3, every_s=0.1, shared=128, own=64, new=9),
     trace=17,
 )
 
