@@ -38,6 +38,10 @@ process of the benchmark, transformers and llama.cpp each in a process of its ow
 is the time of a whole run less that of a run with one new token. llama.cpp is an extra of its own, which pip
 builds from source: `pip install 'mooncake-lite[peers-llama]'`; `MOONCAKE_LITE_PEER_PYTHON` may name another
 interpreter that has it.
+
+The last table has the ideas of the engine. *Ours* is the figure with the idea, and *peer* the figure of the same engine
+without it, or of the other way to do the same. Modes, loading and `--trace` are measured with emulated ranks, all else
+with the real engine.
 """
 
 TITLES = {
