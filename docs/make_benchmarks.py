@@ -39,9 +39,10 @@ is the time of a whole run less that of a run with one new token. llama.cpp is a
 builds from source: `pip install 'mooncake-lite[peers-llama]'`; `MOONCAKE_LITE_PEER_PYTHON` may name another
 interpreter that has it.
 
-The last table has the ideas of the engine. *Ours* is the figure with the idea, and *peer* the figure of the same engine
-without it, or of the other way to do the same. Modes, loading and `--trace` are measured with emulated ranks, all else
-with the real engine.
+The last table has the ideas of the engine. *Ours* is the figure with the idea. *Peer* is the figure of the
+same engine without the idea, or of another way to do the same. Modes, loading and `--trace` are measured with
+emulated ranks, all else with the real engine. The parts of this table were measured one after the other; the
+load is the highest of them.
 """
 
 TITLES = {
