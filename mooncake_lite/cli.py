@@ -36,7 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.pool.commands:store",
         "Inspect and manage the KV blocks of a pool; run the master of a store.",
     ),
-    "bench": ("mooncake_lite.bench.command:bench", "Measure kernels, transport, store, scheduler or engine."),
+    "bench": (
+        "mooncake_lite.bench.command:bench",
+        "Measure kernels, transport, store, scheduler, engine or ideas.",
+    ),
     "profile": (
         "mooncake_lite.profiles.command:profile",
         "Measure the real engine, for `serve --engine emulated`.",

@@ -1,4 +1,5 @@
-"""`mooncake-lite bench kernels|transport|store|scheduler|engine`: measures, prints a table, writes JSON.
+"""`mooncake-lite bench kernels|transport|store|scheduler|engine|ideas`: measures,
+prints a table, writes JSON.
 
 Mounted by `mooncake_lite.cli`. Explained in docs/reference/cli.md.
 """
@@ -16,7 +17,7 @@ from mooncake_lite.errors import ConfigError
 PLAIN_WIDTH = 150
 """Columns when the output is not a terminal: a row stays a line."""
 
-SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine")
+SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
 
 
 @click.command()
@@ -26,7 +27,10 @@ SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine")
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to FILE."
 )
 def bench(what: str, quick: bool, file: Path | None) -> None:
-    """Measure WHAT beside a peer and a limit of this machine, in the same run."""
+    """Measure WHAT beside a peer and a limit of this machine, in the same run.
+
+    ideas: measure each idea of the engine beside the same engine without it.
+    """
     from mooncake_lite.bench import result
 
     if file is not None and not file.absolute().parent.is_dir():
