@@ -137,10 +137,11 @@ def _arrive(state: State, job: Job) -> list[Outcome]:
     task = Task.of(job)
     assert task.id not in state.tasks, f"{task.id} is here already"
     assert set() < job.duties <= state.duties, f"{job.id}: {set(job.duties)} of {set(state.duties)}"
-    needed = state.pages.needed(len(job.token_ids))
+    num_tokens = len(task.sequence.token_ids)
+    needed = state.pages.needed(num_tokens)
     if needed > state.pages.num_pages:
         return [Failed(task.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
-    state.name_blocks(task, len(job.token_ids))
+    state.name_blocks(task, num_tokens)
     state.tasks[task.id] = task
     state.waiting.append(task)
     return []

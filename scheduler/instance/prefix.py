@@ -18,7 +18,7 @@ class Chain:
     """What a prefix cache must know of a sequence beside its tokens. Branches of a request share it.
 
     salt   separates sequences whose KV differs although their tokens are equal; None: share nothing
-    keys   the pool's key of each full block of the prompt; the form by hash computes those that are missing
+    keys   the pool's key of each full block that is matched or inserted; only the form by hash reads them
     """
 
     salt: bytes | None = None

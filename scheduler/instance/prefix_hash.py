@@ -10,14 +10,11 @@ prefix, so a dictionary from keys to pages is all that is needed. Explained in d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import Chain, units_of
-
-NextKey = Callable[[bytes, int | None, Sequence[int]], int]
-"""(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +41,12 @@ class HashPrefix:
 
         pages          of the rank; the cache marks those that it holds
         block_tokens   tokens per block, a multiple of the page
-        next_key       the pool's chain of keys, for blocks whose key the request did not bring
 
     Invariant: every block's predecessor is cached too, and the pages of a block are all used or all idle.
     """
 
     pages: Pages
     block_tokens: int
-    next_key: NextKey
     _blocks: dict[int, Block] = field(init=False, default_factory=dict)
     _by_end: dict[int, Block] = field(init=False, default_factory=dict)  # by the last page of the block
     _changed: dict[int, bool] = field(init=False, default_factory=dict)  # key -> came in, else went out
@@ -66,8 +61,7 @@ class HashPrefix:
         found: list[int] = []
         before: int | bytes = chain.salt
         units = units_of(token_ids, self.block_tokens, 0, most_tokens // self.block_tokens)
-        for index, tokens in enumerate(units):
-            key = self._key(chain, index, before, tokens)
+        for key, tokens in zip(chain.keys, units):
             block = self._blocks.get(key)
             if block is None or block.token_ids != tokens or block.before != before:
                 break
@@ -89,7 +83,7 @@ class HashPrefix:
         known = next((n for n in range(end, 0, -1) if pages[n * size - 1] in self._by_end), 0)
         before = self._by_end[pages[known * size - 1]].key if known else chain.salt
         for index, tokens in enumerate(units_of(token_ids, self.block_tokens, known, end), known):
-            key = self._key(chain, index, before, tokens)
+            key = chain.keys[index]
             own = pages[index * size : (index + 1) * size]
             block = self._blocks.get(key)
             if block is None and len({self.pages.used[page] for page in own}) == 1:
@@ -152,10 +146,3 @@ class HashPrefix:
             del self._changed[key]
         else:
             self._changed[key] = came_in
-
-    def _key(self, chain: Chain, index: int, before: int | bytes, tokens: tuple[int, ...]) -> int:
-        """Return the key of a block: the request's, or the next one of the chain."""
-        if index < len(chain.keys):
-            return chain.keys[index]
-        assert chain.salt is not None
-        return self.next_key(chain.salt, None if isinstance(before, bytes) else before, tokens)

@@ -26,6 +26,7 @@ Preemption = Literal["recompute", "swap"]
 """How a sequence leaves when pages run out: its KV is computed again later, or moved into the pool."""
 
 NextKey = Callable[[Any, int | None, Seq[int]], int]
+"""(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class State:
         swapping       tasks that give up their pages once the pool has their KV, in the order of preemption
         preemption     what happens to tasks of the running batch when pages run out
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
-        next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
+        next_key       the pool's chain of keys, for blocks whose key the request did not bring
         rates          measured costs of loading and computing
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one

@@ -95,7 +95,7 @@ class Rank:
             blocks = StagingBlocks(np.zeros(STAGED * layout.nbytes, np.uint8), layout, engine)
             staging = Staging(blocks.half_blocks, blocks.num_slots)
             self.runner = Runner(engine, blocks, pool)  # type: ignore[arg-type]
-        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
         self.state = State(
             duties, pages, staging, BLOCK_TOKENS, limits, next_key=next_key, prefix=prefix,
             preemption=preemption,

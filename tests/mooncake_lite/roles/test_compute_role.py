@@ -50,7 +50,7 @@ class Rank:
         self.pool: dict[Any, Any] = {}
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
         pages, staging = Pages(num_pages, PAGE), Staging(half_blocks, 3)
-        prefix = new_prefix_cache(sharing, pages, BLOCK, next_key)
+        prefix = new_prefix_cache(sharing, pages, BLOCK)
         state = State(
             frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix,
             preemption=preemption,

@@ -7,7 +7,7 @@ naive twin of the cache, a dictionary from token ids to pages, says what must ha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,23 +32,26 @@ def colliding_key(salt: bytes, before: int | None, token_ids: Any) -> int:
 
 
 def hash_of_pages(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, PAGE, next_key)
+    return HashPrefix(pages, PAGE)
 
 
 def hash_of_blocks(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, 2 * PAGE, next_key)
+    return HashPrefix(pages, 2 * PAGE)
 
 
-def hash_that_collides(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, PAGE, colliding_key)
-
-
-def keys_of(salt: bytes, token_ids: list[int], size: int) -> list[int]:
+def keys_of(
+    salt: bytes, token_ids: Sequence[int], size: int, chain: Callable[..., int] = next_key
+) -> list[int]:
     """The keys of all full blocks."""
     keys: list[int] = []
     for start in range(0, len(token_ids) - size + 1, size):
-        keys.append(next_key(salt, keys[-1] if keys else None, token_ids[start : start + size]))
+        keys.append(chain(salt, keys[-1] if keys else None, token_ids[start : start + size]))
     return keys
+
+
+def chain_of(token_ids: Sequence[int], size: int = 2 * PAGE, salt: bytes = b"s") -> Chain:
+    """The chain of a sequence, with the keys of all its full blocks."""
+    return Chain(salt, keys_of(salt, token_ids, size))
 
 
 @dataclass
@@ -116,28 +119,31 @@ class Naive:
 class Books:
     """The sequences of one rank. Every call checks the invariants, and compares with the naive twin.
 
-    naive   None where keys collide: then only what lies in the pages is checked
+    collide   keys collide: then there is no naive twin, and only what lies in the pages is checked
     """
 
     form: Callable[[Pages], PrefixCache]
     unit: int
     num_pages: int = 12
-    compared: bool = True
+    collide: bool = False
     seqs: dict[str, Seq] = field(default_factory=dict)
     now: int = 0
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.num_pages, PAGE)
         self.prefix = self.form(self.pages)
-        self.naive = Naive(self.unit) if self.compared else None
+        self.naive = None if self.collide else Naive(self.unit)
         self.kv: list[list[Any]] = [[None] * PAGE for _ in range(self.num_pages)]
 
-    def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s", keys: int = 0) -> int | None:
-        """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages.
+    def chain(self, token_ids: list[int], salt: bytes | None = b"s") -> Chain:
+        """The chain of a sequence, with the keys of all its full blocks."""
+        return Chain(
+            salt, keys_of(salt or b"", token_ids, self.unit, colliding_key if self.collide else next_key)
+        )
 
-        keys   how many keys of blocks the request brings
-        """
-        chain = Chain(salt, keys_of(salt or b"", token_ids, self.unit)[:keys])
+    def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s") -> int | None:
+        """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages."""
+        chain = self.chain(token_ids, salt)
         before = copy.deepcopy((self.pages, self.prefix))
         most = len(token_ids) - 1
         matched = self.prefix.match(chain, token_ids, most)
@@ -183,6 +189,7 @@ class Books:
                 return
             seq.pages.append(page)
         seq.token_ids.append(token)
+        seq.chain = self.chain(seq.token_ids, seq.chain.salt)
         self.compute(name, 1)
 
     def fork(self, name: str, branch: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.instance import DECODE, PREFILL, JobId, Limits
-from scheduler.instance.outcomes import Computed, Ended, Loaded, Preempted, Prefilled, Token
+from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Preempted, Prefilled, Token
 from tests.scheduler.instance.model_runner import BLOCK, PAGE
 from tests.scheduler.instance.rank import Rank, job
 from tests.scheduler.instance.test_loads_and_stores import in_pool
@@ -129,6 +129,17 @@ def test_branches_share_full_pages_and_copy_the_last_one_before_they_write() -> 
     pages = [task.sequence.pages for task in rank.state.running]
     assert pages[0][:4] == pages[1][:4] == pages[2][:4]
     assert len({sequence[4] for sequence in pages}) == 3
+
+
+def test_the_answer_of_a_branch_that_comes_alone_counts_for_its_pages_and_its_keys() -> None:
+    rank = Rank(DECODE, num_pages=4, sharing="hash")
+    alone = {"salt": SALT, "answers": [(1, range(4, 9))]}
+    assert rank.arrive(job("long", [DECODE], range(4), **alone)) == [
+        Failed(JobId("long", 0, 1), "5 KV pages are needed, the rank has 4")
+    ]
+    rank = Rank(DECODE, sharing="hash")
+    rank.arrive(job("a", [DECODE], range(4), **alone))
+    assert len(rank.state.waiting[0].chain.keys) == 9 // BLOCK
 
 
 def test_a_prompt_that_ends_with_its_page_needs_no_copy() -> None:
