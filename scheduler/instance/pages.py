@@ -70,10 +70,6 @@ class Pages:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
 
-    def is_shared(self, page: int) -> bool:
-        """Tell whether several sequences use a page: one of them must copy it before it writes to it."""
-        return self.used[page] > 1
-
     def take(self, pages: Sequence[int]) -> None:
         """Take free pages for one sequence: those that a PageDraft chose, in its order."""
         for page in pages:

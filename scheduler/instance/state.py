@@ -140,15 +140,29 @@ class State:
         assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.id} has no page"
         return pages
 
-    def pages_for_next_token(self, task: Task) -> int:
-        """Return how many pages a running task needs for its next token: new ones, or one to copy to."""
-        sequence = task.sequence
-        missing = self.pages.needed(len(sequence.token_ids)) - len(sequence.pages)
-        return missing or self.pages.is_shared(sequence.pages[-1])
+    def next_pages(self, task: Task, left: Counter[int]) -> tuple[int, Seq[int]]:
+        """Return how many pages a running task needs for its next token, and the page that it leaves.
 
-    def pages_freed_by(self, task: Task) -> int:
-        """Return how many pages can be taken once this task has left: those that no other sequence uses."""
-        return sum(not self.pages.is_shared(page) for page in task.sequence.pages)
+        left   page -> users that leave it before this task
+
+        A last page that other branches use too is copied before the token is written into it (copy on
+        write), and left. The last of its users keeps it.
+        """
+        pages = task.sequence.pages
+        missing = self.pages.needed(len(task.sequence.token_ids)) - len(pages)
+        if not missing and self.pages.used[pages[-1]] - left[pages[-1]] > 1:
+            return 1, pages[-1:]
+        return missing, ()
+
+    def num_next_pages(self) -> int:
+        """Return how many pages the running batch needs for its next tokens."""
+        left: Counter[int] = Counter()
+        total = 0
+        for task in self.running:
+            needed, copied = self.next_pages(task, left)
+            left.update(copied)
+            total += needed
+        return total
 
     def name_blocks(self, task: Task, num_tokens: int) -> None:
         """Continue a task's chain of keys up to its first num_tokens tokens."""

@@ -246,7 +246,7 @@ class Books:
         """Copy a page that others use before it is written to. False if there is no page for the copy."""
         page = seq.pages[index]
         assert page not in self.pages.cached, "a page in the cache is written to"
-        if self.pages.is_shared(page):
+        if self.pages.used[page] > 1:
             new = self._new_page()
             if new is None:
                 return False

@@ -200,6 +200,23 @@ def test_a_decode_rank_loads_a_prompt_once_and_goes_on_with_each_branch() -> Non
     rank.assert_idle()
 
 
+def test_branches_that_share_their_last_page_need_a_page_for_each_but_one() -> None:
+    rank = Rank(*BOTH, num_pages=6, limits=Limits(64))
+    both(rank, "a", range(9), n=2, max_tokens=2)
+    rank.settle()
+    assert not any(isinstance(said, Preempted) for said in rank.said)
+    rank.assert_idle()
+
+
+def test_of_two_branches_that_lack_a_page_for_a_copy_one_keeps_the_page() -> None:
+    rank = Rank(*BOTH, num_pages=5, limits=Limits(64))
+    both(rank, "a", range(9), n=2, max_tokens=2)
+    rank.settle()
+    assert [said.job.branch for said in rank.said if isinstance(said, Preempted)] == [1]
+    assert [said.job.branch for said in rank.said if isinstance(said, Ended)] == [0]
+    rank.assert_idle()
+
+
 def test_a_branch_that_lacks_a_page_goes_back_alone_with_its_answer() -> None:
     rank = Rank(*BOTH, num_pages=9, limits=Limits(64))
     both(rank, "a", range(9), n=2, max_tokens=8)
