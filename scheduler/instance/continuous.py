@@ -58,7 +58,7 @@ def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
     If blocks from the pool follow them, the pages are those of whole blocks: a block is loaded whole, and may
     not be written into pages that others use.
     """
-    pages = draft.not_evicted(state.prefix.match(task.chain, task.sequence.token_ids, task.most_reused))
+    pages = draft.not_evicted(state.match(task))
     blocks = state.blocks_in(pages)
     if blocks < len(task.job.load):
         return pages[: blocks * state.block_tokens // state.pages.page_tokens]

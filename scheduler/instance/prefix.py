@@ -25,10 +25,15 @@ class Chain:
     keys: Sequence[int] = ()
 
 
+SLICE_UNITS = 64
+"""Units that are copied from a sequence at once: a caller that stops early has not paid for all of it."""
+
+
 def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Iterator[tuple[int, ...]]:
     """Yield the token ids of the units begin .. end-1, each of `size` tokens. Only full units are yielded."""
-    tokens = iter(token_ids[begin * size : end * size])
-    return zip(*[tokens] * size)
+    for first in range(begin, end, SLICE_UNITS):
+        tokens = iter(token_ids[first * size : min(first + SLICE_UNITS, end) * size])
+        yield from zip(*[tokens] * size)
 
 
 class PrefixCache(Protocol):
@@ -43,8 +48,12 @@ class PrefixCache(Protocol):
     follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
     """
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest leading run of units, of at most most_tokens tokens.
+
+        known   pages of an earlier match of these tokens that are still cached: it continues after them
 
         Changes nothing. The caller passes at most len(token_ids) - 1: the last token of a sequence is always
         computed, because its logits choose the next one.
@@ -78,7 +87,9 @@ class PrefixCache(Protocol):
 class NoPrefix:
     """Shares nothing: every sequence computes all of its tokens."""
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return no page."""
         return ()
 

@@ -10,6 +10,7 @@ prefix, so a dictionary from keys to pages is all that is needed. Explained in d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -54,20 +55,23 @@ class HashPrefix:
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest leading run of blocks, of at most most_tokens tokens."""
         if chain.salt is None:
             return ()
         found: list[int] = []
-        before: int | bytes = chain.salt
-        units = units_of(token_ids, self.block_tokens, 0, most_tokens // self.block_tokens)
-        for key, tokens in zip(chain.keys, units):
+        start = len(known) * self.pages.page_tokens // self.block_tokens
+        before: int | bytes = self._by_end[known[-1]].key if known else chain.salt
+        units = units_of(token_ids, self.block_tokens, start, most_tokens // self.block_tokens)
+        for key, tokens in zip(itertools.islice(chain.keys, start, None), units):
             block = self._blocks.get(key)
             if block is None or block.token_ids != tokens or block.before != before:
                 break
             found += block.pages
             before = key
-        return tuple(found)
+        return (*known, *found)
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
@@ -127,7 +131,7 @@ class HashPrefix:
         assert list(self._by_end.values()) == list(self._blocks.values())
         held = [page for block in self._blocks.values() for page in block.pages]
         assert len(held) == len(set(held)), "a page belongs to two blocks"
-        assert set(held) == self.pages.cached
+        assert set(held) == self.pages.cached.keys()
         for key, block in self._blocks.items():
             assert block.key == key
             assert len(block.token_ids) == self.block_tokens

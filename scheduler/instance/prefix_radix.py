@@ -58,17 +58,21 @@ class RadixPrefix:
     _roots: dict[bytes, Node] = field(init=False, default_factory=dict)
     _node_of: dict[int, Node] = field(init=False, default_factory=dict, compare=False)  # by page
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest common prefix with any path, of at most most_tokens tokens."""
-        node = self._roots.get(chain.salt) if chain.salt is not None else None
+        if chain.salt is None:
+            return ()
+        node = self._node_of[known[-1]] if known else self._roots.get(chain.salt)
         found: list[int] = []
-        size = self.pages.page_tokens
-        for index, tokens in enumerate(units_of(token_ids, size, 0, most_tokens // size)):
+        size, start = self.pages.page_tokens, len(known)
+        for index, tokens in enumerate(units_of(token_ids, size, start, most_tokens // size), start):
             node = node and _step(node, index, tokens)
             if node is None:
                 break
             found.append(node.pages[index - node.start])
-        return tuple(found)
+        return (*known, *found)
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
@@ -122,7 +126,7 @@ class RadixPrefix:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._node_of.keys() == self.pages.cached
+        assert self._node_of.keys() == self.pages.cached.keys()
         pages: list[int] = []
         for salt, root in self._roots.items():
             assert root.salt == salt

@@ -140,6 +140,17 @@ class State:
         assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.id} has no page"
         return pages
 
+    def match(self, task: Task) -> tuple[int, ...]:
+        """Return pages of this rank that hold a waiting task's leading tokens.
+
+        Continues the task's last match, as far as that holds: a task may wait for many steps.
+        """
+        known = self.pages.still_cached(task.matched, task.matched_at)
+        tokens = task.sequence.token_ids
+        task.matched = self.prefix.match(task.chain, tokens, task.most_reused, known)
+        task.matched_at = self.pages.num_cached
+        return task.matched
+
     def next_pages(self, task: Task, left: Counter[int]) -> tuple[int, Seq[int]]:
         """Return how many pages a running task needs for its next token, and the page that it leaves.
 

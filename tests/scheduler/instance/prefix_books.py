@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from scheduler.instance.pages import PageDraft, Pages
@@ -66,6 +67,16 @@ class Seq:
     def kv(self, position: int) -> tuple[bytes | None, Tokens]:
         """What has to lie in the pages at a position."""
         return self.chain.salt, tuple(self.token_ids[: position + 1])
+
+
+@dataclass
+class Waiting:
+    """A prompt that waits, its last match, and when that was."""
+
+    chain: Chain
+    token_ids: list[int]
+    matched: Tokens
+    since: int
 
 
 class Naive:
@@ -128,6 +139,7 @@ class Books:
     collide: bool = False
     seqs: dict[str, Seq] = field(default_factory=dict)
     now: int = 0
+    waiting: list[Waiting] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.num_pages, PAGE)
@@ -148,6 +160,7 @@ class Books:
         most = len(token_ids) - 1
         matched = self.prefix.match(chain, token_ids, most)
         assert self.naive is None or matched == self.naive.match(salt, token_ids, most)
+        self.waiting = [*self.waiting[-2:], Waiting(chain, token_ids, matched, self.pages.num_cached)]
         draft = PageDraft(self.pages, self.prefix)
         chosen = draft.keep_and_take(matched, self.pages.needed(len(token_ids)))
         assert before == (self.pages, self.prefix), "a match or a draft has changed something"
@@ -227,6 +240,7 @@ class Books:
         """The pages are counted, the cache is whole, and every sequence finds its own KV."""
         self.pages.check()
         self.prefix.check()
+        self._match_again()
         users: dict[int, int] = {}
         for page in self._pages_of_all():
             users[page] = users.get(page, 0) + 1
@@ -235,7 +249,15 @@ class Books:
             for position in range(seq.computed):
                 assert self.kv[seq.pages[position // PAGE]][position % PAGE] == seq.kv(position)
         if self.naive is not None:
-            assert {page for unit in self.naive.held.values() for page in unit} == self.pages.cached
+            assert {page for unit in self.naive.held.values() for page in unit} == self.pages.cached.keys()
+
+    def _match_again(self) -> None:
+        """A match that continues an earlier one finds what a new one finds."""
+        for one in self.waiting:
+            known = self.pages.still_cached(one.matched, one.since)
+            match = partial(self.prefix.match, one.chain, one.token_ids, len(one.token_ids) - 1)
+            one.matched, one.since = match(known), self.pages.num_cached
+            assert one.matched == match()
 
     def _pages_of_all(self) -> Iterator[int]:
         for seq in self.seqs.values():

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 import scheduler.instance
+from scheduler.instance import DECODE, PREFILL, Limits, next_step
+from scheduler.instance.outcomes import Token
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import PrefixCache
 from tests.scheduler.instance.prefix_books import FORMS, PAGE, chain_of
+from tests.scheduler.instance.rank import Rank, job
 
 pytestmark = pytest.mark.quick
 
+DUTIES = (PREFILL, DECODE)
 HERE = str(Path(scheduler.instance.__file__).parent)
 
 
@@ -81,6 +85,20 @@ def test_a_match_costs_the_same_in_a_small_and_in_a_large_cache(name: str) -> No
             len({operations(cache.prefix.match, chain_of(tokens, cache.unit), tokens, 8) for cache in caches})
             == 1
         )
+
+
+@pytest.mark.parametrize("sharing", ["hash", "radix"])
+def test_a_job_that_waits_costs_a_step_the_same_after_a_short_and_after_a_long_prefix(sharing: str) -> None:
+    counts = set()
+    for length in (40, 800):
+        rank = Rank(*DUTIES, num_pages=length // 2 + 12, limits=Limits(1000), sharing=sharing)
+        rank.arrive(job("first", DUTIES, range(length), salt=b"s", max_tokens=9))
+        rank.until(Token)
+        rank.arrive(job("again", DUTIES, [*range(length), *range(24)], salt=b"s"))
+        rank.step(unchanged=False)
+        assert len(rank.state.waiting) == 1
+        counts.add(operations(next_step, rank.state, 0.0))
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("name", FORMS)
