@@ -9,7 +9,7 @@ docs/explain/prefix-sharing.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -18,7 +18,7 @@ class Chain:
     """What a prefix cache must know of a sequence beside its tokens. Branches of a request share it.
 
     salt   separates sequences whose KV differs although their tokens are equal; None: share nothing
-    keys   the pool's key of each full block that is matched or inserted; only the form by hash reads them
+    keys   the pool's key of each full block that is matched or inserted
     """
 
     salt: bytes | None = None
@@ -34,6 +34,26 @@ def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Itera
     for first in range(begin, end, SLICE_UNITS):
         tokens = iter(token_ids[first * size : min(first + SLICE_UNITS, end) * size])
         yield from zip(*[tokens] * size)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Keys of the blocks that came into a cache, and of those that went out, until they are told."""
+
+    _came_in: dict[int, bool] = field(default_factory=dict)
+
+    def note(self, key: int, *, came_in: bool) -> None:
+        """Note a change. Coming in and going out cancel each other."""
+        if key in self._came_in:
+            del self._came_in[key]
+        else:
+            self._came_in[key] = came_in
+
+    def drain(self) -> tuple[list[int], list[int]]:
+        """Return the keys that (came in, went out) since the last call."""
+        changed, self._came_in = self._came_in, {}
+        came_in = [key for key, came in changed.items() if came]
+        return came_in, [key for key, came in changed.items() if not came]
 
 
 class PrefixCache(Protocol):

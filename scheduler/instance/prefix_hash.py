@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, units_of
+from scheduler.instance.prefix import Chain, Changes, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class HashPrefix:
     block_tokens: int
     _blocks: dict[int, Block] = field(init=False, default_factory=dict)
     _by_end: dict[int, Block] = field(init=False, default_factory=dict)  # by the last page of the block
-    _changed: dict[int, bool] = field(init=False, default_factory=dict)  # key -> came in, else went out
+    _changes: Changes = field(init=False, default_factory=Changes)
 
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
@@ -112,7 +112,7 @@ class HashPrefix:
         )
         for block in blocks:
             del self._blocks[block.key]
-            self._note(block.key, came_in=False)
+            self._changes.note(block.key, came_in=False)
         self.pages.uncache(pages)
 
     def clear(self) -> None:
@@ -121,10 +121,7 @@ class HashPrefix:
 
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the keys of the blocks that (came in, went out) since the last call."""
-        changed, self._changed = self._changed, {}
-        return [key for key, came_in in changed.items() if came_in], [
-            key for key, came_in in changed.items() if not came_in
-        ]
+        return self._changes.drain()
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -141,12 +138,5 @@ class HashPrefix:
 
     def _add(self, block: Block) -> None:
         self._blocks[block.key] = self._by_end[block.pages[-1]] = block
-        self._note(block.key, came_in=True)
+        self._changes.note(block.key, came_in=True)
         self.pages.cache(block.pages)
-
-    def _note(self, key: int, came_in: bool) -> None:
-        """Note a change for `drain`. Coming in and going out cancel each other."""
-        if key in self._changed:
-            del self._changed[key]
-        else:
-            self._changed[key] = came_in

@@ -15,4 +15,4 @@ def new_prefix_cache(sharing: str, pages: Pages, block_tokens: int) -> PrefixCac
     if sharing == "hash":
         return HashPrefix(pages, block_tokens)
     assert sharing in SHARING, f"sharing={sharing!r}"
-    return RadixPrefix(pages) if sharing == "radix" else NoPrefix()
+    return RadixPrefix(pages, block_tokens) if sharing == "radix" else NoPrefix()

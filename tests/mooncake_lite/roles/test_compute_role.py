@@ -354,8 +354,9 @@ def test_blocks_that_are_offered_have_the_keys_of_their_place_in_the_sequence() 
         assert before == (keys[index - 1], index)
 
 
-def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold() -> None:
-    rank = Rank(PREFILL, sharing="hash")
+@pytest.mark.parametrize("sharing", ["hash", "radix"])
+def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold(sharing: str) -> None:
+    rank = Rank(PREFILL, sharing=sharing)
     tokens = [*range(9)]
     keys = prefix_keys(tokens, BLOCK, b"salt")
     rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt"))

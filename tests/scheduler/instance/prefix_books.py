@@ -40,6 +40,10 @@ def hash_of_blocks(pages: Pages) -> HashPrefix:
     return HashPrefix(pages, 2 * PAGE)
 
 
+def radix_of_pages(pages: Pages) -> RadixPrefix:
+    return RadixPrefix(pages, PAGE)
+
+
 def keys_of(
     salt: bytes, token_ids: Sequence[int], size: int, chain: Callable[..., int] = next_key
 ) -> list[int]:
@@ -299,6 +303,6 @@ class Books:
 FORMS: dict[str, tuple[Callable[[Pages], PrefixCache], int]] = {
     "hash": (hash_of_pages, PAGE),
     "hash, two pages per block": (hash_of_blocks, 2 * PAGE),
-    "radix": (RadixPrefix, PAGE),
+    "radix": (radix_of_pages, PAGE),
 }
 """name -> (how the cache is made, tokens per unit)."""

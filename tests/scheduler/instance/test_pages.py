@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 def idle_prefixes(num_pages: int, *lengths: int) -> tuple[Pages, RadixPrefix]:
     """A cache of idle prefixes of so many pages each: 0 .. a-1, a .. b-1 and so on, the first left first."""
     pages = Pages(num_pages, PAGE)
-    prefix = RadixPrefix(pages)
+    prefix = RadixPrefix(pages, PAGE)
     for number, length in enumerate(lengths):
         mine = list(PageDraft(pages, prefix).take(length) or ())
         pages.take(mine)

@@ -79,6 +79,7 @@ class AnySharing(RuleBasedStateMachine):
     def hash_and_tree_with_equal_units_do_exactly_the_same(self) -> None:
         assert self.forms["hash"].pages == self.forms["radix"].pages
         assert self.forms["hash"].seqs == self.forms["radix"].seqs
+        assert self.forms["hash"].prefix.drain() == self.forms["radix"].prefix.drain()
 
     def teardown(self) -> None:
         for books in self.forms.values():
