@@ -222,19 +222,26 @@ def _storage(h5py: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _linear_paths(folder: Path) -> Finding:
-    """What has been measured of the linear layers; a damaged table counts as none (model/path_table.py)."""
+    """What has been measured of the linear layers; a damaged table counts as none (model/path_table.py).
+
+    Of several measurements of one table, the one with the highest load average is shown.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_bytes())
-            found.append(f"{len(content['paths'])} at {content['machine']['threads']} threads")
+            kinds = f"{len(content['paths'])} at {content['machine']['threads']} threads"
+            times = [(float(one["load"]), str(one["at"])) for one in content.get("measured", [])]
+            when = "".join(f" ({at}, load {load:.1f})" for load, at in sorted(times)[-1:])
+            found.append(kinds + when)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     if not found:
         return Finding(
             "linear layers", "not measured", "ok", "the first start measures which kernels are faster"
         )
-    return Finding("linear layers", f"kinds measured: {', '.join(found)}", "ok", f"tables in {folder}")
+    follows = f"if the machine was busy, remove {folder}: the next start measures again"
+    return Finding("linear layers", f"kinds measured: {', '.join(found)}", "ok", follows)
 
 
 def _tests() -> Iterator[Finding]:

@@ -82,7 +82,7 @@ class Engine:
             slot_mapping=torch.tensor(slots, device=device),
             leading=sum(len(chunk.token_ids) == 1 for chunk in placed),
         )
-        logits = self.model.forward(
+        states = self.model.states(
             torch.tensor(ids, device=device),
             torch.tensor(positions, device=device),
             self.caches,
@@ -90,9 +90,21 @@ class Engine:
             torch.tensor(rows, dtype=torch.int64, device=device),
         )
         draws = [chunk.draws for chunk in chunks if chunk.draws]
-        rows_of_draws = logits[:num_draws].cpu().numpy().repeat([len(some) for some in draws], axis=0)
+        logits = self.model.logits(states[:num_draws]).cpu().numpy()
+        rows_of_draws = logits.repeat([len(some) for some in draws], axis=0)
         drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
-        return drawn, _scores(logits[num_draws:], chunks)
+        return drawn, self._scores(states[num_draws:], chunks)
+
+    def _scores(self, states: torch.Tensor, chunks: Seq[Chunk]) -> list[list[Logprobs]]:
+        """Return the logprobs of the targets of each chunk that has a score. states: a row per target."""
+        found, first = [], 0
+        for chunk in chunks:
+            if chunk.score is not None:
+                targets, sampling = chunk.score.targets, chunk.score.sampling
+                rows = states[first : first + len(targets)]
+                found.append(score(self.model.logits, rows, targets, sampling.prompt_logprobs))
+                first += len(targets)
+        return found
 
     def _int32(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.model.device)
@@ -149,18 +161,6 @@ class Engine:
     def _as_tensor(self, blocks: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(blocks)
         return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
-
-
-def _scores(logits: torch.Tensor, chunks: Seq[Chunk]) -> list[list[Logprobs]]:
-    """Return the logprobs of the targets of each chunk that has a score. logits: one row for each target."""
-    found, first = [], 0
-    for chunk in chunks:
-        if chunk.score is not None:
-            targets, sampling = chunk.score.targets, chunk.score.sampling
-            rows = logits[first : first + len(targets)]
-            found.append(score(rows, targets, sampling.prompt_logprobs))
-            first += len(targets)
-    return found
 
 
 def _slots(chunk: Chunk) -> list[int]:

@@ -6,6 +6,7 @@ before temperature, bias and penalties.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -13,19 +14,22 @@ import torch
 
 from mooncake_lite.messages import Logprobs
 
-ROWS = 64
-"""Rows of a prompt that are worked on at a time: their log-softmax is a copy of their logits."""
+ROWS = 128
+"""Rows of a prompt whose logits exist at a time, with a copy, their log-softmax: 50 MB with 49,152 tokens."""
 
 
-def score(logits: torch.Tensor, targets: Seq[int], top: int) -> list[Logprobs]:
+def score(
+    logits_of: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: Seq[int], top: int
+) -> list[Logprobs]:
     """Take the logprobs of the tokens that follow in a prompt, and of the `top` best ones in their places.
 
-    logits    (len(targets), vocab) float32, on any device: one row per token, in front of its target
-    targets   the token that follows each of them
+    logits_of   makes logits (rows, vocab) float32 of some rows of `states`
+    states      (len(targets), hidden), on any device: one row per token, in front of its target
+    targets     the token that follows each of them
     """
     found = []
     for first in range(0, len(targets), ROWS):
-        rows = logits[first : first + ROWS].log_softmax(dim=1).cpu().numpy()
+        rows = logits_of(states[first : first + ROWS]).log_softmax(dim=1).cpu().numpy()
         found += [logprobs_of(row, token, top) for row, token in zip(rows, targets[first:])]
     return found
 

@@ -127,6 +127,26 @@ class Model:
 
         The KV of earlier tokens must be in the caches. Token ids and positions are not checked here.
         """
+        return self.logits(self.states(token_ids, positions, caches, batch, rows))
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the logits (r, vocab) float32 of `states`."""
+        return self.head(states, self._pieces([], states.shape[0]))[0].float()
+
+    @torch.inference_mode()
+    def states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: torch.Tensor,
+        batch: AttentionBatch,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Do as `forward`, but return what the head makes logits of: (r, hidden), the model's dtype.
+
+        The logits of many rows take much memory. A caller can make those of a few rows at a time.
+        """
         hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
         pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
@@ -144,8 +164,7 @@ class Model:
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
         assert delta is not None
-        pieces = self._pieces([], hidden.shape[0])
-        return self.head(self._norm(hidden, self.weights.norm, delta), pieces)[0].float()
+        return self._norm(hidden, self.weights.norm, delta)
 
     def _pieces(self, query_lens: list[int], singles: int) -> list[int]:
         """Rows that linear layers multiply together, as invariant_pieces; empty: all."""

@@ -4,7 +4,9 @@ Used by linear_paths.py, and by `doctor`, which shows it. All ranks of a machine
 take the same paths and get the same bits. Knows files and locks, no kernels. Explained in docs/model.md.
 
     <cache folder>/linear-paths/<digest of the machine>.json
-    {"machine": {"cpu": ..., "threads": 2, ...}, "paths": {"960x576 Q4_1": {"fixed": 2, "tiles": 32}, ...}}
+    {"machine": {"cpu": ..., "threads": 2, ...},
+     "measured": [{"at": "2026-11-22 14:03", "load": 0.4}, ...],
+     "paths": {"960x576 Q4_1": {"fixed": 2, "tiles": 32}, ...}}
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Collection
 from importlib.metadata import version
 from pathlib import Path
@@ -77,21 +80,38 @@ class PathTable:
                 found = self.read()
                 missing = [kind for kind in kinds if kind not in found]
                 if missing:
+                    now = {"at": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}
                     found = found if len(found) + len(missing) <= MOST_KINDS else {}
                     found |= {kind: measure(kind) for kind in kinds if kind not in found}
-                    self._write(found)
+                    self._write(found, now)
                 return found
         except CacheError:
             return {kind: measure(kind) for kind in kinds}
 
-    def _write(self, found: dict[str, Paths]) -> None:
-        """Replace the file at once, so that no reader sees a part of it. Raises CacheError."""
+    def _write(self, found: dict[str, Paths], now: dict[str, Any]) -> None:
+        """Replace the file at once, so that no reader sees a part of it. Raises CacheError.
+
+        now   the time, and the load average of one minute, before what is new was measured
+        """
         paths = {kind: {"fixed": one.fixed, "tiles": one.tiles} for kind, one in found.items()}
-        text = json.dumps({"machine": self.machine, "paths": paths}, indent=1)
+        content = {"machine": self.machine, "measured": [*measured(self.path), now], "paths": paths}
+        text = json.dumps(content, indent=1)
         part = self.path.with_suffix(f".{os.getpid()}.part")
         with cache_errors():
             part.write_text(text)
             part.replace(self.path)
+
+
+def measured(path: Path) -> list[dict[str, Any]]:
+    """Return when a table was measured, and the machine's load average at each time: {"at", "load"}.
+
+    Empty where the table does not tell, or is damaged.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        return [{"at": str(one["at"]), "load": float(one["load"])} for one in content["measured"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _paths(found: dict[str, Any]) -> Paths:

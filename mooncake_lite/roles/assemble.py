@@ -219,7 +219,7 @@ class _Compute:
         pages = Pages(engine.num_pages, PAGE_TOKENS)
         halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
         duties, size, limits = frozenset(DUTIES[role]), config.block_size, limits_of(config)
-        prefix = new_prefix_cache(config.prefix_sharing, pages, size, next_key)
+        prefix = new_prefix_cache(config.prefix_sharing, pages, size)
         state = State(
             duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix,
             preemption=config.preemption,

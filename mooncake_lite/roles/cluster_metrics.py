@@ -16,8 +16,6 @@ DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3,
 """Around the promise of 100 us a decision."""
 
 HELP = {
-    "prefix_cache_queries_total": "Prompt tokens looked up in the pool",
-    "prefix_cache_hits_total": "Prompt tokens whose KV was reused, by tier",
     "requests_rejected_total": "Requests refused with 429",
     "requests_finished_total": "Requests that were answered to their end or cancelled while decoding",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",

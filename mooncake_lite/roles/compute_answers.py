@@ -39,12 +39,14 @@ from store.keys import block_digest, block_digests
 class _Asked:
     """A job of this rank: its message, the sequences that have not ended, tokens found in pages, spans.
 
+    reused   prompt tokens that were not computed, by tier
     scores   logprobs of the prompt, until they are sent
     """
 
     message: Asks
     left: int
     shared: int = 0
+    reused: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)
 
@@ -100,7 +102,6 @@ class Answers:
     def _loaded(self, loaded: outcomes.Loaded) -> None:
         asked = self._of(loaded.job)
         asked.shared = loaded.shared
-        self._rank.count_shared(loaded.shared)
         refs = blocks_to_load(asked.message)
         refs = refs[len(refs) - loaded.blocks :]
         span = Span("load", self._rank.number, loaded.load_s, sum(ref.nbytes for ref in refs), len(refs))
@@ -118,7 +119,11 @@ class Answers:
             name, attempt, _ = computed.job
             said = PromptComputed(name, computed.tokens, computed.compute_s, attempt, self._rank.epoch)
             self._rank.tell(said)
-        self._rank.count_prefill(computed.tokens, computed.loaded, computed.compute_s)
+        self._rank.count_prefill(computed.tokens, computed.compute_s)
+        assert not isinstance(asked.message, Decode)
+        asked.reused = _reused(asked.message.cached_tokens, asked.shared, computed.loaded)
+        if not asked.message.answered:  # a resumed request was counted when it came
+            self._rank.count_prompt(computed.tokens + computed.loaded, asked.reused)
 
     @_tell.register
     def _iterated(self, iterated: outcomes.Iterated) -> None:
@@ -139,10 +144,8 @@ class Answers:
         asked = self._of(token.job)
         message = asked.message
         ids = [] if token.finish == "stop" or message.max_tokens == 0 else [token.token]
-        cached: dict[str, int] = {}
         is_first = not isinstance(message, Decode) and token.index == message.answered
-        if not isinstance(message, Decode) and is_first:
-            cached = _cached(message.cached_tokens, asked.shared)
+        cached = asked.reused if is_first else {}
         spans = asked.all_spans if is_first or token.finish else []
         ends = token.finish == "stop" and message.sampling.prompt_logprobs >= 0
         logprobs = [token.logprobs] if (ids or ends) and token.logprobs is not None else []
@@ -236,12 +239,15 @@ class Answers:
         self._rank.tell(ended)
 
 
-def _cached(in_pool: dict[str, int], shared: int) -> dict[str, int]:
-    """Return reused prompt tokens by tier. What the rank had in its pages was not loaded from the pool."""
-    if not shared:
-        return in_pool
-    cached, left = {"pages": shared}, shared
+def _reused(in_pool: dict[str, int], shared: int, reused: int) -> dict[str, int]:
+    """Return the `reused` tokens of a prompt by tier, those that the rank had in its pages under "pages".
+
+    in_pool   tokens that the pool offered, by tier; the rank loads none that it has, and may compute the rest
+    shared    tokens that the rank had in its pages
+    """
+    cached = {"pages": shared} if shared else {}
+    known, left = shared, reused - shared
     for tier, tokens in in_pool.items():
-        cached[tier] = max(0, tokens - left)
-        left = max(0, left - tokens)
+        cached[tier] = min(max(0, tokens - known), left)
+        known, left = max(0, known - tokens), left - cached[tier]
     return cached

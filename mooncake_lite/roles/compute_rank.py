@@ -6,7 +6,7 @@ Built by `assemble.py`, used by the compute role. Sends messages to the conducto
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mooncake_lite.messages import GatewayAt, Message, Preempted, PrefillDone, RequestFailed, Stop, Swapped
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
@@ -52,6 +52,7 @@ class ComputeRank:
         self.may_leave = False
         self._reported_at = 0.0
         self._counters: dict[str, float] = {}
+        self._reused: dict[str, int] = {}  # prompt tokens by tier
 
     @property
     def stopping(self) -> bool:
@@ -96,16 +97,17 @@ class ComputeRank:
 
     # ------------------------------------------------------------------------------ metrics
 
-    def count_prefill(self, computed: int, cached: int, seconds: float) -> None:
-        """Count a prefill: prompt tokens computed and reused, seconds of computing."""
+    def count_prefill(self, computed: int, seconds: float) -> None:
+        """Count a prefill: tokens and seconds of computing."""
         self._add("prefill_computed_tokens_total", computed)
-        self._add("prefill_cached_tokens_total", cached)
         self._add("prefill_seconds_total", seconds)
         self._add("prefills_total", 1)
 
-    def count_shared(self, tokens: int) -> None:
-        """Count tokens whose KV lay in this rank's pages already."""
-        self._add("shared_tokens_total", tokens)
+    def count_prompt(self, tokens: int, reused: Mapping[str, int]) -> None:
+        """Count each token of a prompt once: those that were reused by their tier, the others in the sum."""
+        self._add("prefix_cache_queries_total", tokens)
+        for tier, count in reused.items():
+            self._reused[tier] = self._reused.get(tier, 0) + count
 
     def count_decode(self, tokens: int, seconds: float) -> None:
         """Count an iteration of the running batch."""
@@ -126,7 +128,8 @@ class ComputeRank:
         if now - self._reported_at < REPORT_EVERY_S:
             return
         self._reported_at = now
-        self.tell(rank_stats(self.number, self._roles, {**self._counters, **self._gauges()}, self.transfers))
+        values = {**self._counters, **self._gauges()}
+        self.tell(rank_stats(self.number, self._roles, values, self.transfers, self._reused))
 
     def _gauges(self) -> dict[str, float]:
         """Measure what the planner's books hold now."""

@@ -316,9 +316,9 @@ class ConductorRole:
     def _message_of(self, order: fx.Order) -> m.Message:
         match order:
             case fx.StartPrefill():
-                return self._lookup_counted(order).prefill_message(order)
+                return self.held[order.request_id].prefill_message(order)
             case fx.StartServe():
-                return self._lookup_counted(order).serve_message(order)
+                return self.held[order.request_id].serve_message(order)
             case fx.StartDecode():
                 return self.held[order.request_id].decode_message(order)
             case fx.CheckBlocks():
@@ -326,15 +326,6 @@ class ConductorRole:
             case fx.GrantPuts() if self._stream is not None:
                 self._stream.on_granted(order)
         return message_of(order)
-
-    def _lookup_counted(self, order: fx.StartPrefill | fx.StartServe) -> HeldRequest:
-        """Count the tokens that a request looked up and found, and return it."""
-        held = self.held[order.request_id]
-        if not held.answered:  # a resumed request was counted when it came
-            self.metrics.count("prefix_cache_queries_total", len(held.token_ids))
-            for tier, tokens in order.cached.items():
-                self.metrics.count("prefix_cache_hits_total", tokens, tier=tier)
-        return held
 
     # ------------------------------------------------------------------------------ the pool
 

@@ -7,7 +7,7 @@ rank never loads torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mooncake_lite.messages import Metric, RankStats
@@ -17,13 +17,18 @@ REPORT_EVERY_S = 0.25
 
 
 def rank_stats(
-    number: int, roles: Sequence[str], values: dict[str, float], transfers: TransferEngine
+    number: int,
+    roles: Sequence[str],
+    values: dict[str, float],
+    transfers: TransferEngine,
+    reused: Mapping[str, int] | None = None,
 ) -> RankStats:
     """This rank's metrics: `values` by name (counters end in _total), what its transfers moved, and
     what others move from and to its segments over messages: done, and still asked for.
 
     roles   of all ranks, by number: bytes are reported by the role of the other side, for pairs of ranks
             would be as many samples as the square of the number of ranks
+    reused  prompt tokens by the tier that they came from
     """
     labels = {"rank": str(number), "role": roles[number]}
 
@@ -33,6 +38,7 @@ def rank_stats(
         return Metric(name, kind, words, {**labels, **more}, float(value))
 
     metrics = [metric(name, value) for name, value in values.items()]
+    metrics += [metric("prefix_cache_hits_total", n, tier=tier) for tier, n in (reused or {}).items()]
     for path, moved in transfers.counters.items():
         metrics += [metric(f"mpi_{name}_total", value, path=path) for name, value in moved.items()]
     by_role: Counter[tuple[str, str]] = Counter()

@@ -1,7 +1,7 @@
 """Models of the ranks that compute: orders in, answers out after modelled times.
 
-Used by `world.py`. A prefill rank works on one request, other ranks on all that they have. What they read and
-write is kept in `memory.py`. Explained in docs/explain/control.md.
+Used by `world.py`. A rank works on all requests that it has. What they read and write is kept in `memory.py`,
+and what lies in pages in `held_pages.py`. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.custody import labels_of, tail_of
+from mooncake_lite.simulator.held_pages import HeldPages
 from mooncake_lite.simulator.memory import Content
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.workload import Request, digest_of
@@ -52,27 +53,29 @@ def _first_tokens(request: Request, world: Surroundings) -> list[int]:
 
 
 class PrefillModel:
-    """A prefill rank: loads, computes, stores, one request after the other."""
+    """A prefill rank: loads, computes, stores."""
 
     def __init__(self, number: int, world: Surroundings) -> None:
         self.number = number
+        self.pages = HeldPages(number, world)
         self._world = world
-        self._queue: list[_Job] = []
+        self._jobs: list[_Job] = []
 
     def on(self, order: fx.Order) -> None:
         """Carry out an order."""
         match order:
             case fx.StartPrefill():
-                assert all(job.order.request_id != order.request_id for job in self._queue)
-                assert not self._queue, "a prefill rank of one slot has a second request"
-                self._queue.append(_Job(order, self._world.requests[order.request_id]))
-                self._start(self._queue[0])
+                assert all(job.order.request_id != order.request_id for job in self._jobs)
+                job = _Job(order, self._world.requests[order.request_id])
+                self._jobs.append(job)
+                assert len(self._jobs) <= self._world.shape.prompts, "a rank gets more prompts than slots"
+                self._start(job)
             case fx.CancelOn():
-                for job in self._queue:
+                for job in self._jobs:
                     if (job.order.request_id, job.order.attempt) == (order.request_id, order.attempt):
                         self._world.clock.after(CHUNK_S, partial(self._fail, job, "cancelled", False))
             case fx.ForgetPages():
-                pass  # pages are not modelled
+                self.pages.forget()
             case _:
                 raise AssertionError(f"a prefill rank gets {order}")
 
@@ -95,7 +98,7 @@ class PrefillModel:
         if job.over:
             return
         job.over = True
-        self._queue.remove(job)
+        self._jobs.remove(job)
         order, request, memory = job.order, job.request, self._world.memory
         assert isinstance(order, fx.StartPrefill)
         labels = labels_of(request, order.attempt, len(order.load) + len(order.store))
@@ -106,6 +109,8 @@ class PrefillModel:
             checksums.append(memory.sums(content))
         if order.tail is not None:
             memory.write(order.tail, Content(tail_of(order.request_id, order.attempt), 0))
+        if request.reuse:
+            self.pages.use(request.keys[: request.text.num_tokens // request.text.block_tokens])
         finished = _first_tokens(request, self._world)
         load_s = len(order.load) * TRANSFER_S_PER_BLOCK
         store_s = len(order.store) * TRANSFER_S_PER_BLOCK
@@ -127,7 +132,7 @@ class PrefillModel:
         if job.over:
             return
         job.over = True
-        self._queue.remove(job)
+        self._jobs.remove(job)
         order = job.order
         failed = ev.RequestFailed(self.number, 0, order.request_id, order.attempt, reason, may_still_write)
         self._world.answer(failed)
@@ -362,10 +367,16 @@ class DecodeModel:
 class ComputeModel(DecodeModel):
     """A rank of both duties: loads what the pool has of a prompt, computes the rest, and decodes on."""
 
+    def __init__(self, number: int, slots: int, world: Surroundings) -> None:
+        super().__init__(number, slots, world)
+        self.pages = HeldPages(number, world)
+
     def on(self, order: fx.Order) -> None:
         """Carry out an order."""
         if isinstance(order, fx.StartServe):
             self._serve(order)
+        elif isinstance(order, fx.ForgetPages):
+            self.pages.forget()
         else:
             super().on(order)
 
@@ -392,6 +403,8 @@ class ComputeModel(DecodeModel):
         order = left[0].order
         assert isinstance(order, fx.StartServe)
         full = request.text.num_tokens // request.text.block_tokens
+        if request.reuse:
+            self.pages.use(request.keys[:full])
         finished = _first_tokens(request, self._world)
         self._world.answer(
             ev.PromptComputed(self.number, 0, order.request_id, order.attempt, computed, seconds)

@@ -29,6 +29,8 @@ class Shape:
     config      of its control plane; roles and nodes by rank
     segments    blocks that each rank lends, by rank
     slots       requests that one rank decodes at once
+    prompts     requests that one prefill rank computes at once
+    page_blocks blocks that a rank that prefills keeps in its pages
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
     swaps       ranks that decode swap requests out when they have no free page
     """
@@ -36,6 +38,8 @@ class Shape:
     config: ControlConfig
     segments: list[int]
     slots: int
+    prompts: int
+    page_blocks: int
     tier_blocks: int
     swaps: bool
 
@@ -65,7 +69,10 @@ class Shape:
         )
         slots = random.choice((1, 2, 8))
         swaps = "store" in roles and random.random() < 0.5
-        return cls(config=config, segments=segments, slots=slots, tier_blocks=tier_blocks, swaps=swaps)
+        return cls(
+            config=config, segments=segments, slots=slots, prompts=random.choice((1, 1, 2, 4)),
+            page_blocks=random.choice((0, 6, 60)), tier_blocks=tier_blocks, swaps=swaps,
+        )  # fmt: skip
 
     @property
     def layout(self) -> BlockLayout:
@@ -85,7 +92,7 @@ class Shape:
         ranks = {role: len(self.ranks(role)) for role in self.config.roles}
         if self.config.handover == "none":
             return ranks["compute"] * self.slots / 4
-        return min(ranks["prefill"], ranks["decode"] * self.slots)
+        return min(ranks["prefill"] * self.prompts, ranks["decode"] * self.slots)
 
     @property
     def largest_blocks(self) -> int:
@@ -108,7 +115,7 @@ class Shape:
             rank,
             DUTIES[role],
             self.config.nodes[rank],
-            slots={"prefill": 1, "store": 0}.get(role, self.slots),
+            slots={"prefill": self.prompts, "store": 0}.get(role, self.slots),
             segment_bytes=self.segment_bytes(rank),
             tier=has_tier,
         )

@@ -290,6 +290,9 @@ class World:
         assert not self.control.state.num_waiting
         assert not self.control.state.num_running
         assert self.control.directory.places() == self._visible
+        computing = [one for one in self.ranks.values() if isinstance(one, PrefillModel | ComputeModel)]
+        held = {(key, model.number, "dram") for model in computing for key in model.pages.keys}
+        assert self.control.state.pages.places() == held, "the index of pages differs from what ranks hold"
         for key, rank, tier in self._visible:
             model = self.ranks[rank]
             assert tier == "dram" or (isinstance(model, StoreModel) and model.serves(key)), f"{key:016x}"

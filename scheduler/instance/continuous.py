@@ -28,7 +28,7 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     """
     limits, chosen = state.limits, list[Admission]()
     loading, active, prefills = state.loading is not None, state.num_active, state.num_prefills
-    reserved = sum(map(state.pages_for_next_token, state.running))
+    reserved = state.num_next_pages()
     for task in state.waiting:
         sequences, prefill = len(task.branches), PREFILL in task.job.duties
         if (active and active + sequences > limits.sequences) or (prefill and prefills >= limits.prefills):
@@ -58,7 +58,7 @@ def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
     If blocks from the pool follow them, the pages are those of whole blocks: a block is loaded whole, and may
     not be written into pages that others use.
     """
-    pages = draft.not_evicted(state.prefix.match(task.chain, task.sequence.token_ids, task.most_reused))
+    pages = draft.not_evicted(state.match(task))
     blocks = state.blocks_in(pages)
     if blocks < len(task.job.load):
         return pages[: blocks * state.block_tokens // state.pages.page_tokens]
@@ -79,14 +79,16 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
     chunks: list[Chunk] = []
     left: Counter[int] = Counter()  # users that leave a shared page in this step
     for task in state.running:
-        if state.swapping and state.pages_for_next_token(task) > draft.num_available:
+        needed, copied = state.next_pages(task, left)
+        if state.swapping and needed > draft.num_available:
             continue
         pages = list(task.sequence.pages)
-        if growth := _growth(state, task, draft, left):
-            grow.append(growth)
-            if growth.copies is not None:
-                pages.pop()
-            pages += growth.pages
+        if needed:
+            new = draft.take(needed)
+            assert new is not None, "an iteration without pages for its tokens"
+            grow.append(Growth(task.id, new, copied[0] if copied else None))
+            pages[len(pages) - len(copied) :] = new
+            left.update(copied)
         chunks.append(_chunk(task, 1, pages, prompt=False))
     if not state.writing:
         wanted = [task.sequence.num_uncomputed for task in state.prefilling]
@@ -96,26 +98,6 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
             _chunk(task, size, task.sequence.pages) for task, size in zip(state.prefilling, sizes) if size
         ]
     return grow, chunks
-
-
-def _growth(state: State, task: Task, draft: PageDraft, left: Counter[int]) -> Growth | None:
-    """Choose the pages that a running task needs for its next token.
-
-    A last page that other branches use too is copied before the token is written into it (copy on write). The
-    last of its users keeps it.
-    """
-    sequence = task.sequence
-    missing = state.pages.needed(len(sequence.token_ids)) - len(sequence.pages)
-    last = sequence.pages[-1]
-    copies = None
-    if not missing:
-        if state.pages.used[last] - left[last] == 1:
-            return None
-        left[last] += 1
-        copies, missing = last, 1
-    pages = draft.take(missing)
-    assert pages is not None, "an iteration without pages for its tokens"
-    return Growth(task.id, pages, copies)
 
 
 def _chunk(task: Task, size: int, pages: Seq[int], *, prompt: bool = True) -> Chunk:

@@ -30,7 +30,8 @@ class Pages:
         free          numbers of the free pages; the last one is taken first
         used          page -> number of sequences that use it, at least 1
         idle          cached pages that no sequence uses, in the order in which their last users left
-        cached        pages whose KV is in the prefix cache, used or idle
+        cached        page whose KV is in the prefix cache, used or idle -> when it came in, as a number
+        num_cached    pages that have come into the cache so far, which numbers the next one
 
             free --take--> used by 1 --share--> used by 2 --share--> ...     give_back: one user less
             used by 1 --give_back--> free                                    a page that is not cached
@@ -46,7 +47,8 @@ class Pages:
     free: deque[int] = field(init=False)
     used: dict[int, int] = field(init=False, default_factory=dict)
     idle: OrderedDict[int, None] = field(init=False, default_factory=OrderedDict)
-    cached: set[int] = field(init=False, default_factory=set)
+    cached: dict[int, int] = field(init=False, default_factory=dict)
+    num_cached: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.free = deque(range(self.num_pages - 1, -1, -1))
@@ -69,10 +71,6 @@ class Pages:
     def needed(self, num_tokens: int) -> int:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
-
-    def is_shared(self, page: int) -> bool:
-        """Tell whether several sequences use a page: one of them must copy it before it writes to it."""
-        return self.used[page] > 1
 
     def take(self, pages: Sequence[int]) -> None:
         """Take free pages for one sequence: those that a PageDraft chose, in its order."""
@@ -111,22 +109,33 @@ class Pages:
         for page in pages:
             assert page in self.used, f"page {page} is cached but nothing was written to it"
             assert page not in self.cached, f"page {page} is cached twice"
-            self.cached.add(page)
+            self.cached[page] = self.num_cached
+            self.num_cached += 1
 
     def uncache(self, pages: Sequence[int]) -> None:
         """Note that pages have left the prefix cache. Idle ones become free, to be taken after the others."""
         for page in pages:
-            self.cached.remove(page)
+            del self.cached[page]
             if page in self.idle:
                 del self.idle[page]
                 self.free.appendleft(page)
+
+    def still_cached(self, pages: Sequence[int], since: int) -> Sequence[int]:
+        """Return the leading pages of a match that have stayed in the cache since num_cached was `since`.
+
+        Only the end of a match can have left, because a prefix is evicted from its end.
+        """
+        end = len(pages)
+        while end and self.cached.get(pages[end - 1], since) >= since:
+            end -= 1
+        return pages[:end]
 
     def check(self) -> None:
         """Assert the invariant."""
         assert sorted([*self.free, *self.used, *self.idle]) == list(range(self.num_pages))
         assert all(users >= 1 for users in self.used.values()), "a used page has no user"
-        assert self.cached.isdisjoint(self.free), "a cached page is free"
-        assert self.cached.issuperset(self.idle), "an idle page is not cached"
+        assert self.cached.keys().isdisjoint(self.free), "a cached page is free"
+        assert self.cached.keys() >= self.idle.keys(), "an idle page is not cached"
 
 
 class PageDraft:
@@ -179,7 +188,8 @@ class PageDraft:
         Returns (pages to share, pages to take), or None when there are too few; then nothing is kept.
         """
         shared = self.not_evicted(matched)
-        if total - len(shared) > self.num_available - len(self._newly_kept(shared)) - leave:
+        missing = total - len(shared) + leave
+        if missing > self.num_available or missing > self.num_available - len(self._newly_kept(shared)):
             return None
         self.keep(shared)
         taken = self.take(total - len(shared))
@@ -188,6 +198,8 @@ class PageDraft:
 
     def not_evicted(self, pages: Sequence[int]) -> tuple[int, ...]:
         """Return the pages of a match up to the first that this draft evicts already."""
+        if not self._evicted:
+            return tuple(pages)
         end = next((index for index, page in enumerate(pages) if page in self._evicted), len(pages))
         return tuple(pages[:end])
 

@@ -24,7 +24,7 @@ from scheduler.instance.task import Task
 
 
 def next_step(state: State, now: float) -> Step:
-    """Decide what the rank does next. The state stays as it is.
+    """Decide what the rank does next. The state stays as it is; waiting tasks remember their matches.
 
     Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
     come before the next forward pass.
@@ -112,6 +112,7 @@ def _admit(state: State, admission: Admission, now: float) -> None:
     state.pages.share(shared)
     state.pages.take(taken)
     task.sequence.pages += admission.pages
+    task.matched = ()
     task.shared = min(len(shared) * state.pages.page_tokens, task.most_reused)
     task.read = task.landed = min(state.blocks_in(shared), len(task.job.load))
     if admission.loads:
@@ -137,10 +138,11 @@ def _arrive(state: State, job: Job) -> list[Outcome]:
     task = Task.of(job)
     assert task.id not in state.tasks, f"{task.id} is here already"
     assert set() < job.duties <= state.duties, f"{job.id}: {set(job.duties)} of {set(state.duties)}"
-    needed = state.pages.needed(len(job.token_ids))
+    num_tokens = len(task.sequence.token_ids)
+    needed = state.pages.needed(num_tokens)
     if needed > state.pages.num_pages:
         return [Failed(task.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
-    state.name_blocks(task, len(job.token_ids))
+    state.name_blocks(task, num_tokens)
     state.tasks[task.id] = task
     state.waiting.append(task)
     return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler.instance.state import State
 from scheduler.instance.task import Task
 
@@ -14,14 +16,23 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
     as good as free: the batch waits for them. Returns the jobs in the order of preemption.
     """
     running = state.running
-    num_free += sum(map(state.pages_freed_by, state.swapping))
+    left: Counter[int] = Counter()
+    num_free += sum(_leave(state, task, left) for task in state.swapping)
     stay = len(running)
     for index, task in enumerate(running):
-        missing = state.pages_for_next_token(task)
-        while missing > num_free and index < stay:
+        needed, copied = state.next_pages(task, left)
+        while needed > num_free and index < stay:
             stay -= 1
-            num_free += state.pages_freed_by(running[stay])
+            num_free += _leave(state, running[stay], left)
+            needed, copied = state.next_pages(task, left)
         if index == stay:
             break
-        num_free -= max(0, missing)
+        num_free -= needed
+        left.update(copied)
     return running[stay:][::-1]
+
+
+def _leave(state: State, task: Task, left: Counter[int]) -> int:
+    """Let a task leave its pages. Return how many can then be taken: those that have no other user."""
+    left.update(task.sequence.pages)
+    return sum(left[page] == state.pages.used[page] for page in task.sequence.pages)

@@ -9,7 +9,7 @@ docs/explain/prefix-sharing.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -18,17 +18,42 @@ class Chain:
     """What a prefix cache must know of a sequence beside its tokens. Branches of a request share it.
 
     salt   separates sequences whose KV differs although their tokens are equal; None: share nothing
-    keys   the pool's key of each full block of the prompt; the form by hash computes those that are missing
+    keys   the pool's key of each full block that is matched or inserted
     """
 
     salt: bytes | None = None
     keys: Sequence[int] = ()
 
 
+SLICE_UNITS = 64
+"""Units that are copied from a sequence at once: a caller that stops early has not paid for all of it."""
+
+
 def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Iterator[tuple[int, ...]]:
     """Yield the token ids of the units begin .. end-1, each of `size` tokens. Only full units are yielded."""
-    tokens = iter(token_ids[begin * size : end * size])
-    return zip(*[tokens] * size)
+    for first in range(begin, end, SLICE_UNITS):
+        tokens = iter(token_ids[first * size : min(first + SLICE_UNITS, end) * size])
+        yield from zip(*[tokens] * size)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Keys of the blocks that came into a cache, and of those that went out, until they are told."""
+
+    _came_in: dict[int, bool] = field(default_factory=dict)
+
+    def note(self, key: int, *, came_in: bool) -> None:
+        """Note a change. Coming in and going out cancel each other."""
+        if key in self._came_in:
+            del self._came_in[key]
+        else:
+            self._came_in[key] = came_in
+
+    def drain(self) -> tuple[list[int], list[int]]:
+        """Return the keys that (came in, went out) since the last call."""
+        changed, self._came_in = self._came_in, {}
+        came_in = [key for key, came in changed.items() if came]
+        return came_in, [key for key, came in changed.items() if not came]
 
 
 class PrefixCache(Protocol):
@@ -43,8 +68,12 @@ class PrefixCache(Protocol):
     follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
     """
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest leading run of units, of at most most_tokens tokens.
+
+        known   pages of an earlier match of these tokens that are still cached: it continues after them
 
         Changes nothing. The caller passes at most len(token_ids) - 1: the last token of a sequence is always
         computed, because its logits choose the next one.
@@ -78,7 +107,9 @@ class PrefixCache(Protocol):
 class NoPrefix:
     """Shares nothing: every sequence computes all of its tokens."""
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return no page."""
         return ()
 

@@ -10,14 +10,12 @@ prefix, so a dictionary from keys to pages is all that is needed. Explained in d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, units_of
-
-NextKey = Callable[[bytes, int | None, Sequence[int]], int]
-"""(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
+from scheduler.instance.prefix import Chain, Changes, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +42,36 @@ class HashPrefix:
 
         pages          of the rank; the cache marks those that it holds
         block_tokens   tokens per block, a multiple of the page
-        next_key       the pool's chain of keys, for blocks whose key the request did not bring
 
     Invariant: every block's predecessor is cached too, and the pages of a block are all used or all idle.
     """
 
     pages: Pages
     block_tokens: int
-    next_key: NextKey
     _blocks: dict[int, Block] = field(init=False, default_factory=dict)
     _by_end: dict[int, Block] = field(init=False, default_factory=dict)  # by the last page of the block
-    _changed: dict[int, bool] = field(init=False, default_factory=dict)  # key -> came in, else went out
+    _changes: Changes = field(init=False, default_factory=Changes)
 
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest leading run of blocks, of at most most_tokens tokens."""
         if chain.salt is None:
             return ()
         found: list[int] = []
-        before: int | bytes = chain.salt
-        units = units_of(token_ids, self.block_tokens, 0, most_tokens // self.block_tokens)
-        for index, tokens in enumerate(units):
-            key = self._key(chain, index, before, tokens)
+        start = len(known) * self.pages.page_tokens // self.block_tokens
+        before: int | bytes = self._by_end[known[-1]].key if known else chain.salt
+        units = units_of(token_ids, self.block_tokens, start, most_tokens // self.block_tokens)
+        for key, tokens in zip(itertools.islice(chain.keys, start, None), units):
             block = self._blocks.get(key)
             if block is None or block.token_ids != tokens or block.before != before:
                 break
             found += block.pages
             before = key
-        return tuple(found)
+        return (*known, *found)
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
@@ -89,7 +87,7 @@ class HashPrefix:
         known = next((n for n in range(end, 0, -1) if pages[n * size - 1] in self._by_end), 0)
         before = self._by_end[pages[known * size - 1]].key if known else chain.salt
         for index, tokens in enumerate(units_of(token_ids, self.block_tokens, known, end), known):
-            key = self._key(chain, index, before, tokens)
+            key = chain.keys[index]
             own = pages[index * size : (index + 1) * size]
             block = self._blocks.get(key)
             if block is None and len({self.pages.used[page] for page in own}) == 1:
@@ -114,7 +112,7 @@ class HashPrefix:
         )
         for block in blocks:
             del self._blocks[block.key]
-            self._note(block.key, came_in=False)
+            self._changes.note(block.key, came_in=False)
         self.pages.uncache(pages)
 
     def clear(self) -> None:
@@ -123,17 +121,14 @@ class HashPrefix:
 
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the keys of the blocks that (came in, went out) since the last call."""
-        changed, self._changed = self._changed, {}
-        return [key for key, came_in in changed.items() if came_in], [
-            key for key, came_in in changed.items() if not came_in
-        ]
+        return self._changes.drain()
 
     def check(self) -> None:
         """Assert the invariants."""
         assert list(self._by_end.values()) == list(self._blocks.values())
         held = [page for block in self._blocks.values() for page in block.pages]
         assert len(held) == len(set(held)), "a page belongs to two blocks"
-        assert set(held) == self.pages.cached
+        assert set(held) == self.pages.cached.keys()
         for key, block in self._blocks.items():
             assert block.key == key
             assert len(block.token_ids) == self.block_tokens
@@ -143,19 +138,5 @@ class HashPrefix:
 
     def _add(self, block: Block) -> None:
         self._blocks[block.key] = self._by_end[block.pages[-1]] = block
-        self._note(block.key, came_in=True)
+        self._changes.note(block.key, came_in=True)
         self.pages.cache(block.pages)
-
-    def _note(self, key: int, came_in: bool) -> None:
-        """Note a change for `drain`. Coming in and going out cancel each other."""
-        if key in self._changed:
-            del self._changed[key]
-        else:
-            self._changed[key] = came_in
-
-    def _key(self, chain: Chain, index: int, before: int | bytes, tokens: tuple[int, ...]) -> int:
-        """Return the key of a block: the request's, or the next one of the chain."""
-        if index < len(chain.keys):
-            return chain.keys[index]
-        assert chain.salt is not None
-        return self.next_key(chain.salt, None if isinstance(before, bytes) else before, tokens)

@@ -1,7 +1,8 @@
 """Prefix sharing by radix tree: pages, found by the token ids that lead to them.
 
 One of the forms of prefix.PrefixCache. The idea is RadixAttention (SGLang, Zheng et al. 2024, section 3): a
-tree whose paths are token sequences. It needs no keys, and shares up to the page instead of up to the block.
+tree whose paths are token sequences. It finds pages without keys, and shares up to the page instead of up to
+the block. Keys only tell the Conductor which blocks the tree holds.
 Explained in docs/explain/prefix-sharing.md.
 
     root of a salt --[t0..t47: pages 7 2 9]--+--[t48..t79: pages 1 3]
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, units_of
+from scheduler.instance.prefix import Chain, Changes, units_of
 
 PageTokens = tuple[int, ...]
 """The token ids of one page."""
@@ -49,26 +50,39 @@ class Node:
 class RadixPrefix:
     """One tree per salt.
 
-        pages   of the rank; the cache marks those that it holds
+        pages          of the rank; the cache marks those that it holds
+        block_tokens   tokens per block, a multiple of the page: the keys of whole blocks are reported
 
-    Invariant: each cached page is in exactly one node, and a root has children.
+    Invariant: each cached page is in exactly one node, and a root has children. A block is in the tree if its
+    last page is, because the end of a prefix is evicted first.
     """
 
     pages: Pages
+    block_tokens: int
     _roots: dict[bytes, Node] = field(init=False, default_factory=dict)
     _node_of: dict[int, Node] = field(init=False, default_factory=dict, compare=False)  # by page
+    _key_of: dict[int, int] = field(init=False, default_factory=dict)  # of the block that ends with a page
+    _page_of: dict[int, int] = field(init=False, default_factory=dict)  # the reverse
+    _changes: Changes = field(init=False, default_factory=Changes)
 
-    def match(self, chain: Chain, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def __post_init__(self) -> None:
+        assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
+
+    def match(
+        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the pages of the longest common prefix with any path, of at most most_tokens tokens."""
-        node = self._roots.get(chain.salt) if chain.salt is not None else None
+        if chain.salt is None:
+            return ()
+        node = self._node_of[known[-1]] if known else self._roots.get(chain.salt)
         found: list[int] = []
-        size = self.pages.page_tokens
-        for index, tokens in enumerate(units_of(token_ids, size, 0, most_tokens // size)):
+        size, start = self.pages.page_tokens, len(known)
+        for index, tokens in enumerate(units_of(token_ids, size, start, most_tokens // size), start):
             node = node and _step(node, index, tokens)
             if node is None:
                 break
             found.append(node.pages[index - node.start])
-        return tuple(found)
+        return (*known, *found)
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
@@ -87,6 +101,7 @@ class RadixPrefix:
             if after is None:
                 node = node or self._roots.setdefault(chain.salt, Node(chain.salt, 0, None))
                 self._branch(node, index, units[index - known :], pages[index:end])
+                self._name_blocks(chain, pages, index, end)
                 break
             node = after
             there = node.pages[index - node.start]
@@ -108,21 +123,25 @@ class RadixPrefix:
             tokens = node.tokens.pop()
             if not node.pages:
                 self._unlink(node, tokens)
+        self._forget_keys(pages)
         self.pages.uncache(pages)
 
     def clear(self) -> None:
         """Forget all trees."""
+        self._forget_keys(list(self._key_of))
         self.pages.uncache(list(self._node_of))
         self._roots.clear()
         self._node_of.clear()
 
     def drain(self) -> tuple[list[int], list[int]]:
-        """Return no keys: the tree has none."""
-        return [], []
+        """Return the keys of the blocks that (came in, went out) since the last call."""
+        return self._changes.drain()
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._node_of.keys() == self.pages.cached
+        assert self._node_of.keys() == self.pages.cached.keys()
+        assert self._key_of.keys() <= self._node_of.keys()
+        assert {page: key for key, page in self._page_of.items()} == self._key_of
         pages: list[int] = []
         for salt, root in self._roots.items():
             assert root.salt == salt
@@ -155,6 +174,25 @@ class RadixPrefix:
         node.pages += pages
         self._node_of.update(dict.fromkeys(pages, node))
         self.pages.cache(pages)
+
+    def _name_blocks(self, chain: Chain, pages: Sequence[int], first: int, end: int) -> None:
+        """Note the keys of the blocks whose last page is one of the new pages first .. end-1 of a sequence.
+
+        A key that names another block of the tree already is a collision, and not reported again.
+        """
+        size = self.block_tokens // self.pages.page_tokens
+        for number in range(first // size, min(end // size, len(chain.keys))):
+            key, page = chain.keys[number], pages[(number + 1) * size - 1]
+            if key not in self._page_of:
+                self._key_of[page], self._page_of[key] = key, page
+                self._changes.note(key, came_in=True)
+
+    def _forget_keys(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if page in self._key_of:
+                key = self._key_of.pop(page)
+                del self._page_of[key]
+                self._changes.note(key, came_in=False)
 
     def _split(self, node: Node, count: int) -> Node:
         """Move the first `count` pages of a run into a node of their own, above the rest. Return it."""

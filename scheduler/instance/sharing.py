@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import NoPrefix, PrefixCache
-from scheduler.instance.prefix_hash import HashPrefix, NextKey
+from scheduler.instance.prefix_hash import HashPrefix
 from scheduler.instance.prefix_radix import RadixPrefix
 
 SHARING = ("off", "hash", "radix")
 
 
-def new_prefix_cache(sharing: str, pages: Pages, block_tokens: int, next_key: NextKey) -> PrefixCache:
+def new_prefix_cache(sharing: str, pages: Pages, block_tokens: int) -> PrefixCache:
     """Make an empty prefix cache over the pages of a rank. sharing: one of SHARING."""
     if sharing == "hash":
-        return HashPrefix(pages, block_tokens, next_key)
+        return HashPrefix(pages, block_tokens)
     assert sharing in SHARING, f"sharing={sharing!r}"
-    return RadixPrefix(pages) if sharing == "radix" else NoPrefix()
+    return RadixPrefix(pages, block_tokens) if sharing == "radix" else NoPrefix()

@@ -26,6 +26,7 @@ Preemption = Literal["recompute", "swap"]
 """How a sequence leaves when pages run out: its KV is computed again later, or moved into the pool."""
 
 NextKey = Callable[[Any, int | None, Seq[int]], int]
+"""(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class State:
         swapping       tasks that give up their pages once the pool has their KV, in the order of preemption
         preemption     what happens to tasks of the running batch when pages run out
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
-        next_key       gives the key of a block from the salt, the key before it (None: first) and its tokens
+        next_key       the pool's chain of keys, for blocks whose key the request did not bring
         rates          measured costs of loading and computing
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
@@ -139,15 +140,40 @@ class State:
         assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.id} has no page"
         return pages
 
-    def pages_for_next_token(self, task: Task) -> int:
-        """Return how many pages a running task needs for its next token: new ones, or one to copy to."""
-        sequence = task.sequence
-        missing = self.pages.needed(len(sequence.token_ids)) - len(sequence.pages)
-        return missing or self.pages.is_shared(sequence.pages[-1])
+    def match(self, task: Task) -> tuple[int, ...]:
+        """Return pages of this rank that hold a waiting task's leading tokens.
 
-    def pages_freed_by(self, task: Task) -> int:
-        """Return how many pages can be taken once this task has left: those that no other sequence uses."""
-        return sum(not self.pages.is_shared(page) for page in task.sequence.pages)
+        Continues the task's last match, as far as that holds: a task may wait for many steps.
+        """
+        known = self.pages.still_cached(task.matched, task.matched_at)
+        tokens = task.sequence.token_ids
+        task.matched = self.prefix.match(task.chain, tokens, task.most_reused, known)
+        task.matched_at = self.pages.num_cached
+        return task.matched
+
+    def next_pages(self, task: Task, left: Counter[int]) -> tuple[int, Seq[int]]:
+        """Return how many pages a running task needs for its next token, and the page that it leaves.
+
+        left   page -> users that leave it before this task
+
+        A last page that other branches use too is copied before the token is written into it (copy on
+        write), and left. The last of its users keeps it.
+        """
+        pages = task.sequence.pages
+        missing = self.pages.needed(len(task.sequence.token_ids)) - len(pages)
+        if not missing and self.pages.used[pages[-1]] - left[pages[-1]] > 1:
+            return 1, pages[-1:]
+        return missing, ()
+
+    def num_next_pages(self) -> int:
+        """Return how many pages the running batch needs for its next tokens."""
+        left: Counter[int] = Counter()
+        total = 0
+        for task in self.running:
+            needed, copied = self.next_pages(task, left)
+            left.update(copied)
+            total += needed
+        return total
 
     def name_blocks(self, task: Task, num_tokens: int) -> None:
         """Continue a task's chain of keys up to its first num_tokens tokens."""

@@ -19,6 +19,7 @@ class Task:
         branch            number of its answer; a task that is not forked yet stands for all branches
         forked            whether it stands for its own branch alone
         dropped           branches that were cancelled before the fork
+        matched           pages of its last prefix match, while it waits; matched_at: Pages.num_cached then
         shared            tokens whose KV lay in pages of this rank when it was admitted
         to_load           leading blocks of job.load that are wanted in the pages; the others are computed
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
@@ -46,6 +47,8 @@ class Task:
     branch: int = 0
     forked: bool = False
     dropped: set[int] = field(default_factory=set)
+    matched: tuple[int, ...] = field(default=(), compare=False)
+    matched_at: int = field(default=0, compare=False)
     shared: int = 0
     to_load: int = 0
     read: int = 0

@@ -155,6 +155,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "ends are not told": (Requests, "fail_all", skip),
     "the first answer ends its siblings": (Reports, "on_decode_ended", first_answer_ends_all),
     "KV may go to any decode rank": (Room, "_only_segment", lambda self, record: None),
+    "reports of pages are forgotten": (State, "holds", skip),
     "any rank may decode": (State, "decodes_for", lambda self, prefill: self.decodes.values()),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from store.tier import HDF5Tier
 from transport.batch import Transfer
 
 
@@ -61,6 +62,16 @@ class BytePool:
     def leading(self, keys: Sequence[int]) -> list[Place]:
         """Return the places of the first blocks of a chain that are here."""
         return [self.keys[key] for key in itertools.takewhile(self.keys.__contains__, keys)]
+
+    def through(self, tier: HDF5Tier) -> None:
+        """Save the blocks that may be reused to a tier, and load them from there."""
+        for key, place in self.keys.items():
+            block = self._blocks[place.offset]
+            assert tier.append(key, 0, tier.layout.checksums(block), block, 0.0)
+        assert set(tier.seal()) == self.keys.keys()
+        for key, place in self.keys.items():
+            self._blocks[place.offset] = np.zeros(self._nbytes, np.uint8)
+            tier.load(key, self._blocks[place.offset])
 
     def submit(self, moves: Sequence[Transfer]) -> _Ended:
         """Move bytes, as transport.engine.TransferEngine.submit does."""

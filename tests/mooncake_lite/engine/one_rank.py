@@ -57,19 +57,25 @@ Branch = tuple[str, int]
 
 
 class HeardModel:
-    """A model that keeps the logits of its last forward pass."""
+    """A model that keeps the logits of the draws of its last forward pass."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.logits = torch.empty(0)
+        self.heard = torch.empty(0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, *args: Any) -> torch.Tensor:
+    def states(self, *args: Any) -> torch.Tensor:
         """Compute what the model computes."""
-        self.logits = self._model.forward(*args)
-        return self.logits
+        self.heard = torch.empty(0)
+        return self._model.states(*args)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Compute what the model computes."""
+        logits = self._model.logits(states)
+        self.heard = self.heard if len(self.heard) else logits
+        return logits
 
 
 class Rank:
@@ -95,7 +101,7 @@ class Rank:
             blocks = StagingBlocks(np.zeros(STAGED * layout.nbytes, np.uint8), layout, engine)
             staging = Staging(blocks.half_blocks, blocks.num_slots)
             self.runner = Runner(engine, blocks, pool)  # type: ignore[arg-type]
-        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
         self.state = State(
             duties, pages, staging, BLOCK_TOKENS, limits, next_key=next_key, prefix=prefix,
             preemption=preemption,
@@ -228,7 +234,7 @@ class OneRank:
     def _keep(self, rank: Rank, step: Step) -> None:
         """Keep the logits of each draw; a row of logits serves all draws of its chunk."""
         drawing = [chunk for chunk in step.chunks if chunk.draws]
-        for chunk, row in zip(drawing, rank.model.logits[: len(drawing)], strict=True):
+        for chunk, row in zip(drawing, rank.model.heard[: len(drawing)], strict=True):
             for draw in chunk.draws:
                 name = _branch_of(chunk.job._replace(branch=draw.branch))
                 self.logits[name, draw.answered] = row.clone()

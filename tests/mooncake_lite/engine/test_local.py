@@ -81,7 +81,7 @@ def test_the_answers_to_one_prompt_are_those_of_consecutive_seeds(sharing: str, 
 def branches(model: Model, prompt: list[int], sampling: Sampling, n: int, sharing: str) -> list[list[int]]:
     """The n answers of 12 tokens to one prompt, which is computed once."""
     pages = Pages(40, PAGE_TOKENS)
-    prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+    prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
     duties = frozenset({PREFILL, DECODE})
     state = State(duties, pages, Staging(0, 0), BLOCK_TOKENS, Limits(16), next_key=next_key, prefix=prefix)
     runner = Runner(Engine(model, 40, BLOCK_TOKENS))

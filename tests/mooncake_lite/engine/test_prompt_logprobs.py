@@ -10,6 +10,7 @@ import torch
 
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
+from mooncake_lite.engine.logprobs import ROWS
 from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.model import load_model
 from scheduler.instance import (
@@ -49,23 +50,28 @@ def answer(
     return [one.token for one in said if isinstance(one, Token)], list(computed.scores)
 
 
-def test_prompt_logprobs_are_those_of_transformers(tmp_path: Path) -> None:
+def test_prompt_logprobs_are_those_of_transformers_and_their_logits_are_made_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     oracle = tiny_model("qwen2", tmp_path)
     prompt = [*range(20, 150), 7, 7, 3]
     with torch.inference_mode():
         expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(dim=1)
-    runner = Runner(Engine(load_model(tmp_path), 16, 4 * PAGE_TOKENS))
+    model = load_model(tmp_path)
+    runner = Runner(Engine(model, 16, 4 * PAGE_TOKENS))
     plain, nothing = answer(runner, prompt, Sampling(0.0), 512)
     assert nothing == []
 
+    rows: list[int] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda states: rows.append(len(states)) or logits(states))
     for chunk_tokens, top in ((512, 3), (50, 1), (7, 0)):
         sampling = Sampling(0.0, logprobs=top, prompt_logprobs=top)
         tokens, scores = answer(runner, prompt, sampling, chunk_tokens)
 
         assert tokens == plain
         assert len(scores) == len(prompt) - 1
-        rows = expected[:-1]
-        for row, target, score in zip(rows, prompt[1:], scores, strict=True):
+        for row, target, score in zip(expected[:-1], prompt[1:], scores, strict=True):
             assert score.chosen == pytest.approx(float(row[target]), abs=1e-3)
             assert [value for _, value in score.best] == pytest.approx(
                 row.topk(top).values.tolist(), abs=1e-3
@@ -73,3 +79,4 @@ def test_prompt_logprobs_are_those_of_transformers(tmp_path: Path) -> None:
             for token, value in score.best:
                 assert value == pytest.approx(float(row[token]), abs=1e-3)
                 assert (token == target) == (value == score.chosen)  # lm-eval compares these as they are
+    assert max(rows) == ROWS < len(prompt) - 1

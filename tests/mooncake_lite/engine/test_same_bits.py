@@ -2,13 +2,14 @@
 
 The reference computes each answer alone. Whatever keeps the chunks of a prompt must keep the bits: company in
 a step, threads, another rank, places of pages, blocks that go out and come in again, forks, swaps, and shared
-pages at equal hit length.
+pages at equal hit length, the HDF5 tier.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -19,6 +20,8 @@ from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import Model, load_model
 from scheduler.instance import Limits
+from store.layout import BlockLayout
+from store.tier import HDF5Tier
 from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.one_rank import OneRank
 from tests.mooncake_lite.model.conftest import tiny_model
@@ -107,8 +110,8 @@ def test_the_logits_of_an_answer_have_the_same_bits(way: str, model: Model, expe
     assert_same_bits(rank.logits, expected)
 
 
-def reusing(model: Model, source: str) -> Logits:
-    """Logits of answers to prompts whose first PREFIX tokens are reused."""
+def reusing(model: Model, source: str, tier: HDF5Tier | None = None) -> Logits:
+    """Logits of answers to prompts whose first PREFIX tokens are reused. tier: through which they go."""
     in_pool = source == "DRAM"
     pool = new_pool(model) if in_pool else None
     rank = OneRank(
@@ -118,6 +121,8 @@ def reusing(model: Model, source: str) -> Logits:
     rank.ask("before", asked[0], SAMPLING, 1)
     rank.settle()
     rank.logits.clear()
+    if pool is not None and tier is not None:
+        pool.through(tier)
     for number, prompt in enumerate(asked):
         rank.ask(str(number), prompt, SAMPLING, 10)
     rank.settle()
@@ -125,7 +130,15 @@ def reusing(model: Model, source: str) -> Logits:
     return rank.logits
 
 
-def test_pages_shared_by_hash_or_radix_and_blocks_of_the_pool_give_the_same_bits(model: Model) -> None:
+def test_pages_shared_by_hash_or_radix_and_blocks_of_the_pool_give_the_same_bits(
+    model: Model, tmp_path: Path
+) -> None:
     by_hash = reusing(model, "hash")
     assert_same_bits(reusing(model, "radix"), by_hash)
     assert_same_bits(reusing(model, "DRAM"), by_hash)
+    config = model.config
+    layout = BlockLayout(config.layers, config.kv_heads, BLOCK_TOKENS, config.head_dim, itemsize=4)
+    tier = HDF5Tier(tmp_path, 1 << 24, layout, "ab" * 16)
+    assert_same_bits(reusing(model, "DRAM", tier), by_hash)
+    assert tier.counters["blocks_loaded"] >= PREFIX // BLOCK_TOKENS
+    tier.close()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cache import VARIABLE, locked
+from mooncake_lite.doctor import _linear_paths
 from mooncake_lite.model import path_table
-from mooncake_lite.model.path_table import PathTable, this_machine
+from mooncake_lite.model.path_table import PathTable, measured, this_machine
 from mooncake_lite.model.projection import Paths
 
 pytestmark = pytest.mark.quick
@@ -45,6 +46,23 @@ def test_another_model_adds_its_kinds_of_layers(own_cache: Path) -> None:
     PathTable(MACHINE).update({"a", "c"}, second)
     assert second.kinds == ["c"]
     assert PathTable(MACHINE).read() == {"a": Paths(2, 16), "c": Paths(0, 8)}
+
+
+def test_the_table_and_the_doctor_tell_how_busy_the_machine_was(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, load in (("a", 0.5), ("b", 7.04), ("c", 1.0)):
+        monkeypatch.setattr(path_table.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        PathTable(MACHINE).update({kind}, Measuring())
+    path = PathTable(MACHINE).path
+    told = measured(path)
+    assert [one["load"] for one in told] == [0.5, 7.0, 1.0]
+    finding = _linear_paths(path.parent)
+    assert finding.value == f"kinds measured: 3 at 2 threads ({told[1]['at']}, load 7.0)"
+    assert str(path.parent) in finding.follows
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": 5}))
+    assert measured(path) == []
+    assert PathTable(MACHINE).read().keys() == {"a", "b", "c"}
 
 
 def test_another_machine_has_a_table_of_its_own(own_cache: Path) -> None:

@@ -22,19 +22,19 @@ GREEDY = m.Sampling(0.0)
 
 
 class Wire:
-    """A conductor and a gateway: what to receive next, what was told."""
+    """A conductor and a gateway: what to receive next, what was told, metrics."""
 
     def __init__(self) -> None:
         self.inbox: list[m.Message] = []
         self.told: list[Any] = []
+        self.stats: list[Any] = []
 
     def receive(self, wait_s: float) -> list[m.Message]:
         received, self.inbox = self.inbox, []
         return received
 
     def send(self, message: m.Message) -> bool:
-        if not isinstance(message, m.RankStats):
-            self.told.append(message)
+        (self.stats if isinstance(message, m.RankStats) else self.told).append(message)
         return True
 
 
@@ -50,7 +50,7 @@ class Rank:
         self.pool: dict[Any, Any] = {}
         self.runner = ModelRunner(self.pool, num_pages, half_blocks, 3, **runner)
         pages, staging = Pages(num_pages, PAGE), Staging(half_blocks, 3)
-        prefix = new_prefix_cache(sharing, pages, BLOCK, next_key)
+        prefix = new_prefix_cache(sharing, pages, BLOCK)
         state = State(
             frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix,
             preemption=preemption,
@@ -354,8 +354,9 @@ def test_blocks_that_are_offered_have_the_keys_of_their_place_in_the_sequence() 
         assert before == (keys[index - 1], index)
 
 
-def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold() -> None:
-    rank = Rank(PREFILL, sharing="hash")
+@pytest.mark.parametrize("sharing", ["hash", "radix"])
+def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold(sharing: str) -> None:
+    rank = Rank(PREFILL, sharing=sharing)
     tokens = [*range(9)]
     keys = prefix_keys(tokens, BLOCK, b"salt")
     rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt"))
@@ -375,6 +376,36 @@ def test_a_rank_reuses_nothing_of_its_pages_after_it_was_told_to_forget_them() -
     assert rank.until(m.PagesHeld).removed == keys
     rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt", attempt=5))
     assert rank.until(m.Tokens).cached_tokens.get("pages", 0) == 0
+
+
+def test_each_prompt_token_is_counted_once_by_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(PREFILL, half_blocks=2, sharing="hash")
+    tokens = [*range(17)]
+    keys = prefix_keys(tokens, BLOCK, b"salt")
+
+    def ask(length: int, loaded: int, attempt: int, **more: Any) -> dict[str, int]:
+        load = rank.in_pool(tokens[:loaded])
+        store = -(-length // BLOCK) - len(load)
+        more = {"keys": keys[: length // BLOCK], "salt": b"salt", "attempt": attempt} | more
+        rank.hear(prefill(tokens[:length], load, store, **more))
+        cached: dict[str, int] = rank.until(m.Tokens).cached_tokens
+        rank.until(m.PrefillDone)
+        return cached
+
+    assert ask(9, 4, 3) == {"dram": 4}
+    assert ask(17, 12, 4) == {"pages": 8, "dram": 4}  # of the 12 in the pool, the pages have 8
+    monkeypatch.setattr("scheduler.instance.continuous.worth_loading", lambda *_: False)
+    rank.hear(m.ForgetPages())
+    assert ask(17, 12, 5) == {"dram": 0}  # the pool offers them, and the rank computes them
+    ask(17, 0, 6, answered=1)  # a resumed request was counted when it came
+
+    monkeypatch.setattr("mooncake_lite.roles.compute_rank.REPORT_EVERY_S", 0.0)
+    rank.hear()
+    found = {(one.name, one.labels.get("tier")): one.value for one in rank.wire.stats[-1].metrics}
+    assert found["prefix_cache_queries_total", None] == 9 + 17 + 17
+    assert found["prefix_cache_hits_total", "pages"] == 8
+    assert found["prefix_cache_hits_total", "dram"] == 4 + 4
+    assert found["prefill_computed_tokens_total", None] == 5 + 5 + 17 + 1
 
 
 def test_the_reports_gauges_are_those_of_the_duties() -> None:

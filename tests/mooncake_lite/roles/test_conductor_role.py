@@ -573,7 +573,7 @@ def test_before_everybody_is_there_requests_are_refused_and_the_missing_are_name
     assert status == m.ClusterStatus(False, "waiting for rank 1 (prefill), 2 (decode), 3 (store)")
 
 
-def test_the_metrics_tell_of_decisions_hits_and_the_pool() -> None:
+def test_the_metrics_tell_of_decisions_and_the_pool() -> None:
     cluster = Cluster()
     cluster.serve("a", list(range(128)))
     cluster.serve("b", list(range(128)))
@@ -582,8 +582,6 @@ def test_the_metrics_tell_of_decisions_hits_and_the_pool() -> None:
     found = {(metric.name, metric.labels.get("tier")): metric for metric in reply.metrics}
     assert found["schedule_decision_seconds", None].value == 2
     assert found["schedule_decision_seconds", None].buckets[-1][1] == 2
-    assert found["prefix_cache_hits_total", "dram"].value == 127
-    assert found["prefix_cache_queries_total", None].value == 256
     assert found["pool_keys_dram", None].value == 2
 
 

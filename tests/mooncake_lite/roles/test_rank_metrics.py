@@ -22,13 +22,14 @@ def test_a_rank_tells_what_it_moved_what_it_served_and_what_it_is_asked_for() ->
         socket_counters={"strangers": 3, "requests": 99},
     )
     roles = ["conductor", "prefill", "prefill", "store", "store"]
-    stats = rank_stats(3, roles, {"queued": 2.0}, engine)
-    more = ("path", "peer", "op", "channel")
+    stats = rank_stats(3, roles, {"queued": 2.0}, engine, {"pages": 8})
+    more = ("path", "peer", "op", "channel", "tier")
     found = {
         (m.name, m.kind, *(m.labels[of] for of in more if of in m.labels)): m.value for m in stats.metrics
     }
     assert found == {
         ("queued", "gauge"): 2.0,
+        ("prefix_cache_hits_total", "counter", "pages"): 8.0,
         ("mpi_bytes_read_total", "counter", "sockets"): 7.0,
         ("moved_bytes_total", "counter", "prefill", "read"): 15.0,
         ("moved_bytes_total", "counter", "prefill", "write"): 20.0,

@@ -7,8 +7,9 @@ naive twin of the cache, a dictionary from token ids to pages, says what must ha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from scheduler.instance.pages import PageDraft, Pages
@@ -32,23 +33,30 @@ def colliding_key(salt: bytes, before: int | None, token_ids: Any) -> int:
 
 
 def hash_of_pages(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, PAGE, next_key)
+    return HashPrefix(pages, PAGE)
 
 
 def hash_of_blocks(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, 2 * PAGE, next_key)
+    return HashPrefix(pages, 2 * PAGE)
 
 
-def hash_that_collides(pages: Pages) -> HashPrefix:
-    return HashPrefix(pages, PAGE, colliding_key)
+def radix_of_pages(pages: Pages) -> RadixPrefix:
+    return RadixPrefix(pages, PAGE)
 
 
-def keys_of(salt: bytes, token_ids: list[int], size: int) -> list[int]:
+def keys_of(
+    salt: bytes, token_ids: Sequence[int], size: int, chain: Callable[..., int] = next_key
+) -> list[int]:
     """The keys of all full blocks."""
     keys: list[int] = []
     for start in range(0, len(token_ids) - size + 1, size):
-        keys.append(next_key(salt, keys[-1] if keys else None, token_ids[start : start + size]))
+        keys.append(chain(salt, keys[-1] if keys else None, token_ids[start : start + size]))
     return keys
+
+
+def chain_of(token_ids: Sequence[int], size: int = 2 * PAGE, salt: bytes = b"s") -> Chain:
+    """The chain of a sequence, with the keys of all its full blocks."""
+    return Chain(salt, keys_of(salt, token_ids, size))
 
 
 @dataclass
@@ -63,6 +71,16 @@ class Seq:
     def kv(self, position: int) -> tuple[bytes | None, Tokens]:
         """What has to lie in the pages at a position."""
         return self.chain.salt, tuple(self.token_ids[: position + 1])
+
+
+@dataclass
+class Waiting:
+    """A prompt that waits, its last match, and when that was."""
+
+    chain: Chain
+    token_ids: list[int]
+    matched: Tokens
+    since: int
 
 
 class Naive:
@@ -116,32 +134,37 @@ class Naive:
 class Books:
     """The sequences of one rank. Every call checks the invariants, and compares with the naive twin.
 
-    naive   None where keys collide: then only what lies in the pages is checked
+    collide   keys collide: then there is no naive twin, and only what lies in the pages is checked
     """
 
     form: Callable[[Pages], PrefixCache]
     unit: int
     num_pages: int = 12
-    compared: bool = True
+    collide: bool = False
     seqs: dict[str, Seq] = field(default_factory=dict)
     now: int = 0
+    waiting: list[Waiting] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pages = Pages(self.num_pages, PAGE)
         self.prefix = self.form(self.pages)
-        self.naive = Naive(self.unit) if self.compared else None
+        self.naive = None if self.collide else Naive(self.unit)
         self.kv: list[list[Any]] = [[None] * PAGE for _ in range(self.num_pages)]
 
-    def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s", keys: int = 0) -> int | None:
-        """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages.
+    def chain(self, token_ids: list[int], salt: bytes | None = b"s") -> Chain:
+        """The chain of a sequence, with the keys of all its full blocks."""
+        return Chain(
+            salt, keys_of(salt or b"", token_ids, self.unit, colliding_key if self.collide else next_key)
+        )
 
-        keys   how many keys of blocks the request brings
-        """
-        chain = Chain(salt, keys_of(salt or b"", token_ids, self.unit)[:keys])
+    def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s") -> int | None:
+        """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages."""
+        chain = self.chain(token_ids, salt)
         before = copy.deepcopy((self.pages, self.prefix))
         most = len(token_ids) - 1
         matched = self.prefix.match(chain, token_ids, most)
         assert self.naive is None or matched == self.naive.match(salt, token_ids, most)
+        self.waiting = [*self.waiting[-2:], Waiting(chain, token_ids, matched, self.pages.num_cached)]
         draft = PageDraft(self.pages, self.prefix)
         chosen = draft.keep_and_take(matched, self.pages.needed(len(token_ids)))
         assert before == (self.pages, self.prefix), "a match or a draft has changed something"
@@ -183,6 +206,7 @@ class Books:
                 return
             seq.pages.append(page)
         seq.token_ids.append(token)
+        seq.chain = self.chain(seq.token_ids, seq.chain.salt)
         self.compute(name, 1)
 
     def fork(self, name: str, branch: str) -> None:
@@ -220,6 +244,7 @@ class Books:
         """The pages are counted, the cache is whole, and every sequence finds its own KV."""
         self.pages.check()
         self.prefix.check()
+        self._match_again()
         users: dict[int, int] = {}
         for page in self._pages_of_all():
             users[page] = users.get(page, 0) + 1
@@ -228,7 +253,15 @@ class Books:
             for position in range(seq.computed):
                 assert self.kv[seq.pages[position // PAGE]][position % PAGE] == seq.kv(position)
         if self.naive is not None:
-            assert {page for unit in self.naive.held.values() for page in unit} == self.pages.cached
+            assert {page for unit in self.naive.held.values() for page in unit} == self.pages.cached.keys()
+
+    def _match_again(self) -> None:
+        """A match that continues an earlier one finds what a new one finds."""
+        for one in self.waiting:
+            known = self.pages.still_cached(one.matched, one.since)
+            match = partial(self.prefix.match, one.chain, one.token_ids, len(one.token_ids) - 1)
+            one.matched, one.since = match(known), self.pages.num_cached
+            assert one.matched == match()
 
     def _pages_of_all(self) -> Iterator[int]:
         for seq in self.seqs.values():
@@ -239,7 +272,7 @@ class Books:
         """Copy a page that others use before it is written to. False if there is no page for the copy."""
         page = seq.pages[index]
         assert page not in self.pages.cached, "a page in the cache is written to"
-        if self.pages.is_shared(page):
+        if self.pages.used[page] > 1:
             new = self._new_page()
             if new is None:
                 return False
@@ -270,6 +303,6 @@ class Books:
 FORMS: dict[str, tuple[Callable[[Pages], PrefixCache], int]] = {
     "hash": (hash_of_pages, PAGE),
     "hash, two pages per block": (hash_of_blocks, 2 * PAGE),
-    "radix": (RadixPrefix, PAGE),
+    "radix": (radix_of_pages, PAGE),
 }
 """name -> (how the cache is made, tokens per unit)."""

@@ -52,7 +52,7 @@ class Rank:
         self.pool: dict[Any, Any] = {} if pool is None else pool
         staging = Staging(half_blocks, num_slots)
         pages = Pages(num_pages, PAGE)
-        prefix = new_prefix_cache(sharing, pages, BLOCK, key_after)
+        prefix = new_prefix_cache(sharing, pages, BLOCK)
         self.state = State(
             frozenset(duties), pages, staging, BLOCK, limits, next_key=key_after, prefix=prefix,
             preemption=preemption,

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 import scheduler.instance
+from scheduler.instance import DECODE, PREFILL, Limits, next_step
+from scheduler.instance.outcomes import Token
 from scheduler.instance.pages import PageDraft, Pages
-from scheduler.instance.prefix import Chain, PrefixCache
-from tests.scheduler.instance.prefix_books import FORMS, PAGE
+from scheduler.instance.prefix import PrefixCache
+from tests.scheduler.instance.prefix_books import FORMS, PAGE, chain_of
+from tests.scheduler.instance.rank import Rank, job
 
 pytestmark = pytest.mark.quick
 
+DUTIES = (PREFILL, DECODE)
 HERE = str(Path(scheduler.instance.__file__).parent)
-S = Chain(b"s")
 
 
 def operations(call: Callable[..., Any], *values: Any) -> int:
@@ -46,15 +49,16 @@ class Cache:
     """A cache of one form, which is full of idle prefixes of 8 tokens each."""
 
     def __init__(self, name: str, prefixes: int) -> None:
+        form, self.unit = FORMS[name]
         self.pages = Pages(prefixes * 4, PAGE)
-        self.prefix: PrefixCache = FORMS[name][0](self.pages)
+        self.prefix: PrefixCache = form(self.pages)
         for number in range(prefixes):
             self.pages.give_back(self.compute([number] * 8))
 
     def compute(self, token_ids: list[int]) -> list[int]:
         """Compute a sequence that shares nothing; its pages."""
         pages = self.take(self.pages.needed(len(token_ids)))
-        self.prefix.insert(S, token_ids, pages, len(token_ids))
+        self.prefix.insert(chain_of(token_ids, self.unit), token_ids, pages, len(token_ids))
         return pages
 
     def take(self, count: int) -> list[int]:
@@ -77,7 +81,24 @@ def test_a_step_that_needs_pages_costs_the_same_in_a_small_and_in_a_large_cache(
 def test_a_match_costs_the_same_in_a_small_and_in_a_large_cache(name: str) -> None:
     caches = (Cache(name, 10), Cache(name, 1000))
     for tokens in ([5] * 8, [-1] * 8):
-        assert len({operations(cache.prefix.match, S, tokens, 8) for cache in caches}) == 1
+        assert (
+            len({operations(cache.prefix.match, chain_of(tokens, cache.unit), tokens, 8) for cache in caches})
+            == 1
+        )
+
+
+@pytest.mark.parametrize("sharing", ["hash", "radix"])
+def test_a_job_that_waits_costs_a_step_the_same_after_a_short_and_after_a_long_prefix(sharing: str) -> None:
+    counts = set()
+    for length in (40, 800):
+        rank = Rank(*DUTIES, num_pages=length // 2 + 12, limits=Limits(1000), sharing=sharing)
+        rank.arrive(job("first", DUTIES, range(length), salt=b"s", max_tokens=9))
+        rank.until(Token)
+        rank.arrive(job("again", DUTIES, [*range(length), *range(24)], salt=b"s"))
+        rank.step(unchanged=False)
+        assert len(rank.state.waiting) == 1
+        counts.add(operations(next_step, rank.state, 0.0))
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -85,11 +106,11 @@ def test_a_draft_passes_over_the_pages_that_it_keeps_and_over_no_others(name: st
     counts = set()
     for prefixes in (10, 1000):
         cache = Cache(name, prefixes)
-        oldest = cache.prefix.match(S, [0] * 8, 8)
+        oldest = cache.prefix.match(chain_of([0] * 8, cache.unit), [0] * 8, 8)
         draft = PageDraft(cache.pages, cache.prefix)
         counts.add(operations(draft.keep_and_take, oldest, 8))
         assert len(draft.evicted) == 4
-        assert set(draft.evicted) == set(cache.prefix.match(S, [1] * 8, 8))
+        assert set(draft.evicted) == set(cache.prefix.match(chain_of([1] * 8, cache.unit), [1] * 8, 8))
     assert len(counts) == 1
 
 
@@ -102,7 +123,7 @@ def test_an_answer_that_fills_a_unit_costs_the_same_after_a_short_and_after_a_lo
         pages = cache.compute(tokens)
         tokens += [-2, -3, -4, -5]
         pages += cache.take(2)
-        counts.add(operations(cache.prefix.insert, S, tokens, pages, len(tokens)))
+        counts.add(operations(cache.prefix.insert, chain_of(tokens, cache.unit), tokens, pages, len(tokens)))
     assert len(counts) == 1
 
 

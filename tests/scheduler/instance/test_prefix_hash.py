@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_hash import HashPrefix
-from tests.scheduler.instance.prefix_books import PAGE, Books, hash_of_blocks, keys_of, next_key
+from tests.scheduler.instance.prefix_books import PAGE, Books, chain_of, hash_of_blocks, keys_of
 
 pytestmark = pytest.mark.quick
 
 PROMPT = list(range(10, 22))
-
-
-def no_key(salt: bytes, before: int | None, token_ids: Sequence[int]) -> int:
-    raise AssertionError("a key is computed that the request brought")
 
 
 def computed(prefix: HashPrefix, chain: Chain, token_ids: list[int]) -> list[int]:
@@ -32,23 +26,14 @@ def computed(prefix: HashPrefix, chain: Chain, token_ids: list[int]) -> list[int
 
 
 def test_a_block_is_stored_under_the_key_that_the_request_brought() -> None:
-    prefix = HashPrefix(Pages(8, PAGE), 4, no_key)
+    prefix = HashPrefix(Pages(8, PAGE), 4)
     pages = computed(prefix, Chain(b"s", [71, 72]), PROMPT[:8])
     assert prefix.drain() == ([71, 72], [])
     assert prefix.match(Chain(b"s", [71, 72]), PROMPT[:8], 8) == tuple(pages)
 
 
-def test_keys_that_the_request_did_not_bring_continue_its_chain() -> None:
-    prefix = HashPrefix(Pages(8, PAGE), 4, next_key)
-    keys = keys_of(b"s", PROMPT, 4)
-    computed(prefix, Chain(b"s", keys[:1]), PROMPT)
-    assert prefix.drain() == (keys, [])
-    for brought in range(4):
-        assert len(prefix.match(Chain(b"s", keys[:brought]), PROMPT, 12)) == 6
-
-
 def test_a_key_that_belongs_to_other_tokens_is_no_hit_and_its_block_stays() -> None:
-    prefix = HashPrefix(Pages(12, PAGE), 4, no_key)
+    prefix = HashPrefix(Pages(12, PAGE), 4)
     first = computed(prefix, Chain(b"s", [71, 72]), PROMPT[:8])
     forged = Chain(b"s", [71, 72])
     assert prefix.match(forged, [1] * 8, 8) == ()
@@ -58,14 +43,14 @@ def test_a_key_that_belongs_to_other_tokens_is_no_hit_and_its_block_stays() -> N
 
 
 def test_equal_tokens_and_an_equal_key_after_another_prefix_are_no_hit() -> None:
-    prefix = HashPrefix(Pages(12, PAGE), 4, no_key)
+    prefix = HashPrefix(Pages(12, PAGE), 4)
     computed(prefix, Chain(b"s", [71, 72]), [1, 1, 1, 1, 2, 2, 2, 2])
     second = computed(prefix, Chain(b"s", [81, 72]), [3, 3, 3, 3, 2, 2, 2, 2])
     assert prefix.match(Chain(b"s", [81, 72]), [3, 3, 3, 3, 2, 2, 2, 2], 8) == tuple(second[:2])
 
 
 def test_an_equal_first_key_of_another_salt_is_no_hit() -> None:
-    prefix = HashPrefix(Pages(12, PAGE), 4, no_key)
+    prefix = HashPrefix(Pages(12, PAGE), 4)
     computed(prefix, Chain(b"s", [71]), PROMPT[:4])
     assert prefix.match(Chain(b"t", [71]), PROMPT[:4], 4) == ()
 
@@ -80,16 +65,16 @@ def test_a_block_that_branches_share_in_part_comes_in_when_one_branch_is_left() 
         books.decode("b", token + 5)
     one, two = books.seqs["a"].pages, books.seqs["b"].pages
     assert one[2] == two[2]  # a full page of a block that is not full
-    assert books.pages.cached == set(one[:2])
+    assert books.pages.cached.keys() == set(one[:2])
     books.finish("b")
     for token in (3, 4, 5, 6):
         books.decode("a", token)
-    assert books.pages.cached == set(books.seqs["a"].pages)
+    assert books.pages.cached.keys() == set(books.seqs["a"].pages)
 
 
 def test_a_block_is_evicted_as_a_whole() -> None:
-    prefix = HashPrefix(Pages(6, PAGE), 4, next_key)
-    pages = computed(prefix, Chain(b"s"), PROMPT)
+    prefix = HashPrefix(Pages(6, PAGE), 4)
+    pages = computed(prefix, chain_of(PROMPT), PROMPT)
     prefix.pages.give_back(pages)
     draft = PageDraft(prefix.pages, prefix)
     assert draft.take(1) == (pages[4],)
@@ -102,8 +87,8 @@ def test_a_block_is_evicted_as_a_whole() -> None:
 
 
 def test_keys_are_told_once_and_not_at_all_when_the_block_came_and_went() -> None:
-    prefix = HashPrefix(Pages(6, PAGE), 4, next_key)
-    pages = computed(prefix, Chain(b"s"), PROMPT)
+    prefix = HashPrefix(Pages(6, PAGE), 4)
+    pages = computed(prefix, chain_of(PROMPT), PROMPT)
     keys = keys_of(b"s", PROMPT, 4)
     prefix.pages.give_back(pages)
     prefix.drop(pages[4:])
@@ -112,13 +97,13 @@ def test_keys_are_told_once_and_not_at_all_when_the_block_came_and_went() -> Non
     prefix.drop(pages[2:4])
     prefix.clear()
     assert prefix.drain() == ([], [keys[1], keys[0]])
-    computed(prefix, Chain(b"s"), PROMPT[:4])
+    computed(prefix, chain_of(PROMPT[:4]), PROMPT[:4])
     assert prefix.drain() == (keys[:1], [])
     prefix.clear()
-    computed(prefix, Chain(b"s"), PROMPT[:4])
+    computed(prefix, chain_of(PROMPT[:4]), PROMPT[:4])
     assert prefix.drain() == ([], [])
 
 
 def test_a_block_has_whole_pages() -> None:
     with pytest.raises(AssertionError, match="not a whole number of pages"):
-        HashPrefix(Pages(6, 4), 6, next_key)
+        HashPrefix(Pages(6, 4), 6)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.scheduler.instance.prefix_books import FORMS, PAGE, Books, hash_that_collides
+from tests.scheduler.instance.prefix_books import FORMS, PAGE, Books, hash_of_pages
 
 pytestmark = pytest.mark.quick
 
@@ -31,7 +31,7 @@ class AnySharing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.forms = {name: Books(form, unit) for name, (form, unit) in FORMS.items()}
-        self.forms["collisions"] = Books(hash_that_collides, PAGE, compared=False)
+        self.forms["collisions"] = Books(hash_of_pages, PAGE, collide=True)
         self.made = 0
 
     def having(self, number: int) -> list[tuple[Books, str]]:
@@ -42,12 +42,11 @@ class AnySharing(RuleBasedStateMachine):
         name = names[number % len(names)]
         return [(books, name) for books in self.forms.values() if name in books.seqs]
 
-    @rule(prompt=prompts, salt=salts, keys=st.integers(0, 6), at_once=st.booleans())
-    def start(self, prompt: list[int], salt: bytes | None, keys: int, at_once: bool) -> None:
+    @rule(prompt=prompts, salt=salts, at_once=st.booleans())
+    def start(self, prompt: list[int], salt: bytes | None, at_once: bool) -> None:
         self.made += 1
         for books in self.forms.values():
-            brought = 0 if books.naive is None else keys
-            if books.start(f"s{self.made}", prompt, salt, brought) is not None:
+            if books.start(f"s{self.made}", prompt, salt) is not None:
                 books.compute(f"s{self.made}", 12 if at_once else 0)
 
     @rule(number=which, count=st.sampled_from([16, 5, 1]))
@@ -80,6 +79,7 @@ class AnySharing(RuleBasedStateMachine):
     def hash_and_tree_with_equal_units_do_exactly_the_same(self) -> None:
         assert self.forms["hash"].pages == self.forms["radix"].pages
         assert self.forms["hash"].seqs == self.forms["radix"].seqs
+        assert self.forms["hash"].prefix.drain() == self.forms["radix"].prefix.drain()
 
     def teardown(self) -> None:
         for books in self.forms.values():

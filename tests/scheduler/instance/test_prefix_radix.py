@@ -7,7 +7,7 @@ import pytest
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_radix import Node, RadixPrefix
-from tests.scheduler.instance.prefix_books import PAGE
+from tests.scheduler.instance.prefix_books import PAGE, keys_of
 
 pytestmark = pytest.mark.quick
 
@@ -41,13 +41,13 @@ def computed(prefix: RadixPrefix, token_ids: list[int], chain: Chain = S) -> lis
 
 
 def test_a_sequence_is_one_run() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE))
+    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
     computed(prefix, [1, 2, 3, 4, 5])
     assert tree(prefix) == ["(1, 2) (3, 4) in [0, 1]"]
 
 
 def test_a_run_is_split_between_pages_where_two_sequences_part() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE))
+    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
     computed(prefix, [1, 2, 3, 4, 5, 6])
     computed(prefix, [1, 2, 3, 9, 5, 6])  # parts within the second page
     assert tree(prefix) == ["(1, 2) in [0]", "  (3, 4) (5, 6) in [1, 2]", "  (3, 9) (5, 6) in [3, 4]"]
@@ -62,7 +62,7 @@ def test_a_run_is_split_between_pages_where_two_sequences_part() -> None:
 
 
 def test_a_run_grows_with_its_sequence() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE))
+    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
     tokens = [1, 2]
     pages = computed(prefix, tokens)
     for token in (3, 4, 5, 6):
@@ -77,7 +77,7 @@ def test_a_run_grows_with_its_sequence() -> None:
 
 
 def test_a_sequence_that_is_the_beginning_of_another_adds_nothing() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE))
+    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
     computed(prefix, [1, 2, 3, 4, 5, 6])
     pages = computed(prefix, [1, 2, 3, 4])
     assert pages == [0, 1]
@@ -85,7 +85,7 @@ def test_a_sequence_that_is_the_beginning_of_another_adds_nothing() -> None:
 
 
 def test_two_salts_have_two_trees_and_an_empty_tree_is_forgotten() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE))
+    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
     one = computed(prefix, [1, 2])
     two = computed(prefix, [1, 2], Chain(b"t"))
     assert tree(prefix) == ["(1, 2) in [0]"]
@@ -97,7 +97,7 @@ def test_two_salts_have_two_trees_and_an_empty_tree_is_forgotten() -> None:
 
 
 def test_eviction_takes_single_pages_from_the_end_of_a_leaf() -> None:
-    prefix = RadixPrefix(Pages(6, PAGE))
+    prefix = RadixPrefix(Pages(6, PAGE), PAGE)
     first = computed(prefix, [1, 2, 3, 4, 5, 6])
     second = computed(prefix, [1, 2, 9, 9, 8, 8])
     prefix.pages.give_back(first)
@@ -112,7 +112,7 @@ def test_eviction_takes_single_pages_from_the_end_of_a_leaf() -> None:
 
 
 def test_a_page_in_the_middle_is_never_evicted() -> None:
-    prefix = RadixPrefix(Pages(6, PAGE))
+    prefix = RadixPrefix(Pages(6, PAGE), PAGE)
     pages = computed(prefix, [1, 2, 3, 4])
     computed(prefix, [1, 2, 9, 9])
     prefix.pages.give_back(pages)
@@ -122,8 +122,26 @@ def test_a_page_in_the_middle_is_never_evicted() -> None:
 
 
 def test_a_page_in_the_middle_of_a_run_is_never_evicted() -> None:
-    prefix = RadixPrefix(Pages(6, PAGE))
+    prefix = RadixPrefix(Pages(6, PAGE), PAGE)
     pages = computed(prefix, [1, 2, 3, 4])
     prefix.pages.give_back(pages)
     with pytest.raises(AssertionError, match="page 0 is dropped from the middle of a run"):
         prefix.drop([0])
+
+
+def test_the_keys_of_whole_blocks_are_told_when_their_last_page_comes_in_and_goes_out() -> None:
+    prefix = RadixPrefix(Pages(8, PAGE), 2 * PAGE)
+    ids = list(range(2 * 2 * PAGE + PAGE))  # two blocks and a page
+    keys = keys_of(b"s", ids, 2 * PAGE)
+    head = computed(prefix, ids[: 3 * PAGE], Chain(b"s", keys[:1]))
+    assert prefix.drain() == (keys[:1], [])
+    pages = computed(prefix, ids, Chain(b"s", keys))
+    assert pages[:3] == head
+    assert prefix.drain() == (keys[1:], [])
+    prefix.pages.give_back(head)
+    prefix.pages.give_back(pages)
+    prefix.drop([pages[4], pages[3]])
+    prefix.check()
+    assert prefix.drain() == ([], keys[1:])
+    prefix.clear()
+    assert prefix.drain() == ([], keys[:1])

@@ -102,9 +102,9 @@ def test_eviction_shortens_the_prefix_that_was_left_longest_ago_from_its_end(boo
     books.finish("a")
     books.finish("b")
     assert served(books, "other", [8] * 12) == 0  # 2 pages are free, 4 are evicted
-    assert books.prefix.match(Chain(b"s"), PROMPT, 12) == books.naive_match(PROMPT)
-    assert len(books.prefix.match(Chain(b"s"), PROMPT, 12)) == 2
-    assert len(books.prefix.match(Chain(b"s"), [7] * 8, 8)) == 4
+    assert books.prefix.match(books.chain(PROMPT), PROMPT, 12) == books.naive_match(PROMPT)
+    assert len(books.prefix.match(books.chain(PROMPT), PROMPT, 12)) == 2
+    assert len(books.prefix.match(books.chain([7] * 8), [7] * 8, 8)) == 4
 
 
 def test_a_prefix_that_is_used_again_is_evicted_after_the_others(books: Books) -> None:
@@ -114,7 +114,7 @@ def test_a_prefix_that_is_used_again_is_evicted_after_the_others(books: Books) -
     served(books, "a", [1] * 9)  # needs a page: of "b"
     books.finish("a")
     assert served(books, "d", [4] * 8) == 0
-    lengths = [len(books.prefix.match(Chain(b"s"), [token] * 8, 8)) for token in (1, 2, 3)]
+    lengths = [len(books.prefix.match(books.chain([token] * 8), [token] * 8, 8)) for token in (1, 2, 3)]
     assert lengths == [4, 0, 4] if books.unit == 4 else [4, 0, 3]
 
 

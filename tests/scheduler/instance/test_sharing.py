@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.instance import DECODE, PREFILL, JobId, Limits
-from scheduler.instance.outcomes import Computed, Ended, Loaded, Preempted, Prefilled, Token
+from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Preempted, Prefilled, Token
 from tests.scheduler.instance.model_runner import BLOCK, PAGE
 from tests.scheduler.instance.rank import Rank, job
 from tests.scheduler.instance.test_loads_and_stores import in_pool
@@ -131,6 +131,17 @@ def test_branches_share_full_pages_and_copy_the_last_one_before_they_write() -> 
     assert len({sequence[4] for sequence in pages}) == 3
 
 
+def test_the_answer_of_a_branch_that_comes_alone_counts_for_its_pages_and_its_keys() -> None:
+    rank = Rank(DECODE, num_pages=4, sharing="hash")
+    alone = {"salt": SALT, "answers": [(1, range(4, 9))]}
+    assert rank.arrive(job("long", [DECODE], range(4), **alone)) == [
+        Failed(JobId("long", 0, 1), "5 KV pages are needed, the rank has 4")
+    ]
+    rank = Rank(DECODE, sharing="hash")
+    rank.arrive(job("a", [DECODE], range(4), **alone))
+    assert len(rank.state.waiting[0].chain.keys) == 9 // BLOCK
+
+
 def test_a_prompt_that_ends_with_its_page_needs_no_copy() -> None:
     rank = Rank(*BOTH, limits=Limits(64))
     both(rank, "a", range(8), n=2, max_tokens=4)
@@ -186,6 +197,23 @@ def test_a_decode_rank_loads_a_prompt_once_and_goes_on_with_each_branch() -> Non
     assert {said.job.branch for said in rank.said if isinstance(said, Ended)} == {0, 2}
     first = next(said for said in rank.said if isinstance(said, Token))
     assert (first.job.branch, first.index) == (0, 1)
+    rank.assert_idle()
+
+
+def test_branches_that_share_their_last_page_need_a_page_for_each_but_one() -> None:
+    rank = Rank(*BOTH, num_pages=6, limits=Limits(64))
+    both(rank, "a", range(9), n=2, max_tokens=2)
+    rank.settle()
+    assert not any(isinstance(said, Preempted) for said in rank.said)
+    rank.assert_idle()
+
+
+def test_of_two_branches_that_lack_a_page_for_a_copy_one_keeps_the_page() -> None:
+    rank = Rank(*BOTH, num_pages=5, limits=Limits(64))
+    both(rank, "a", range(9), n=2, max_tokens=2)
+    rank.settle()
+    assert [said.job.branch for said in rank.said if isinstance(said, Preempted)] == [1]
+    assert [said.job.branch for said in rank.said if isinstance(said, Ended)] == [0]
     rank.assert_idle()
 
 
