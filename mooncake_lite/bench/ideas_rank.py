@@ -76,7 +76,7 @@ class Rank:
     def __init__(self, model: Model, tokens: int, sharing: str) -> None:
         num_pages = pages_for(tokens, PAGE_TOKENS)
         pages = Pages(num_pages, PAGE_TOKENS)
-        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS, next_key)
+        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
         self._state = State(
             DUTIES, pages, Staging(0, 0), BLOCK_TOKENS, LIMITS, next_key=next_key, prefix=prefix
         )
