@@ -15,6 +15,12 @@ from mooncake_lite.modes import COMPUTE_ROLES
 ROOMY_CORES = 4
 """From this many cores per compute rank on, ranks get cores of their own."""
 
+SPINS = 2000
+"""How often a waiting thread of libgomp looks for work before it sleeps: 20 to 110 us, by the processor's
+pause instruction. Between two parallel regions of a decode step a few tens of microseconds pass. Waking a
+sleeping thread of an idle core takes as long, more than 100 times a step. A thread that spins for
+milliseconds, as libgomp does by default, holds the core that another rank's thread needs."""
+
 
 def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str] | None = None) -> int:
     """Threads that a rank of `role` computes with on a node of `cores` cores.
@@ -43,9 +49,11 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
 def set_thread_environment(threads: int, environment: MutableMapping[str, str] = os.environ) -> None:
     """Tell OpenMP, Numba and the BLAS libraries, before any of them is loaded.
 
-    torch takes one thread under mpirun unless told otherwise, Numba all cores; passive waiting leaves
-    the cores to the rank that computes.
+    torch takes one thread under mpirun unless told otherwise, Numba all cores. Waiting threads sleep after
+    SPINS looks, which leaves the cores to the rank that computes. A user's OMP_WAIT_POLICY and GOMP_SPINCOUNT
+    stand.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         environment[name] = str(threads)
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    if environment.setdefault("OMP_WAIT_POLICY", "passive").lower() == "passive":
+        environment.setdefault("GOMP_SPINCOUNT", str(SPINS))
