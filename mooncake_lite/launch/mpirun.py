@@ -33,6 +33,9 @@ PROFILES: dict[str, tuple[str, ...]] = {
 SECRET = "MOONCAKE_LITE_API_KEY"
 """Travels in the environment and never in a command line, where every user of the host could read it."""
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""How threads of OpenMP wait for each other, where the user chooses it (threads.py)."""
+
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -90,7 +93,7 @@ def mpirun_line(
     if hosts := parse_hosts(config.hosts):
         line += ["--host", ",".join(f"{name}:{slots}" for name, slots in hosts)]
     for name in sorted(environment):
-        if name == "OMP_WAIT_POLICY" or name.startswith("MOONCAKE_LITE_"):
+        if name in WAITING or name.startswith("MOONCAKE_LITE_"):
             line += ["-x", name]
     return [*line, *words, *command]
 
@@ -121,7 +124,7 @@ def mpirun_environment(config: ServeConfig, run_dir: Path, base: Mapping[str, st
 def printable_line(line: list[str], environment: Mapping[str, str]) -> str:
     """The line as a user could type it, with the variables it needs; a secret is only named."""
     shown = []
-    for name in [*AS_ROOT, "OMP_WAIT_POLICY"]:
+    for name in [*AS_ROOT, *WAITING]:
         if name in environment:
             shown.append(f"{name}={shlex.quote(environment[name])}")
     if SECRET in environment:

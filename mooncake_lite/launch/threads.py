@@ -15,6 +15,12 @@ from mooncake_lite.modes import COMPUTE_ROLES
 ROOMY_CORES = 4
 """From this many cores per compute rank on, ranks get cores of their own."""
 
+SPINS = 2000
+"""How often a waiting thread of libgomp looks for work before it sleeps. A look takes 10 ns (libgomp's
+estimate) to 54 ns (measured), as the processor's pause instruction does. It covers most waits within a decode
+step, which has more than 100 parallel regions. libgomp's default, 300,000, would hold the core that another
+rank's thread needs. Measured: docs/how-to/launch.md."""
+
 
 def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str] | None = None) -> int:
     """Threads that a rank of `role` computes with on a node of `cores` cores.
@@ -24,9 +30,9 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
     The conductor, store ranks and emulated ranks wait or copy, with one thread. --threads decides where it
     is given. Where there are ROOMY_CORES cores per compute rank, each takes its share and
     they never meet. On smaller nodes the ranks of one role share all cores: prefill and decode then take
-    turns, which costs decode nothing measurable as long as waiting threads sleep (OMP_WAIT_POLICY=passive:
-    p99 of a decode step 5 ms with 2 threads each on 2 cores; 24 ms when they spin; 6 ms with 1 thread each),
-    and a prompt is prefilled with every core while nothing is decoded.
+    turns, which costs decode little as long as waiting threads soon sleep (p99 of a decode step with 2
+    threads each on 2 cores: 5 ms when they sleep at once, 24 ms when they spin for milliseconds; 6 ms with 1
+    thread each), and a prompt is prefilled with every core while nothing is decoded.
     """
     if role not in COMPUTE_ROLES or config.engine == "emulated":
         return 1
@@ -43,9 +49,11 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
 def set_thread_environment(threads: int, environment: MutableMapping[str, str] = os.environ) -> None:
     """Tell OpenMP, Numba and the BLAS libraries, before any of them is loaded.
 
-    torch takes one thread under mpirun unless told otherwise, Numba all cores; passive waiting leaves
-    the cores to the rank that computes.
+    torch takes one thread under mpirun unless told otherwise, Numba all cores. Waiting threads sleep after
+    SPINS looks, which leaves the cores to the rank that computes. A user's OMP_WAIT_POLICY and GOMP_SPINCOUNT
+    stand.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         environment[name] = str(threads)
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    if environment.setdefault("OMP_WAIT_POLICY", "passive").lower() == "passive":
+        environment.setdefault("GOMP_SPINCOUNT", str(SPINS))

@@ -134,6 +134,7 @@ def this_machine(threads: int) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": threads,
         "waiting": os.environ.get("OMP_WAIT_POLICY", "").lower(),
+        "spins": os.environ.get("GOMP_SPINCOUNT", ""),
         "torch": version("torch"),
         "numba": version("numba"),
         "kernels": _kernels_digest(),

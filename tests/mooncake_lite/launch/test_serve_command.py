@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,16 @@ def test_the_api_key_is_in_the_environment_of_ranks_and_in_no_line() -> None:
     assert "very-secret" not in " ".join(line) + dry_run(Path("mpirun"), config) + " ".join(
         rank_flags(config)
     )
+
+
+def test_how_threads_wait_is_passed_to_ranks_where_the_user_chose_it() -> None:
+    def passed(user: dict[str, str]) -> list[str]:
+        line = mpirun_line(Path("mpirun"), config, [], mpirun_environment(config, Path("/run"), user))
+        return [name for dash, name in pairwise(line) if dash == "-x" and "MOONCAKE" not in name]
+
+    config = ServeConfig()
+    assert passed({}) == ["OMP_WAIT_POLICY"]
+    assert passed({"GOMP_SPINCOUNT": "0"}) == ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"]
 
 
 def test_hosts_and_more_words_for_mpirun_stand_in_the_line() -> None:

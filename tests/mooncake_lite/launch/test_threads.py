@@ -9,7 +9,7 @@ import pytest
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch import machine
 from mooncake_lite.launch.place import ranks_near
-from mooncake_lite.launch.threads import set_thread_environment, threads_for
+from mooncake_lite.launch.threads import SPINS, set_thread_environment, threads_for
 
 pytestmark = pytest.mark.quick
 
@@ -82,6 +82,11 @@ def test_libraries_are_told_by_the_environment_and_a_users_wait_policy_stands() 
     set_thread_environment(2, environment)
     assert environment["OMP_NUM_THREADS"] == environment["NUMBA_NUM_THREADS"] == "2"
     assert environment["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in environment
     empty: dict[str, str] = {}
     set_thread_environment(2, empty)
     assert empty["OMP_WAIT_POLICY"] == "passive"
+    assert empty["GOMP_SPINCOUNT"] == str(SPINS)
+    never = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+    set_thread_environment(2, never)
+    assert never["GOMP_SPINCOUNT"] == "0"
