@@ -11,6 +11,7 @@ attention. On a GPU this calls those functions. Knows arrays, not models.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from kernels_numba.attention_prefill_tiles import prefill_tiles
 from kernels_numba.block_kernels import move_tokens
 from kernels_numba.blocks import check_ids, check_rotary, scatter_kv
 from kernels_numba.checks import check_window, wrong_size
-from kernels_numba.errors import DtypeError, LayoutError, RangeError
+from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.rotary import scatter_rotated
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
@@ -143,6 +144,29 @@ class PagedPass:
                 others = (q[d:], keys, values, tables[d:], self._new[d:], lens[d:], result[d:])
                 prefill_tiles(*others, *rest, threads, True)
         return out
+
+    def for_decode(
+        self, rows: int, query_width: int, key_width: int, windows: Iterable[int]
+    ) -> tuple[Any, ...]:
+        """What decode_layers takes of a pass over `rows` sequences of one new float32 token each, on the CPU.
+
+            query_width, key_width   numbers of a token's queries, of its keys
+            windows                  of the layers, as check_window returns them
+
+        Returns (caches, (slot_mapping, positions, cosine, sine), (block_tables, context_lens), split).
+        """
+        if not self._on_cpu or self._caches.dtype != np.float32:
+            raise DtypeError("caches", self._arrays[0].dtype, "float32, on the CPU")
+        if not rows == self._rows == self._batch == self._singles:
+            raise RangeError("x.shape[0]", rows, f"{self._rows} rows, each a sequence of one new token")
+        kv_heads, head_dim = self._caches.shape[3], self._caches.shape[5]
+        if query_width % head_dim or key_width != kv_heads * head_dim:
+            raise ShapeError("caches.shape", self._caches.shape, f"heads for keys of {key_width} numbers")
+        for window in windows:
+            if (window, query_width // head_dim) not in self._checked:
+                self._check_attention(window, query_width // head_dim)
+        new = (self._slots, self._positions, *self._rotary)
+        return self._caches, new, (self._tables, self._lens), self._split
 
     def _attend_on_gpu(self, layer: int, query: Any, out: Any, scale: float, window: int | None) -> None:
         caches, tables, new, lens = self._arrays[:4]
