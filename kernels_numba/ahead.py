@@ -82,9 +82,7 @@ def steps_of(use: KernelUse) -> list[Step]:
         steps.append(("linear layers", _linear_drivers))
     steps += [(f"linear layers {name}", partial(_multiply, name)) for name in use.formats]
     if use.formats:
-        steps.append(("norms and SwiGLU", _rows))
-        if use.dtype == "float32":
-            steps.append(("decode layers", _decode_layers))
+        steps += [("norms and SwiGLU", _rows), ("decode layers", _decode_layers)]
     if use.unpacked:
         steps.append(("unpacking weights", partial(_unpack, use.unpacked)))
     if use.blocks:

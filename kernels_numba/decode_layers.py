@@ -45,8 +45,8 @@ from numba.core.errors import TypingError  # isort: skip
 from numba.extending import intrinsic  # isort: skip
 
 _NORM, _SILU, _LINEAR, _LINEAR_PARALLEL, _TURN, _MOVE, _ATTEND, _HALVES = range(8)
-"""Entries of `known`: the addresses of the kernels, and of the table that the linear ones read halves by."""
-_QKV, _OUTPUT, _GATE_UP, _DOWN = map(np.int64, range(4))  # of Python's integers Numba compiles each apart
+"""Entries of `known`: addresses of the kernels, and of the table of halves that the linear ones read."""
+_QKV, _OUTPUT, _GATE_UP, _DOWN = map(np.int64, range(4))  # for an int, Numba would compile each by itself
 _GROUPS = ((0, 3), (3, 4), (4, 6), (6, 7))
 """Of each, (first, end) of its weights among a layer's seven: q, k, v, output, gate, up, down."""
 _ATTENTION_NORM, _MLP_NORM, _QUERY_NORM, _KEY_NORM, _WINDOW, _BIASES = range(6)
@@ -75,19 +75,22 @@ class LayerArrays:
 class DecodeLayers:
     """The layers of a model, all of the same sizes; checked once, here.
 
-    eps     of all norms
-    scale   of the scores
+    head_dim   numbers of a query, a key and a value of one head
+    eps        of all norms
+    scale      of the scores
 
     Raises ShapeError, DtypeError, LayoutError, KindError, RangeError (errors.py).
     """
 
-    def __init__(self, layers: Sequence[LayerArrays], eps: float, scale: float) -> None:
+    def __init__(self, layers: Sequence[LayerArrays], *, head_dim: int, eps: float, scale: float) -> None:
         for i, layer in enumerate(layers):
-            _check(f"layers[{i}]", layer, layers[0])
+            _check(f"layers[{i}]", layer, layers[0], head_dim)
         self._kept = tuple(layers)  # the tables hold addresses alone
         self._numbers = (float(eps), float(scale))
         self._windows = {check_window(layer.window) for layer in layers}
         self._rows = np.array([rows for linears in layers[0].linears for rows in linears.rows], np.int64)
+        heads, kv_heads = (int(rows) // head_dim for rows in self._rows[:2])
+        self._sizes = (len(layers), heads, kv_heads, head_dim)
         self._tables = np.stack([np.concatenate([each.table for each in layer.linears]) for layer in layers])
         self._layers = np.array([_numbers_of(layer) for layer in layers], np.int64)
 
@@ -103,9 +106,9 @@ class DecodeLayers:
         return ways
 
     def __call__(self, x: Any, paged: PagedPass, ways: np.ndarray) -> Any:
-        """Run all layers: x becomes the input of the last norm, but for what is returned: (n, hidden) to add.
+        """Run all layers; returns what the last MLP adds to x, for the norm that follows: (n, hidden).
 
-            x      (n, hidden) float32, contiguous, an array or tensor on the CPU; written
+            x      (n, hidden) float32, contiguous, an array or a tensor on the CPU; changed in place
             ways   of self.ways(n, ...)
 
         Keys and values of the new tokens are written to their pages. Raises ShapeError, DtypeError,
@@ -115,8 +118,7 @@ class DecodeLayers:
         arrays.check_shape("x", x, "n", self._kept[0].linears[0].width)
         arrays.check_contiguous("x", x)
         arrays.check_writable("x", x)
-        query, key = int(self._rows[0]), int(self._rows[1])
-        caches, new, context, split = paged.for_decode(x.shape[0], query, key, self._windows)
+        caches, new, context, split = paged.for_decode(x.shape[0], *self._sizes, self._windows)
         delta = arrays.empty_like(x)
         model = (self._layers, self._tables, self._rows, ways)
         views = (arrays.as_numpy(x), arrays.as_numpy(delta))
@@ -126,15 +128,14 @@ class DecodeLayers:
         return delta
 
 
-def _check(name: str, layer: LayerArrays, first: LayerArrays) -> None:
+def _check(name: str, layer: LayerArrays, first: LayerArrays, head_dim: int) -> None:
     """A layer's sizes fit together and are those of the first; its norms and biases are plain arrays."""
     sizes, wanted = ([(each.width, *each.rows) for each in some.linears] for some in (layer, first))
     (hidden, query, key, *_), _, (_, gate, *_), _ = sizes
     fitting = [(hidden, query, key, key), (query, hidden), (hidden, gate, gate), (gate, hidden)]
-    if sizes != wanted or sizes != fitting:
-        raise ShapeError(f"{name}.linears", sizes, f"{fitting}, the same in all layers")
-    lengths: list[int | str] = [hidden, hidden, "head_dim", "head_dim"]
-    lengths += [rows for _, *group in sizes for rows in group]
+    if sizes != wanted or sizes != fitting or query % head_dim or key % head_dim:
+        raise ShapeError(f"{name}.linears", sizes, f"{fitting}, whole heads of {head_dim}, in all layers")
+    lengths = [hidden, hidden, head_dim, head_dim, *(rows for _, *group in sizes for rows in group)]
     for i, (array, length) in enumerate(zip((*layer.norms, *layer.biases), lengths, strict=True)):
         part = f"{name}.norms[{i}]" if i < len(layer.norms) else f"{name}.biases[{i - len(layer.norms)}]"
         if array is not None:

@@ -142,7 +142,7 @@ class Linears:
             )
 
     def shared(self, n: int) -> bool:
-        """Whether sharing n rows of x out to all threads takes less time than one thread takes for them."""
+        """Whether all threads share the work for n rows of x: where that takes less time than one thread."""
         workers = get_num_threads()
         return workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers)
 

@@ -24,7 +24,7 @@ from kernels_numba.attention_prefill_tiles import prefill_tiles
 from kernels_numba.block_kernels import move_tokens
 from kernels_numba.blocks import check_ids, check_rotary, scatter_kv
 from kernels_numba.checks import check_window, wrong_size
-from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
+from kernels_numba.errors import DtypeError, LayoutError, RangeError
 from kernels_numba.rotary import scatter_rotated
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
@@ -146,25 +146,24 @@ class PagedPass:
         return out
 
     def for_decode(
-        self, rows: int, query_width: int, key_width: int, windows: Iterable[int]
+        self, rows: int, layers: int, heads: int, kv_heads: int, head_dim: int, windows: Iterable[int]
     ) -> tuple[Any, ...]:
-        """What decode_layers takes of a pass over `rows` sequences of one new float32 token each, on the CPU.
+        """Check what decode_layers takes of a pass over `rows` sequences of one new token; return it.
 
-            query_width, key_width   numbers of a token's queries, of its keys
-            windows                  of the layers, as check_window returns them
+            heads      of queries
+            windows    of the layers, as check_window returns them
 
-        Returns (caches, (slot_mapping, positions, cosine, sine), (block_tables, context_lens), split).
+        On the CPU, in float32. Returns (caches, (slot_mapping, positions, cosine, sine), (block_tables,
+        context_lens), split).
         """
         if not self._on_cpu or self._caches.dtype != np.float32:
             raise DtypeError("caches", self._arrays[0].dtype, "float32, on the CPU")
         if not rows == self._rows == self._batch == self._singles:
             raise RangeError("x.shape[0]", rows, f"{self._rows} rows, each a sequence of one new token")
-        kv_heads, head_dim = self._caches.shape[3], self._caches.shape[5]
-        if query_width % head_dim or key_width != kv_heads * head_dim:
-            raise ShapeError("caches.shape", self._caches.shape, f"heads for keys of {key_width} numbers")
+        arrays.check_shape("caches", self._caches, layers, 2, "pages", kv_heads, "page_size", head_dim)
         for window in windows:
-            if (window, query_width // head_dim) not in self._checked:
-                self._check_attention(window, query_width // head_dim)
+            if (window, heads) not in self._checked:
+                self._check_attention(window, heads)
         new = (self._slots, self._positions, *self._rotary)
         return self._caches, new, (self._tables, self._lens), self._split
 

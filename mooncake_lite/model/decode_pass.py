@@ -69,4 +69,5 @@ class DecodePass:
             )
             for layer, projections, window in zip(self._weights, self._projections, self._config.windows)
         ]
-        return DecodeLayers(layers, self._config.norm_eps, self._scale)
+        config = self._config
+        return DecodeLayers(layers, head_dim=config.head_dim, eps=config.norm_eps, scale=self._scale)

@@ -116,11 +116,12 @@ def test_contexts_that_are_split_at_multiples_give_the_same_bits_alone_and_toget
 @pytest.mark.parametrize(
     ("new", "asked", "named"),
     [
-        ([1, 1], (2, 64, 32, [NO_WINDOW]), None),
-        ([1, 2], (3, 64, 32, [NO_WINDOW]), "a sequence of one new token"),
-        ([1, 1], (3, 64, 32, [NO_WINDOW]), r"x\.shape\[0\]"),
-        ([1, 1], (2, 64, 64, [NO_WINDOW]), "caches.shape"),
-        ([1, 1], (2, 40, 32, [NO_WINDOW]), "caches.shape"),
+        ([1, 1], (2, 1, 3, 1, 32, [NO_WINDOW]), None),
+        ([1, 2], (3, 1, 3, 1, 32, [NO_WINDOW]), "a sequence of one new token"),
+        ([1, 1], (3, 1, 3, 1, 32, [NO_WINDOW]), r"x\.shape\[0\]"),
+        ([1, 1], (2, 1, 3, 2, 32, [NO_WINDOW]), "caches.shape"),
+        ([1, 1], (2, 1, 6, 1, 16, [NO_WINDOW]), "caches.shape"),
+        ([1, 1], (2, 2, 3, 1, 32, [NO_WINDOW]), "caches.shape"),
     ],
 )
 def test_a_decode_step_in_one_call_takes_sequences_of_one_new_token_and_heads_that_fit(
@@ -137,10 +138,10 @@ def test_a_decode_step_in_one_call_takes_sequences_of_one_new_token_and_heads_th
 def test_a_decode_step_in_one_call_is_for_float32() -> None:
     paged = make_paged(context_lens=[9], query_lens=[1], dtype="bfloat16")
     with pytest.raises(ArgumentError, match="float32"):
-        pass_over(paged, 1).for_decode(1, 64, 32, [NO_WINDOW])
+        pass_over(paged, 1).for_decode(1, 1, 3, 1, 32, [NO_WINDOW])
 
 
 def test_a_decode_step_in_one_call_reads_no_page_outside_the_caches() -> None:
     paged = make_paged(context_lens=[9], query_lens=[1])
     with pytest.raises(ArgumentError, match="block_tables"):
-        pass_over(paged, 1, block_tables=np.array([[99]], np.int32)).for_decode(1, 64, 32, [NO_WINDOW])
+        pass_over(paged, 1, block_tables=np.array([[99]], np.int32)).for_decode(1, 1, 3, 1, 32, [NO_WINDOW])

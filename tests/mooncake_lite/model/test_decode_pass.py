@@ -135,7 +135,10 @@ def test_layers_of_other_sizes_than_the_first_are_refused() -> None:
         norm = np.ones(64, np.float32)
         return LayerArrays(norms=(norm, norm, None, None), linears=linears, biases=[None] * 7, window=None)
 
-    DecodeLayers([layer(96), layer(96)], 1e-6, 1.0)
+    sizes = {"head_dim": 32, "eps": 1e-6, "scale": 1.0}
+    DecodeLayers([layer(96), layer(96)], **sizes)
     for wrong in ([layer(96), layer(128)], [layer(96, hidden=32)]):
         with pytest.raises(ShapeError, match=r"layers\[\d\].linears"):
-            DecodeLayers(wrong, 1e-6, 1.0)
+            DecodeLayers(wrong, **sizes)
+    with pytest.raises(ShapeError, match="whole heads of 48"):
+        DecodeLayers([layer(96)], **(sizes | {"head_dim": 48}))
