@@ -29,8 +29,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "window, wide heads": {"family": "mistral", "sliding_window": 11, "head_dim": 32},
     "normed heads": {"family": "qwen3", "head_dim": 32, "attention_bias": True},
-    "blocks": {"family": "qwen2", "intermediate_size": 128},
+    "blocks": {"family": "qwen2", "intermediate_size": 512},
 }
+"""512 numbers: fixed point takes no narrower rows."""
 PROMPTS = [[3, 1, 4, 1, 5], list(range(10, 47)), [7] * 17, [150, 12]]
 
 
