@@ -82,7 +82,7 @@ def steps_of(use: KernelUse) -> list[Step]:
         steps.append(("linear layers", _linear_drivers))
     steps += [(f"linear layers {name}", partial(_multiply, name)) for name in use.formats]
     if use.formats:
-        steps.append(("norms and SwiGLU", _rows))
+        steps += [("norms and SwiGLU", _rows), ("decode layers", _decode_layers)]
     if use.unpacked:
         steps.append(("unpacking weights", partial(_unpack, use.unpacked)))
     if use.blocks:
@@ -241,6 +241,19 @@ def _rows() -> None:
     row = np.ones((1, 8), np.float32)
     rms_norm(row, row[0], 1e-6, add=row)
     silu_multiply(row, row)
+
+
+def _decode_layers() -> None:
+    """A token, a page and no layers: no kernel is called, so that each is compiled in a step of its own."""
+    from kernels_numba.decode_layers import decode_layers
+
+    some, row, table = np.ones(8, np.int64), np.zeros((1, 8), np.float32), np.zeros((1, 1, 8), np.float32)
+    model = (np.empty((0, 1), np.int64), np.empty((0, 1, 1), np.int64), some, np.empty((0, 1), np.int64))
+    caches, context = (
+        np.empty((0, 2, 1, 1, 1, 1), np.float32),
+        (np.zeros((1, 1), np.int32), np.ones(1, np.int32)),
+    )
+    decode_layers(some, model, row, row, caches, (some, some, table, table), context, (1.0, 1.0, 0), 1)
 
 
 def _multiply(name: str) -> None:

@@ -62,6 +62,7 @@ class Linears:
 
     weights     each (rows, in) float32, Int8Rows or GgufRows; NumPy arrays or torch CPU tensors, contiguous
     has_fixed   whether v3 multiplies some of them on this processor
+    table       (weights, TABLE_COLUMNS) int64, what the drivers know of them (linear_tiles.py)
 
     Checked once, here. Raises ShapeError, DtypeError, LayoutError, KindError, RangeError (errors.py).
     """
@@ -80,9 +81,9 @@ class Linears:
         self._total = sum(self.rows)
         self._parts = parts
         self.has_fixed = any(fixed_kernel(part.kind, part.width) for part in parts)
-        self._table = np.array([_table_row(part) for part in parts], np.int64)
+        self.table = np.array([_table_row(part) for part in parts], np.int64)
         load_drivers()
-        self._serial_us = _measured_serial_us(parts, self._table)
+        self._serial_us = _measured_serial_us(parts, self.table)
 
     def __call__(self, x: Any, fixed: bool | None = None) -> list[Any]:
         """x @ weight.T for each weight: arrays of the kind of x, (n, rows) float32.
@@ -140,6 +141,11 @@ class Linears:
                 address, *job, HALVES_ADDRESS, self.width, out.ctypes.data, out.shape[0], get_num_threads()
             )
 
+    def shared(self, n: int) -> bool:
+        """Whether all threads share the work for n rows of x: where that takes less time than one thread."""
+        workers = get_num_threads()
+        return workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers)
+
     def _check(self, x: Any) -> int:
         """The rows of x."""
         plain = arrays.plain_float32(x)
@@ -159,11 +165,11 @@ class Linears:
     def _run(self, x: int, n: int, out: int, fixed: bool | None = None) -> None:
         fixed = n <= MAX_FIXED_ROWS_OF_X if fixed is None else fixed
         workers = get_num_threads()
-        if workers > 1 and self._serial_us * max(1.0, n / 4) > 2 * region_us(workers):
+        if self.shared(n):
             with PARALLEL_CALL:
-                linear_v2_parallel(self._table, HALVES_ADDRESS, x, n, self.width, out, fixed, workers)
+                linear_v2_parallel(self.table, HALVES_ADDRESS, x, n, self.width, out, fixed, workers)
         else:
-            linear_v2(self._table, HALVES_ADDRESS, x, n, self.width, out, fixed)
+            linear_v2(self.table, HALVES_ADDRESS, x, n, self.width, out, fixed)
 
 
 def _table_row(part: Rows) -> list[int]:

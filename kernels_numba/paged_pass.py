@@ -11,6 +11,7 @@ attention. On a GPU this calls those functions. Knows arrays, not models.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,28 @@ class PagedPass:
                 others = (q[d:], keys, values, tables[d:], self._new[d:], lens[d:], result[d:])
                 prefill_tiles(*others, *rest, threads, True)
         return out
+
+    def for_decode(
+        self, rows: int, layers: int, heads: int, kv_heads: int, head_dim: int, windows: Iterable[int]
+    ) -> tuple[Any, ...]:
+        """Check what decode_layers takes of a pass over `rows` sequences of one new token; return it.
+
+            heads      of queries
+            windows    of the layers, as check_window returns them
+
+        On the CPU, in float32. Returns (caches, (slot_mapping, positions, cosine, sine), (block_tables,
+        context_lens), split).
+        """
+        if not self._on_cpu or self._caches.dtype != np.float32:
+            raise DtypeError("caches", self._arrays[0].dtype, "float32, on the CPU")
+        if not rows == self._rows == self._batch == self._singles:
+            raise RangeError("x.shape[0]", rows, f"{self._rows} rows, each a sequence of one new token")
+        arrays.check_shape("caches", self._caches, layers, 2, "pages", kv_heads, "page_size", head_dim)
+        for window in windows:
+            if (window, heads) not in self._checked:
+                self._check_attention(window, heads)
+        new = (self._slots, self._positions, *self._rotary)
+        return self._caches, new, (self._tables, self._lens), self._split
 
     def _attend_on_gpu(self, layer: int, query: Any, out: Any, scale: float, window: int | None) -> None:
         caches, tables, new, lens = self._arrays[:4]

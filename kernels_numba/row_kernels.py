@@ -10,7 +10,7 @@ Microseconds per call, one thread of a 2.8 GHz Xeon, 1 and 256 rows: norm of 576
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.
 # mypy: disable-error-code="no-untyped-def, call-arg"
-# ruff: noqa: ANN202
+# ruff: noqa: ANN201, ANN202
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rms_norm(x: Any, weight: Any, eps: float, add: Any = None) -> Any:
         float(eps),
         arrays.address_of(out),
     )
-    _run(_norm_v1, job, rows, width)
+    _run(norm_v1, job, rows, width)
     return out
 
 
@@ -71,7 +71,7 @@ def silu_multiply(gate: Any, up: Any) -> Any:
     rows, width = _check("gate", gate)
     _check("up", up, gate)
     arrays.check_writable("gate", gate)
-    _run(_silu_v1, (arrays.address_of(gate), arrays.address_of(up)), rows, width)
+    _run(silu_v1, (arrays.address_of(gate), arrays.address_of(up)), rows, width)
     return gate
 
 
@@ -131,7 +131,7 @@ def _norm_rows(x, add, weight, eps, out, first, last, width):
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _norm_v1(x, add, weight, eps, out, rows, width, workers):
+def norm_v1(x, add, weight, eps, out, rows, width, workers):
     """Each worker a share of the rows; a parallel region would wake the other threads even for one worker."""
     if workers == 1:
         _norm_rows(x, add, weight, eps, out, 0, rows, width)
@@ -158,8 +158,8 @@ def _silu_rows(gate, up, first, last, width):
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def _silu_v1(gate, up, rows, width, workers):
-    """As _norm_v1."""
+def silu_v1(gate, up, rows, width, workers):
+    """As norm_v1."""
     if workers == 1:
         _silu_rows(gate, up, 0, rows, width)
     else:

@@ -7,6 +7,7 @@ torch. Explained in docs/model.md.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kernels_numba import PagedPass, rms_norm, silu_multiply
 from mooncake_lite.config import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
+from mooncake_lite.model.decode_pass import DecodePass
 from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
@@ -97,8 +99,11 @@ class Model:
         self.head = Projection([weights.head])
         self.batch_invariant = batch_invariant
         self._by_our_rows = (dtype, self.device.type) == ("float32", "cpu")
+        self.decode: DecodePass | None = None
         if self._by_our_rows:
-            self._choose_kernels([*(each for layer in self.projections for each in layer.all), self.head])
+            groups = [layer.all for layer in self.projections]
+            self._choose_kernels([*itertools.chain(*groups), self.head])
+            self.decode = DecodePass(config, weights.layers, groups, self.scale)
 
     def _choose_kernels(self, projections: list[Projection]) -> None:
         """Which kernels multiply: one family for up to 32 rows, or by the table of this machine."""
@@ -149,6 +154,25 @@ class Model:
         """
         hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
+        if decode := self._decode_pass(batch, rows):
+            delta = decode(hidden, paged)
+            if rows is not None:
+                hidden, delta = hidden[rows], delta[rows]
+        else:
+            hidden, delta = self._layers(hidden, paged, batch, rows)
+        return self._norm(hidden, self.weights.norm, delta)
+
+    def _decode_pass(self, batch: AttentionBatch, rows: torch.Tensor | None) -> DecodePass | None:
+        """The compiled form of `_layers`, if it takes this pass: one new token per sequence, all wanted."""
+        count = batch.slot_mapping.shape[0]
+        if batch.query_lens.shape[0] != count or (rows is not None and rows.shape[0] != count):
+            return None
+        return self.decode if self.decode is not None and self.decode.takes(count) else None
+
+    def _layers(
+        self, hidden: torch.Tensor, paged: PagedPass, batch: AttentionBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All decoder layers: the hidden states of `rows`, and what the last layer's MLP adds to them."""
         pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
         delta = None  # what the last half of a layer adds to `hidden`, until the next norm reads both
         layers = zip(self.weights.layers, self.projections, self.config.windows, strict=True)
@@ -164,7 +188,7 @@ class Model:
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
         assert delta is not None
-        return self._norm(hidden, self.weights.norm, delta)
+        return hidden, delta
 
     def _pieces(self, query_lens: list[int], singles: int) -> list[int]:
         """Rows that linear layers multiply together, as invariant_pieces; empty: all."""

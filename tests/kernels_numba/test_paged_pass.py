@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels_numba import PagedPass, paged_attention_decode, scatter_kv
+from kernels_numba.checks import NO_WINDOW
 from kernels_numba.errors import ArgumentError, RangeError
 from tests.kernels_numba.paging import as_dtype, assert_near, expected, make_paged
 
@@ -110,3 +111,37 @@ def test_contexts_that_are_split_at_multiples_give_the_same_bits_alone_and_toget
     assert_near(together, expected(paged), "float32", 1500)
     for b in range(5):
         np.testing.assert_array_equal(attend(slice(b, b + 1)), together[b : b + 1])
+
+
+@pytest.mark.parametrize(
+    ("new", "asked", "named"),
+    [
+        ([1, 1], (2, 1, 3, 1, 32, [NO_WINDOW]), None),
+        ([1, 2], (3, 1, 3, 1, 32, [NO_WINDOW]), "a sequence of one new token"),
+        ([1, 1], (3, 1, 3, 1, 32, [NO_WINDOW]), r"x\.shape\[0\]"),
+        ([1, 1], (2, 1, 3, 2, 32, [NO_WINDOW]), "caches.shape"),
+        ([1, 1], (2, 1, 6, 1, 16, [NO_WINDOW]), "caches.shape"),
+        ([1, 1], (2, 2, 3, 1, 32, [NO_WINDOW]), "caches.shape"),
+    ],
+)
+def test_a_decode_step_in_one_call_takes_sequences_of_one_new_token_and_heads_that_fit(
+    new: list[int], asked: tuple[Any, ...], named: str | None
+) -> None:
+    paged = pass_over(make_paged(context_lens=[9, 20], query_lens=new), new.count(1))
+    if named is None:
+        assert paged.for_decode(*asked)[0].shape[0] == 1
+        return
+    with pytest.raises(ArgumentError, match=named):
+        paged.for_decode(*asked)
+
+
+def test_a_decode_step_in_one_call_is_for_float32() -> None:
+    paged = make_paged(context_lens=[9], query_lens=[1], dtype="bfloat16")
+    with pytest.raises(ArgumentError, match="float32"):
+        pass_over(paged, 1).for_decode(1, 1, 3, 1, 32, [NO_WINDOW])
+
+
+def test_a_decode_step_in_one_call_reads_no_page_outside_the_caches() -> None:
+    paged = make_paged(context_lens=[9], query_lens=[1])
+    with pytest.raises(ArgumentError, match="block_tables"):
+        pass_over(paged, 1, block_tables=np.array([[99]], np.int32)).for_decode(1, 1, 3, 1, 32, [NO_WINDOW])
