@@ -54,8 +54,9 @@ def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path
         expected = reference.greedy_texts(folder, prompts)
         assert asking.ask_all(url, prompts)[0] == expected
         assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
-        for rank in (1, 2):
-            assert machine.samples(url, rf'decode_tokens_total{{rank="{rank}",role="compute"}}') > 0
+        served = [rf'decode_tokens_total{{rank="{rank}",role="compute"}} [1-9]' for rank in (1, 2)]
+        text = lambda: httpx.get(f"{url}/metrics").text  # noqa: E731
+        assert machine.wait_until(lambda: all(re.search(one, text()) for one in served), 10.0) < 10.0
         assert not re.search("moved_bytes_total{|pool_segment_bytes{", httpx.get(f"{url}/metrics").text)
     assert replayed(tmp_path / "record") == len(prompts) + 1
 
