@@ -89,14 +89,19 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "begin", "end"),
+    ("paths", "begin", "end"),
     [
-        ("mooncake_lite/gateway/exposition.py", "## Of the gateway", "## Of the conductor"),
-        ("mooncake_lite/roles/compute_rank.py", "Prefill, decode and compute ranks;", "Store ranks;"),
+        (["gateway/exposition.py"], "## Of the gateway", "## Of the conductor"),
+        (
+            ["roles/compute_rank.py", "roles/rank_metrics.py"],
+            "Prefill, decode and compute ranks;",
+            "Store ranks;",
+        ),
     ],
+    ids=["gateway", "compute ranks"],
 )
-def test_each_metric_of_the_page_is_in_the_code(path: str, begin: str, end: str) -> None:
-    code = (ROOT / path).read_text(encoding="utf-8")
+def test_each_metric_of_the_page_is_in_the_code(paths: list[str], begin: str, end: str) -> None:
+    code = "".join((ROOT / "mooncake_lite" / path).read_text(encoding="utf-8") for path in paths)
     names = cells(METRICS, begin, end)
 
     assert len(names) > 5
