@@ -49,6 +49,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.replay_events:command",
         "Replay a recording of `serve --record` and compare the effects.",
     ),
+    "explain": (
+        "mooncake_lite.explain:command",
+        "Show what was compared when a request was placed or refused.",
+    ),
     "join-trace": (
         "mooncake_lite.tracing.command:command",
         "Join the parts of a trace after a run of `serve --trace` was killed.",

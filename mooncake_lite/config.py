@@ -7,6 +7,7 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -19,7 +20,12 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.origins import LOOPBACK, parse_origins
+from mooncake_lite.service_classes import TABLES, Tenant, parse_classes, parse_tenants
+from scheduler.admission import ADMISSIONS, NEED_LIMITS
+from scheduler.classes import ServiceClass
 from scheduler.instance import SHARING, Preemption
+from scheduler.placement import POLICIES
+from scheduler.queues import AGEING, QUEUES, TRUST
 from store.errors import UnknownPolicy
 from store.policies import policy_factory
 
@@ -68,6 +74,23 @@ def parse_bytes(text: str | int, name: str = "size") -> int:
     return size
 
 
+def parse_racks(text: str, nodes: int | None = None) -> list[int]:
+    """The rack of each node, of "0,0,1"; nothing of "". nodes: how many there are, once that is known.
+
+    Raises ConfigError for what is no number, or when there is not one rack for each node.
+    """
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise ConfigError(f"racks={text!r}: give the rack of each node as a number, as in 0,0,1,1")
+    racks = [int(word) for word in words]
+    if racks and nodes is not None and len(racks) != nodes:
+        raise ConfigError(
+            f"racks={text!r} are those of {len(racks)} nodes, and the ranks are on {nodes}; "
+            f"give one rack for each node, as in {','.join(['0'] * nodes)}"
+        )
+    return racks
+
+
 def check_device_name(device: str) -> None:
     """Raises ConfigError when `device` names no kind of device that a model can be on."""
     if not _DEVICE.fullmatch(device):
@@ -102,10 +125,6 @@ def check_engine(config: ServeConfig) -> None:
             f"profile={config.profile!r} is no file; to choose how ranks exchange bytes, use mpi_profile"
         )
     if config.engine == "real":
-        if config.profile:
-            raise ConfigError(
-                f"profile={config.profile!r} is for engine=emulated; add --engine emulated, or leave it out"
-            )
         return
     for name, default in _REAL_ONLY:
         if getattr(config, name) != default:
@@ -126,7 +145,8 @@ class ServeConfig:
 
     allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
     engine              real: computes; emulated: waits for as long as the profile says, and invents tokens
-    profile             file with the emulated engine's times (profiles/file.py); "": the default model's
+    profile             file with times (profiles/file.py), or the name of a shipped one: what the emulated
+                        engine takes, and what the conductor expects; "": the shipped one of this model
     weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
                         has both; published: the GGUF's blocks alone; float32: tensors alone
     mode                which roles there are and how KV travels, by the names of modes.py
@@ -144,9 +164,19 @@ class ServeConfig:
     max_num_partial_prefills   prompts that a rank computes at once
     enable_chunked_prefill   prompts are cut to fit into that; otherwise each is computed in one pass
     kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
+    classes             JSON: service classes by name, the highest first (service_classes.py)
+    tenants             JSON: clients by name, with their API keys and classes; secret
     preemption          what becomes of the KV of a sequence for which there is no page: it is computed again,
                         or the pool keeps it
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
+    policy              where a request is prefilled and decoded: a name of scheduler.placement.POLICIES
+    admission           which requests are refused: a name of scheduler.admission.ADMISSIONS
+    racks               rack of each node, as "0,0,1"; "": every node is a rack of its own
+    queue               which waiting request begins first: a name of scheduler.queues.QUEUES
+    queue_ageing        seconds of prefill that a second of waiting is worth, for queue aged-srpt
+    trust               part of the decode slots that go by predicted length, 0 to 1, for queue predicted
+    slo_ttft_ms         limit on the time to first token, for classes and requests without one; 0: none
+    slo_tpot_ms         likewise, on the time between tokens
     max_queue           requests that may wait; one more is refused with 429
     batch_invariant     the bits of a sequence do not depend on what else is computed; slower
     record              file that every event of the control plane is written to (recording.py); "": none
@@ -189,10 +219,20 @@ class ServeConfig:
     max_num_partial_prefills: int = 1
     enable_chunked_prefill: bool = True
     max_queue: int = 64
+    policy: str = "kvcache-centric"
+    admission: str = "bounded-queue"
+    racks: str = ""
+    queue: str = "fcfs"
+    queue_ageing: float = AGEING
+    trust: float = TRUST
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
     enable_prefix_caching: bool = True
     prefix_sharing: Literal["hash", "radix", "off"] = "hash"
     preemption: Preemption = "recompute"
     kv_events_config: str = ""
+    classes: str = ""
+    tenants: str = ""
     record: str = ""
     batch_invariant: bool = False
     trace: str = ""
@@ -213,6 +253,7 @@ class ServeConfig:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
             )
+        self._check_policies()
         try:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
@@ -238,6 +279,7 @@ class ServeConfig:
         if self.prefix_sharing not in SHARING:
             raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)
+        parse_tenants(self.tenants, self.service_classes, self.api_key)
         parse_origins(self.allowed_origins)
         if self.kv_codec not in typing.get_args(KVCodec):
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
@@ -246,6 +288,29 @@ class ServeConfig:
         check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
+
+    def _check_policies(self) -> None:
+        """Raise ConfigError for policies that there are not, and for numbers of theirs out of range."""
+        parse_racks(self.racks)
+        for name, known in (("policy", POLICIES), ("admission", ADMISSIONS), ("queue", QUEUES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: use one of {', '.join(known)}")
+        for name in ("queue_ageing", "slo_ttft_ms", "slo_tpot_ms"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g}: give a number, 0 or more")
+        if not 0 <= self.trust <= 1:
+            raise ConfigError(f"trust={self.trust:g}: give a part of the decode slots, 0 to 1")
+        limited = self.slo_ttft_ms or self.slo_tpot_ms or any(one.has_limit for one in self.service_classes)
+        if self.admission in NEED_LIMITS and not limited:
+            raise ConfigError(
+                f"admission={self.admission} refuses by limits on latency, and there are none; "
+                "set slo_ttft_ms or slo_tpot_ms, or a limit of a service class"
+            )
+        if ADMISSIONS[self.admission]().withholds and mode_of(self.mode).handover == "none":
+            raise ConfigError(
+                f"admission={self.admission} refuses between prefill and decode, and in mode={self.mode} one "
+                "rank does both without a pause; use admission=early-rejection or mode=pooled"
+            )
 
     def _apply_mode(self) -> None:
         """Fill in the numbers of the mode. Raises ConfigError for options that contradict it."""
@@ -257,6 +322,17 @@ class ServeConfig:
             defaults = {field.name: field.default for field in fields(self)} | {"lend_bytes": 0}
             values = {name: getattr(self, name) for name in defaults}
             refuse_without_pool(self.mode, {n: v for n, v in values.items() if v != defaults[n]})
+
+    @property
+    def service_classes(self) -> list[ServiceClass]:
+        """Service classes, the highest first. Those without limits have the limits of all requests."""
+        limits = [each / 1e3 or math.inf for each in (self.slo_ttft_ms, self.slo_tpot_ms)]
+        return [one.with_limits(*limits) for one in parse_classes(self.classes)]
+
+    @property
+    def known_tenants(self) -> list[Tenant]:
+        """Clients with API keys of their own."""
+        return parse_tenants(self.tenants, self.service_classes, self.api_key)
 
     @property
     def has_pool(self) -> bool:
@@ -303,6 +379,8 @@ def config_from(values: dict[str, Any], source: str) -> ServeConfig:
         default = known[name].default
         if name in _SIZES:
             value = parse_bytes(value, name)
+        elif name in TABLES and isinstance(value, dict):
+            value = json.dumps(value, default=str)
         elif name == "mpi_arg":
             if not (isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)):
                 raise ConfigError(f"{source}: mpi_arg must be a list of strings, not {value!r}")
@@ -324,7 +402,11 @@ def _shown(name: str, value: Any) -> str:
 
 def _unknown(name: str, value: Any, known: list[str]) -> str:
     if isinstance(value, dict):
-        return f"unknown {_shown(name, value)}; write the keys without a table, or under [serve]"
+        near = difflib.get_close_matches(name, TABLES, n=1)
+        hint = (
+            f"did you mean [{near[0]}.NAME]?" if near else "write the keys without a table, or under [serve]"
+        )
+        return f"unknown {_shown(name, value)}; {hint}"
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     return f"unknown {_shown(name, value)}; " + (
         f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
@@ -332,7 +414,7 @@ def _unknown(name: str, value: Any, known: list[str]) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a configuration file: all of them flat, or all of them under [serve].
+    """The keys of a configuration file: all of them flat, or all but the tables of TABLES under [serve].
 
     Raises ConfigError when the file is missing, is not TOML, or has keys in both places.
     """
@@ -350,6 +432,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     table = data.pop("serve")
     if not isinstance(table, dict):
         raise ConfigError(f"config file {path}: serve={table!r} must be a table; write [serve]")
+    table |= {name: data.pop(name) for name in TABLES if name in data and name not in table}
     if data:
         outside = ", ".join(_shown(name, value) for name, value in data.items())
         raise ConfigError(

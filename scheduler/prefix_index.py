@@ -1,7 +1,7 @@
 """The prefix index: how long a leading prefix of a prompt each node and each holder has.
 
 Fed by `mooncake_lite.control` with plain calls; the store's directory is the truth, and a test compares the
-two. Asked once per placement. Pure. Explained in docs/explain/paper.md, "Scheduling".
+two. Asked once per placement. Pure. Explained in docs/explain/conductor.md.
 
     key --_run_of--> _Run: consecutive blocks of one chain that lie in the same places
                        a list of their keys
@@ -90,8 +90,11 @@ class Leading:
     def near(self, node: int) -> int:
         """Return the number of leading blocks in DRAM of this node."""
         column = self._index.node_column(node)
-        bit = 0 if column is None else 1 << column
-        return next((at for one, at in zip(self._places, self._starts) if not one.nodes & bit), self.blocks)
+        return self.among(0 if column is None else 1 << column)
+
+    def among(self, nodes: int) -> int:
+        """Return the leading blocks that are in DRAM of these nodes, each on any: 1 bit per node column."""
+        return next((at for one, at in zip(self._places, self._starts) if not one.nodes & nodes), self.blocks)
 
     def held_by(self, holder: int, tier: Tier) -> int:
         """Count the leading blocks in a holder's tier."""
@@ -137,12 +140,16 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._run_of)
 
-    def add_holder(self, holder: int, node: int) -> None:
-        """Add a part of the pool that is on this node. Adding it again changes nothing."""
+    def add_node(self, node: int) -> int:
+        """Add a node, with or without holders; return its number in `nodes`. Again: nothing changes."""
         if node not in self._column_of_node:
             self._column_of_node[node] = len(self.nodes)
             self.nodes.append(node)
-        column = self._column_of_node[node]
+        return self._column_of_node[node]
+
+    def add_holder(self, holder: int, node: int) -> None:
+        """Add a part of the pool that is on this node. Adding it again changes nothing."""
+        column = self.add_node(node)
         if holder in self._column_of_holder:
             assert self._column_of_holder[holder] == column, f"holder {holder} moved to node {node}"
             return

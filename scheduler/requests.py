@@ -1,7 +1,7 @@
 """The vocabulary of scheduling: a request, and the answers that it can get. Plain data.
 
 Made by `mooncake_lite.control` (requests) and by the policies in `scheduler.placement` (answers). An instance
-is a number that the caller chose; policies never see ranks. Explained in docs/explain/paper.md, "Scheduling".
+is a number that the caller chose; policies never see ranks. Explained in docs/explain/conductor.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ class Request(msgspec.Struct, frozen=True):
     keys           prefix key of each full block (empty: nothing can be reused)
     block_tokens   tokens per block
     max_tokens     most tokens of the answer
-    class_id       priority class; the first policy ignores it
+    class_id       service class, 0 the highest: an index of the configured classes
     wait_limit_s   longest time that the client waits for its prefill to begin
     n              answers to the one prompt: each takes a decode slot, all on one instance
+    tenant         whose request it is; "" when nobody said
+    slo_ttft_s     time to first token that it asks for; inf: none
+    slo_tbt_s      likewise, time between tokens
+    arrived_s      when it came, or was preempted, on the caller's clock
+    predicted_tokens   of one answer, as a predictor expects it
     """
 
     request_id: str
@@ -32,30 +37,47 @@ class Request(msgspec.Struct, frozen=True):
     class_id: int = 0
     wait_limit_s: float = inf
     n: int = 1
+    tenant: str = ""
+    slo_ttft_s: float = inf
+    slo_tbt_s: float = inf
+    arrived_s: float = 0.0
+    predicted_tokens: float = 0.0
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Record the numbers that decided a placement.
+    """Record the numbers that decided a placement, or those of one candidate. Times are predictions.
 
-    pending_tokens   uncached tokens that the prefill instance had to compute before this request
-    num_tokens       tokens of the request
-    near_tokens      leading tokens of the request in the DRAM of the prefill instance's node, or in its pages
-    score            what the policy minimised, in tokens
-    decode_used      decode slots of the decode instance that were taken before this request
-    decode_slots     all decode slots of the decode instance
+    score           what the policy minimised
+    queue_s         until the prefill instance could begin
+    transfer_s      for blocks that it reads from other nodes or from SSD
+    prefill_s       for the tokens that it computes
+    near_blocks     leading blocks in DRAM of its node, or in its pages
+    reused_blocks   leading blocks that it would not compute
+    best_blocks     leading blocks that the pool has anywhere
+    decode_batch    sequences of the decode instance before this request
+    tbt_s           of the decode instance with this request
     """
 
-    pending_tokens: int
-    num_tokens: int
-    near_tokens: int
-    score: int
-    decode_used: int
-    decode_slots: int
+    score: float
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    near_blocks: int
+    reused_blocks: int
+    best_blocks: int
+    decode_batch: int
+    tbt_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted time to the first token, from the decision on."""
+        return self.queue_s + self.transfer_s + self.prefill_s
 
 
 class Placement(msgspec.Struct, frozen=True):
     """Name the instances that serve a request.
 
+    fetch           whether its prefix may come from other nodes and from SSD, or only what is near is reused
     cached_tokens   tokens that were expected to be reused when the choice was made
     terms           the numbers that decided
     """
@@ -63,8 +85,20 @@ class Placement(msgspec.Struct, frozen=True):
     request_id: str
     prefill: int
     decode: int
+    fetch: bool
     cached_tokens: int
     terms: Terms
+
+    @property
+    def most_blocks(self) -> int | None:
+        """Most leading blocks to load when the prefill begins. None: all that there are by then."""
+        terms = self.terms
+        return terms.reused_blocks if self.fetch and terms.reused_blocks < terms.best_blocks else None
+
+    @property
+    def prefill_s(self) -> float:
+        """Predicted seconds that the prefill instance is busy with it."""
+        return self.terms.transfer_s + self.terms.prefill_s
 
 
 class Wait(msgspec.Struct, frozen=True):

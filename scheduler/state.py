@@ -1,7 +1,7 @@
-"""The books of the cluster: instances, requests in lines and slots, the prefix index, the prefill rate.
+"""The books of the cluster: instances, requests in lines and slots, the prefix index, the costs.
 
 Kept by `mooncake_lite.control`; read by the policies in `scheduler.placement` and by `scheduler.admission`.
-It makes no choices and reads no clock. Explained in docs/explain/paper.md, "Scheduling".
+It makes no choices and reads no clock. Explained in docs/explain/conductor.md.
 
     hold() --> held line --+
                            +--> place() --> queue --> start() --> running --> end_prefill() --> decode slot
@@ -14,86 +14,72 @@ It makes no choices and reads no clock. Explained in docs/explain/paper.md, "Sch
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from math import isclose
 
-from scheduler.prefill_rate import PrefillRate
+import msgspec
+import numpy as np
+
+from scheduler.columns import DecodeColumns, PrefillColumns
+from scheduler.costs import CostConfig, Costs
+from scheduler.decode_load import DecodeLoad
+from scheduler.held_line import HeldLine
+from scheduler.instances import DUTIES, DecodeInstance, Placed, PrefillInstance
+from scheduler.line import FIRST
 from scheduler.prefix_index import Leading, PrefixIndex
+from scheduler.queues import FCFS, Queue
+from scheduler.racks import Racks
 from scheduler.requests import Placement, Request
-
-DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
-"""What an instance can do: one of the two, or both."""
-
-
-@dataclass(slots=True)
-class PrefillInstance:
-    """One instance that prefills.
-
-    queue            requests placed on it, in the order in which they will start
-    running          requests that occupy one of its prefill slots
-    pending_tokens   uncached tokens of both
-    """
-
-    instance: int
-    node: int
-    slots: int
-    queue: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    running: dict[str, None] = field(default_factory=dict)
-    pending_tokens: int = 0
-
-
-@dataclass(slots=True)
-class DecodeInstance:
-    """One instance that decodes.
-
-    free    slots that no request has
-    taken   request placed on it -> its slots, one per answer, from `place` until it is forgotten
-    """
-
-    instance: int
-    node: int
-    slots: int
-    free: int
-    taken: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Placed:
-    """A request that has a place."""
-
-    request: Request
-    placement: Placement
-
-    @property
-    def uncached_tokens(self) -> int:
-        return self.request.num_tokens - self.placement.cached_tokens
 
 
 class State:
     """What policies know. The book that names a request tells where the request is.
 
-    index        which blocks of the pool lie where
-    pages        which blocks instances hold in their own pages: hints; each instance is a node of its own
-    prefills     instance number -> prefill instance, ascending; read-only for policies
-    decodes      the same for decode instances
-    max_queue    most requests that may wait; `scheduler.admission` refuses more
+    index             which blocks of the pool lie where
+    pages             which blocks instances hold in their own pages: hints; each instance is a node there
+    prefills          instance number -> prefill instance, ascending; read-only for policies
+    decodes           the same for decode instances
+    prefill_columns   what policies compare of prefill instances, as columns; decode_columns likewise
+    costs             predicts how long work takes
+    decode_load       when requests begin to decode, so far as that is known
+    queue             the order in which waiting requests begin
+    max_queue         most requests that may wait; `scheduler.admission` refuses more
+    placed            number of requests that were placed so far
+    held              accepted requests without a place
+    block_nbytes      bytes of one block
+    racks             which nodes are near each other
     """
 
-    def __init__(self, max_queue: int) -> None:
+    def __init__(
+        self,
+        max_queue: int,
+        costs: Costs | None = None,
+        queue: Queue | None = None,
+        block_nbytes: int = 0,
+        racks: Sequence[int] = (),
+    ) -> None:
+        self.racks = Racks(racks)
         self.max_queue = max_queue
+        self.block_nbytes = block_nbytes
+        self.costs = costs or Costs(CostConfig())
+        self.queue = queue or FCFS()
         self.index = PrefixIndex()
         self.pages = PrefixIndex()
         self.prefills: dict[int, PrefillInstance] = {}
         self.decodes: dict[int, DecodeInstance] = {}
-        self.held_tokens = 0
-        self._rate = PrefillRate()
-        self._held: OrderedDict[str, tuple[Request, int]] = OrderedDict()  # and its uncached tokens
-        self._placed: dict[str, _Placed] = {}
+        self.prefill_columns = PrefillColumns((), (), ())
+        self.decode_columns = DecodeColumns((), ())
+        self.placed = 0
+        self.held = HeldLine(self.queue)
+        self._placed: dict[str, Placed] = {}
         self._num_queued = 0
         self._free_decode_slots = 0
         self._num_both = 0  # instances of both duties
         self._may_start: OrderedDict[int, None] = OrderedDict()  # instances to look at in startable()
         self._deferred: OrderedDict[str, int] = OrderedDict()  # request -> its prefill instance
+        self.decode_load = DecodeLoad()
+        self._flows: dict[int, int] = {}  # node -> prefills that read from it, on other nodes
+        self._sources: dict[str, list[int]] = {}  # request -> nodes that its prefill reads from
 
     # ------------------------------------------------------------------------------ instances
 
@@ -115,7 +101,37 @@ class State:
             self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
             self._free_decode_slots += slots
+            self.held.slots.add(slots)
         self._num_both = len(self.prefills.keys() & self.decodes.keys())
+        self._make_columns()
+
+    def _make_columns(self) -> None:
+        """Number the instances anew."""
+        prefills, decodes = self.prefills.values(), self.decodes.values()
+        self.prefill_columns = PrefillColumns(
+            list(self.prefills),
+            [self.index.add_node(one.node) for one in prefills],
+            [self.pages.add_node(one.instance) for one in prefills],
+        )
+        for row, prefill in enumerate(prefills):
+            prefill.row = row
+            self._show_prefill(prefill)
+        self.decode_columns = DecodeColumns(list(self.decodes), [one.free for one in decodes])
+        for row, decode in enumerate(decodes):
+            decode.row = row
+            self._show_decode(decode)
+
+    def _show_prefill(self, prefill: PrefillInstance) -> None:
+        """Repeat the numbers of an instance in its row."""
+        columns, row = self.prefill_columns, prefill.row
+        columns.waiting_s[row] = prefill.waiting_s
+        columns.ends_s[row] = prefill.ends_s
+
+    def _show_decode(self, decode: DecodeInstance) -> None:
+        columns, row = self.decode_columns, decode.row
+        columns.free[row] = decode.free
+        columns.batch[row] = decode.slots - decode.free
+        columns.context[row] = decode.context
 
     def holds(self, instance: int, stored: list[int], removed: list[int]) -> None:
         """Note blocks that came into an instance's pages, and those that left them."""
@@ -124,74 +140,71 @@ class State:
                 self.pages.stored(key, instance, "dram")
             self.pages.removed_run(removed[::-1], instance, "dram")  # pages lose the end of a prefix first
 
-    @property
-    def has_decode_place(self) -> bool:
-        """Tell whether some decode instance has a free slot."""
-        return self._free_decode_slots > 0
+    def decode_of(self, prefill: int) -> DecodeInstance | None:
+        """Return the only instance that may decode what this one prefills; None: any.
 
-    def decodes_for(self, prefill: int) -> Collection[DecodeInstance]:
-        """Return where a request may be decoded that is prefilled on this instance.
-
-        An instance of both duties decodes what it prefills. Others leave the choice to the policy.
+        An instance of both duties decodes what it prefills.
         """
-        own = self.decodes.get(prefill)
-        return self.decodes.values() if own is None else (own,)
+        return self.decodes.get(prefill)
 
-    def open_prefills(self, n: int = 1) -> Collection[PrefillInstance]:
-        """Return the prefill instances whose requests would have n free decode slots, ascending.
+    def open_prefills(self, n: int = 1) -> np.ndarray:
+        """Return the rows of the prefill instances whose requests would have n free decode slots.
 
         Policies choose among these, so that no policy has to know about instances of both duties.
         """
-        if self._free_decode_slots < n or (n > 1 and all(one.free < n for one in self.decodes.values())):
-            return ()
+        free = self.decode_columns.free
+        rows = np.arange(len(self.prefill_columns))
+        if self._free_decode_slots < n or free.max(initial=0) < n:
+            return rows[:0]
         if not self._num_both:
-            return self.prefills.values()
-        full = {one.instance for one in self.decodes.values() if one.free < n}
-        return [one for one in self.prefills.values() if one.instance not in full]
+            return rows
+        full = self.decode_columns.instance[free < n]
+        return rows[~np.isin(self.prefill_columns.instance, full)]
+
+    def queue_s(self, now: float) -> np.ndarray:
+        """Predict the seconds until each prefill instance could begin another prefill, by row."""
+        columns = self.prefill_columns
+        waiting_s = self.costs.queue_s(columns.instance, columns.waiting_s)
+        return np.maximum(columns.ends_s - now, 0.0) + waiting_s  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------ the held line
 
-    def hold(self, request: Request, *, front: bool = False) -> None:
-        """Keep an accepted request without a place, in one first-come line for all instances."""
+    def hold(self, request: Request, now: float, *, front: bool = False) -> None:
+        """Keep an accepted request without a place, in one line for all instances."""
         assert request.request_id not in self, f"request {request.request_id} is tracked already"
-        uncached = request.num_tokens - cached_tokens(request, self.index.leading(request.keys))
-        self._held[request.request_id] = request, uncached
-        self.held_tokens += uncached
-        if front:
-            self._held.move_to_end(request.request_id, last=False)
-
-    def next_held(self) -> Request | None:
-        """Return the head of the held line."""
-        return next(iter(self._held.values()))[0] if self._held else None
+        cached = cached_tokens(request, self.index.leading(request.keys))
+        prefill_s = self._prefill_s(request, cached)
+        self.held.add(request, prefill_s, now, front=front)
 
     # ------------------------------------------------------------------------------ a placed request
 
-    def place(self, request: Request, placement: Placement, *, front: bool = False) -> None:
+    def place(self, request: Request, placement: Placement, now: float, *, front: bool = False) -> None:
         """Queue a request, new or held, at its prefill instance and take a slot of its decode instance."""
         request_id = request.request_id
         assert request_id not in self._placed, f"request {request_id} has a place already"
         assert placement.request_id == request_id
         prefill, decode = self.prefills[placement.prefill], self.decodes[placement.decode]
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
-        assert decode in self.decodes_for(prefill.instance), f"{prefill.instance} decodes what it prefills"
-        self._leave_line(request_id)
-        placed = self._placed[request_id] = _Placed(request, placement)
-        prefill.queue[request_id] = None
-        if front:
-            prefill.queue.move_to_end(request_id, last=False)
-        prefill.pending_tokens += placed.uncached_tokens
-        self._num_queued += 1
-        self._take_slots(decode, request_id, request.n)
+        assert self.decode_of(prefill.instance) in (None, decode), "another one decodes what it prefills"
+        held = self.held.leave(request_id)
+        prefill_s = self._prefill_s(request, placement.cached_tokens)
+        key = FIRST if front else held.key if held else self.queue.key(request, prefill_s, now)
+        placed = self._placed[request_id] = Placed(request, placement, prefill_s, key)
+        self._enqueue(prefill, placed, front)
+        self._take_slots(decode, placed, request.n)
         self._look_at(prefill)
+        self.decode_load.expects(request_id, request.n, now + placement.terms.ttft_s)
+        self.placed += 1
 
-    def resume(self, request: Request, placement: Placement) -> None:
+    def resume(self, request: Request, placement: Placement, now: float) -> None:
         """Take a slot of a decode instance for a held request that needs no prefill."""
         request_id, decode = request.request_id, self.decodes[placement.decode]
         assert request_id not in self._placed, f"request {request_id} has a place already"
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
-        self._leave_line(request_id)
-        self._placed[request_id] = _Placed(request, placement)
-        self._take_slots(decode, request_id, request.n)
+        self.held.leave(request_id)
+        placed = self._placed[request_id] = Placed(request, placement, decodes=True)
+        self._take_slots(decode, placed, request.n)
+        self.decode_load.begins(request_id, request.n, now)
 
     def startable(self) -> str | None:
         """Return a request at the head of a queue whose instance has a free prefill slot.
@@ -201,35 +214,39 @@ class State:
         """
         while self._may_start:
             prefill = self.prefills[next(iter(self._may_start))]
-            if prefill.queue and len(prefill.running) < prefill.slots:
-                head = next(iter(prefill.queue))
-                if head not in self._deferred:
+            if len(prefill.running) < prefill.slots:
+                head = prefill.queue.head()
+                if head is not None and head not in self._deferred:
                     return head
             del self._may_start[prefill.instance]
         return None
 
-    def start(self, request_id: str) -> None:
+    def start(self, request_id: str, now: float) -> None:
         """Let the head of a queue occupy a prefill slot."""
-        prefill = self._prefill_of(request_id)
-        assert next(iter(prefill.queue), None) == request_id, f"request {request_id} is not the head"
+        prefill, placed = self._prefill_of(request_id), self._placed[request_id]
+        assert prefill.queue.head() == request_id, f"request {request_id} is not the head"
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
-        del prefill.queue[request_id]
+        self._leave_queue(prefill, placed)
         prefill.running[request_id] = None
-        self._num_queued -= 1
+        prefill.pending_tokens += placed.uncached_tokens
+        begins_s, seconds = max(prefill.ends_s, now), self.costs.queue_s(prefill.instance, placed.waiting_s)
+        prefill.ends_s = begins_s + float(seconds)
+        self._show_prefill(prefill)
         self._deferred.pop(request_id, None)
+        self.queue.on_leave(placed.request, placed.key, started=True)
 
     def defer(self, request_id: str) -> None:
         """Put a request that could not start, or that must start again, back to the head of its queue.
 
         It stays there, and so do the requests behind it, until `retry`.
         """
-        prefill = self._prefill_of(request_id)
+        prefill, placed = self._prefill_of(request_id), self._placed[request_id]
         if request_id in prefill.running:
-            del prefill.running[request_id]
-            prefill.queue[request_id] = None
-            self._num_queued += 1
-        assert request_id in prefill.queue, f"request {request_id} has ended its prefill"
-        prefill.queue.move_to_end(request_id, last=False)
+            self._leave_slot(prefill, placed)
+        else:
+            self._leave_queue(prefill, placed)
+        placed.key = FIRST
+        self._enqueue(prefill, placed, front=True)
         self._deferred[request_id] = prefill.instance
 
     def retry(self) -> None:
@@ -238,64 +255,131 @@ class State:
             _, instance = self._deferred.popitem(last=False)
             self._may_start[instance] = None
 
-    def end_prefill(self, request_id: str) -> None:
+    def reads(self, request_id: str, nodes: Iterable[int]) -> None:
+        """Note the other nodes that a running prefill reads from, each named once."""
+        if sources := list(nodes):
+            self._sources[request_id] = sources
+        for node in sources:
+            self._flows[node] = self._flows.get(node, 0) + 1
+
+    def least_flows(self, pool: Leading) -> int:
+        """Return the transfers under way at the least busy node with the longest prefix in DRAM."""
+        if not self._sources:
+            return 0
+        longest = max(pool.by_node.values(), default=0)
+        nodes = [node for node, blocks in pool.by_node.items() if blocks == longest]
+        return min((self._flows.get(node, 0) for node in nodes), default=0)
+
+    def end_prefill(self, request_id: str, now: float) -> None:
         """Free the prefill slot of a request. Its decode slot stays taken."""
         prefill = self._prefill_of(request_id)
         assert request_id in prefill.running, f"request {request_id} is not being prefilled"
-        del prefill.running[request_id]
-        prefill.pending_tokens -= self._placed[request_id].uncached_tokens
+        placed = self._placed[request_id]
+        self._leave_slot(prefill, placed)
         self._look_at(prefill)
+        decode = self.decodes[placed.placement.decode]
+        placed.decodes = True
+        decode.begin(request_id, placed.context)
+        self.decode_load.begins(request_id, decode.taken[request_id], now)
+
+    def move(self, request_id: str, decode: int) -> None:
+        """Give a request slots of another decode instance instead of those that it has."""
+        placed = self._placed[request_id]
+        old, new = self.decodes[placed.placement.decode], self.decodes[decode]
+        slots = old.taken[request_id]
+        assert new.free >= slots, f"decode instance {decode} has no free slot"
+        old.take(request_id, 0, placed.context, coming=not placed.decodes)
+        new.take(request_id, slots, placed.context, coming=not placed.decodes)
+        placed.placement = msgspec.structs.replace(placed.placement, decode=decode)
+        self._show_decode(old)
+        self._show_decode(new)
+
+    def _prefill_s(self, request: Request, cached: int) -> float:
+        return float(self.costs.config.prefill.seconds(request.num_tokens, cached))
+
+    def _enqueue(self, prefill: PrefillInstance, placed: Placed, front: bool) -> None:
+        prefill.queue.add(placed.request.request_id, placed.key, front=front)
+        prefill.waiting_s += placed.waiting_s
+        prefill.pending_tokens += placed.uncached_tokens
+        self._num_queued += 1
+        self._show_prefill(prefill)
+
+    def _leave_queue(self, prefill: PrefillInstance, placed: Placed) -> None:
+        """Take a request out of a queue. Sums of seconds begin anew at 0: rounding does not add up."""
+        prefill.queue.remove(placed.request.request_id)
+        prefill.pending_tokens -= placed.uncached_tokens
+        prefill.waiting_s = prefill.waiting_s - placed.waiting_s if prefill.queue else 0.0
+        self._num_queued -= 1
+        self._show_prefill(prefill)
+
+    def _leave_slot(self, prefill: PrefillInstance, placed: Placed) -> None:
+        del prefill.running[placed.request.request_id]
+        prefill.pending_tokens -= placed.uncached_tokens
+        for node in self._sources.pop(placed.request.request_id, ()):
+            self._flows[node] -= 1
+        if not prefill.running:
+            prefill.ends_s = 0.0
+            self._show_prefill(prefill)
 
     def keep_slots(self, request_id: str, slots: int) -> None:
         """Free all decode slots of a request but these: its other answers have ended."""
-        self._take_slots(self.decodes[self._placed[request_id].placement.decode], request_id, slots)
+        placed = self._placed[request_id]
+        self._take_slots(self.decodes[placed.placement.decode], placed, slots)
+        self.decode_load.keeps(request_id, slots)
 
-    def _take_slots(self, decode: DecodeInstance, request_id: str, slots: int) -> None:
+    def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int) -> None:
         """Give a request this many slots, more or fewer than it has."""
-        more = slots - decode.taken.get(request_id, 0)
-        decode.taken[request_id] = slots
-        decode.free -= more
+        name = placed.request.request_id
+        more = decode.take(name, slots, placed.context, coming=not placed.decodes)
+        self.held.slots.take(name, slots)
         self._free_decode_slots -= more
+        self._show_decode(decode)
 
     def forget(self, request_id: str) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
-        self._leave_line(request_id)
+        if held := self.held.leave(request_id):
+            self.queue.on_leave(held.request, held.key, started=False)
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
+        self.decode_load.forget(request_id)
         self._deferred.pop(request_id, None)
         prefill = self.prefills[placed.placement.prefill]
-        if request_id in prefill.queue or request_id in prefill.running:
-            self._num_queued -= request_id in prefill.queue
-            prefill.queue.pop(request_id, None)
-            prefill.running.pop(request_id, None)
-            prefill.pending_tokens -= placed.uncached_tokens
+        if request_id in prefill.queue:
+            self._leave_queue(prefill, placed)
+            self.queue.on_leave(placed.request, placed.key, started=False)
             self._look_at(prefill)
-        decode = self.decodes[placed.placement.decode]
-        self._take_slots(decode, request_id, 0)
-        del decode.taken[request_id]
+        elif request_id in prefill.running:
+            self._leave_slot(prefill, placed)
+            self._look_at(prefill)
+        self._take_slots(self.decodes[placed.placement.decode], placed, 0)
 
     def placement_of(self, request_id: str) -> Placement:
         """Return the placement of a request that has one."""
         return self._placed[request_id].placement
 
+    def request_of(self, request_id: str) -> Request:
+        """Return a request that has a place."""
+        return self._placed[request_id].request
+
+    def decoding(self, instance: int) -> tuple[int, float]:
+        """Return the sequences that an instance decodes now, and the tokens that they attend to."""
+        decode = self.decodes[instance]
+        return decode.slots - decode.free - decode.coming, decode.context - decode.coming_context
+
     def __contains__(self, request_id: str) -> bool:
         """Tell whether the request is held or has a place."""
-        return request_id in self._held or request_id in self._placed
+        return request_id in self.held or request_id in self._placed
 
     @property
     def num_waiting(self) -> int:
         """Return the number of accepted requests whose prefill has not begun: held, or in a queue."""
-        return len(self._held) + self._num_queued
+        return len(self.held) + self._num_queued
 
     @property
     def num_running(self) -> int:
         """Return the number of requests in prefill or decode."""
         return len(self._placed) - self._num_queued
-
-    def _leave_line(self, request_id: str) -> None:
-        _, uncached = self._held.pop(request_id, (None, 0))
-        self.held_tokens -= uncached
 
     def _prefill_of(self, request_id: str) -> PrefillInstance:
         return self.prefills[self._placed[request_id].placement.prefill]
@@ -305,43 +389,41 @@ class State:
         if prefill.queue and len(prefill.running) < prefill.slots:
             self._may_start[prefill.instance] = None
 
-    # ------------------------------------------------------------------------------ the rate of prefill
-
-    def measured_prefill(self, computed_tokens: int, compute_s: float) -> None:
-        """Add one measurement. compute_s includes neither loads nor stores."""
-        self._rate.measured(computed_tokens, compute_s)
-
-    @property
-    def prefill_s_per_token(self) -> float:
-        """Return the recent computing time per prefilled token; a guess before any measurement."""
-        return self._rate.s_per_token
-
-    @property
-    def knows_prefill_rate(self) -> bool:
-        """Tell whether the rate was measured."""
-        return self._rate.is_measured
-
     # ------------------------------------------------------------------------------ the invariants
 
     def check(self) -> None:
         """Assert that the books agree with each other."""
         self.index.check()
         self.pages.check()
-        assert not self._held.keys() & self._placed.keys()
-        assert self.held_tokens == sum(uncached for _, uncached in self._held.values())
+        assert not any(name in self.held for name in self._placed)
+        self.held.check()
+        self.decode_load.check(sum(one.slots - one.free for one in self.decodes.values()))
         assert list(self.prefills) == sorted(self.prefills)
         assert list(self.decodes) == sorted(self.decodes)
         for prefill in self.prefills.values():
             self._check_prefill(prefill)
         for decode in self.decodes.values():
-            assert all(self.placement_of(name).decode == decode.instance for name in decode.taken)
-            assert decode.free == decode.slots - sum(decode.taken.values()) >= 0
-            assert all(1 <= slots <= self._placed[name].request.n for name, slots in decode.taken.items())
+            self._check_decode(decode)
+        assert sum(self._flows.values()) == sum(map(len, self._sources.values()))
         assert self._num_queued == sum(len(one.queue) for one in self.prefills.values())
         assert self._free_decode_slots == sum(one.free for one in self.decodes.values())
         assert len(self._placed) == sum(len(one.taken) for one in self.decodes.values())
         for request_id, instance in self._deferred.items():
             assert request_id in self.prefills[instance].queue
+
+    def _check_decode(self, decode: DecodeInstance) -> None:
+        assert all(self.placement_of(name).decode == decode.instance for name in decode.taken)
+        assert decode.free == decode.slots - sum(decode.taken.values()) >= 0
+        assert all(1 <= slots <= self._placed[name].request.n for name, slots in decode.taken.items())
+        context = sum(self._placed[name].context * slots for name, slots in decode.taken.items())
+        assert isclose(decode.context, context, abs_tol=1e-3)
+        coming = {name: slots for name, slots in decode.taken.items() if not self._placed[name].decodes}
+        assert decode.coming == sum(coming.values())
+        context = sum(self._placed[name].context * slots for name, slots in coming.items())
+        assert isclose(decode.coming_context, context, abs_tol=1e-3)
+        row, columns = decode.row, self.decode_columns
+        shown = columns.instance[row], columns.free[row], columns.batch[row], columns.context[row]
+        assert shown == (decode.instance, decode.free, decode.slots - decode.free, decode.context)
 
     def _check_prefill(self, prefill: PrefillInstance) -> None:
         here = [*prefill.queue, *prefill.running]
@@ -349,8 +431,14 @@ class State:
         for request_id in here:
             assert self.placement_of(request_id).prefill == prefill.instance
         assert len(prefill.running) <= prefill.slots
+        prefill.queue.check()
+        expected = sum(self._placed[name].waiting_s for name in prefill.queue)
+        assert isclose(prefill.waiting_s, expected, abs_tol=1e-6)
         assert prefill.pending_tokens == sum(self._placed[name].uncached_tokens for name in here)
-        head = next(iter(prefill.queue), None)
+        row, columns = prefill.row, self.prefill_columns
+        shown = columns.instance[row], columns.waiting_s[row], columns.ends_s[row]
+        assert shown == (prefill.instance, prefill.waiting_s, prefill.ends_s)
+        head = prefill.queue.head()
         if head is not None and len(prefill.running) < prefill.slots and head not in self._deferred:
             assert prefill.instance in self._may_start, f"request {head} would never start"
 

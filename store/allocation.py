@@ -25,7 +25,7 @@ class Allocation(Ledger):
         """`Directory.allocate_many`, in the segments of the target."""
         for item in wanted:
             self._check_wanted(item)
-        self._relieve(target, now)
+        self._relieve(target, wanted[0].class_id if wanted else 0, now)
         self._check_room(wanted, target, now)
         made: list[PoolObject] = []
         try:
@@ -82,7 +82,7 @@ class Allocation(Ledger):
         if last and extents:
             segment = last
         else:
-            segment, extents = self._place(nbytes, padded, target, contiguous, now)
+            segment, extents = self._place(nbytes, padded, target, contiguous, item.class_id, now)
         object_id, self._next_id = self._next_id, self._next_id + 1
         obj = PoolObject(
             object_id,
@@ -105,7 +105,7 @@ class Allocation(Ledger):
         return obj
 
     def _place(
-        self, nbytes: int, padded: int, target: Target, contiguous: bool, now: float
+        self, nbytes: int, padded: int, target: Target, contiguous: bool, class_id: int, now: float
     ) -> tuple[Segment, tuple[Extent, ...]]:
         """Space for an object, by eviction if need be. Raises PoolFull."""
         found = self._place_free(nbytes, padded, target, contiguous)
@@ -114,7 +114,7 @@ class Allocation(Ledger):
         if found is not None:
             return found
         for segment in self._order.by_coldness(target, now):
-            extents = self._evict_for(segment, nbytes, padded, contiguous, now)
+            extents = self._evict_for(segment, nbytes, padded, contiguous, class_id, now)
             if extents is not None:
                 return segment, extents
         raise self._order.accounts(target).pool_full(padded)
@@ -132,43 +132,54 @@ class Allocation(Ledger):
     # ------------------------------------------------------------------------------ eviction
 
     def _evict_for(
-        self, segment: Segment, nbytes: int, padded: int, contiguous: bool, now: float
+        self, segment: Segment, nbytes: int, padded: int, contiguous: bool, class_id: int, now: float
     ) -> tuple[Extent, ...] | None:
         """Evict in order until there is room for nbytes, and take it; None when there never is."""
         accounts = segment.accounts
         while accounts.evictable and accounts.reachable >= padded:
-            if not self._evict(segment, padded - accounts.free, now):
+            if not self._evict(segment, padded - accounts.free, class_id, now):
                 break
             extents = segment.place(nbytes, contiguous)
             if extents is not None:
                 return extents
         return None
 
-    def _evict(self, segment: Segment, nbytes: int, now: float) -> int:
-        """Evict nbytes, at least one object and evict_share of the segment; less when there is no more.
+    def _evict(self, segment: Segment, nbytes: int, class_id: int, now: float) -> int:
+        """Evict nbytes for a class, at least one object and evict_share of the segment; less when there is no
+        more.
 
         Returns how many objects went.
         """
         short = max(nbytes, int(self._evict_share * segment.accounts.capacity), 1)
-        chosen = []
-        for obj in self._victims(segment, now):
-            chosen.append(obj)
-            short -= obj.padded
-            if short <= 0:
-                break
-        for obj in chosen:
-            self.counters["evictions"] += 1
-            self.counters["evicted_bytes"] += obj.nbytes
-            self.counters["copies_evicted"] += obj.object_id in segment.copies
-            self._remove(obj, evicted=True)
-        return len(chosen)
+        gone = 0
+        while short > 0 and (chosen := self._next_victims(segment, short, class_id, now)):
+            for obj in chosen:
+                short -= obj.padded
+                self.counters["evictions"] += 1
+                self.counters["evicted_bytes"] += obj.nbytes
+                self.counters["copies_evicted"] += obj.object_id in segment.copies
+                self._remove(obj, evicted=True)
+            gone += len(chosen)
+        return gone
 
-    def _relieve(self, target: Target, now: float) -> None:
-        """Evict where more than the high-water mark is used."""
+    def _next_victims(self, segment: Segment, nbytes: int, class_id: int, now: float) -> list[PoolObject]:
+        """Objects to evict for a class, of nbytes if there are so many; one where each eviction may protect
+        the others."""
+        one_by_one = segment.policy.spared(class_id) > 0
+        chosen: list[PoolObject] = []
+        for obj in self._victims(segment, now, class_id):
+            chosen.append(obj)
+            nbytes -= obj.padded
+            if nbytes <= 0 or one_by_one:
+                break
+        return chosen
+
+    def _relieve(self, target: Target, class_id: int, now: float) -> None:
+        """Evict for a class where more than the high-water mark is used."""
         if self._high_water >= 1:
             return
         self.expire(now)
         for segment in self._order.take_crowded(target):
             over = self._order.excess(segment)
             if over > 0 and segment.accounts.evictable:
-                self._evict(segment, int(over), now)
+                self._evict(segment, int(over), class_id, now)

@@ -14,7 +14,8 @@ from store.allocator import padded_size
 from store.errors import LayoutError, StoreError, WrongState
 from store.general import GeneralVerbs
 from store.ledger import Event
-from store.objects import PUBLISHED, Found, ObjectState, PoolObject, Wanted
+from store.objects import NO_CLASS, PUBLISHED, Found, ObjectState, PoolObject, Wanted
+from store.policies.class_shares import ClassShares
 from store.segment import Segment
 from store.segment_order import Target
 
@@ -90,12 +91,14 @@ class Directory(GeneralVerbs):
         *,
         rank: int | None = None,
         node: int | None = None,
+        class_id: int = NO_CLASS,
         touch: bool = True,
     ) -> list[Found]:
         """The longest leading run of blocks that can be read, from DRAM or else from a tier.
 
         rank, node   of the reader: it is given the nearest copy of each block
-        touch        False: neither recency nor counters change
+        class_id     of the reader: blocks count for the highest class that has used them
+        touch        False: neither recency, classes nor counters change
 
         A key whose digest differs is a miss, and counted. Blocks are touched last to first, so that a
         prefix outlives what hangs on it.
@@ -120,8 +123,26 @@ class Directory(GeneralVerbs):
             found.append(obj)
         if touch:
             self._count_lookup(len(keys), len(found) - from_tier, from_tier)
-            self._touch(found, now)
+            self._touch(found, now, class_id)
         return found
+
+    def spared(self, class_id: int, besides: Sequence[Found], rank: int | None = None) -> int:
+        """How many blocks are never evicted for this class, all segments together, or that of this rank.
+
+        besides   blocks that are not counted: what the reader itself has found
+        """
+        segments = self._segments.values() if rank is None else (self._segment(rank),)
+        keys: dict[int, list[int]] = {}
+        for obj in besides:
+            if isinstance(obj, PoolObject) and obj.key is not None:
+                keys.setdefault(obj.rank, []).append(obj.key)
+        return sum(segment.policy.spared(class_id, keys.get(segment.rank, ())) for segment in segments)
+
+    def class_blocks(self) -> list[int]:
+        """Visible blocks of each service class, the highest first; empty when no class has a share."""
+        policies = [segment.policy for segment in self._segments.values()]
+        held = [policy.held() for policy in policies if isinstance(policy, ClassShares)]
+        return [sum(column) for column in zip(*held)]
 
     def lease(self, owner: str, object_ids: Iterable[int], now: float, until: float) -> None:
         """What is leased is not evicted until release(owner) or the time `until`.
@@ -215,6 +236,8 @@ class Directory(GeneralVerbs):
         segment, facts = self._segments[obj.rank], obj.facts
         if obj.key is None or (first is not None and not is_copy):
             self.counters["puts_duplicate"] += obj.key is not None
+            if first is not None and obj.class_id < first.class_id:
+                self._segments[first.rank].count_for(first, obj.class_id, now)
         elif is_copy or segment.policy.admits(obj.key, facts, now):
             self._publish(obj, obj.key, facts, now)
             return True

@@ -6,13 +6,13 @@ explained in docs/explain/lifecycle.md. Every step here leaves the invariant of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from store.errors import UnknownObject
 from store.layout import BlockLayout
 from store.leases import Leases
-from store.objects import BlockRemoved, BlockStored, Found, ObjectState, PoolObject
+from store.objects import NO_CLASS, BlockRemoved, BlockStored, Found, ObjectState, PoolObject
 from store.policies import PolicyFactory
 from store.policies.contract import BlockFacts
 from store.policies.lru import LRU
@@ -59,7 +59,7 @@ def visible_copies(obj: PoolObject) -> list[PoolObject]:
 
 
 class Ledger:
-    """The books of one pool.
+    """The books of one pool. Of a block's copies, a reader gets the nearest: `rack_of` a node is its rack.
 
     _segments  rank -> Segment
     _objects   object_id -> PoolObject, all there are
@@ -93,6 +93,7 @@ class Ledger:
         quarantine_s        how long late bytes may land after a transfer has failed
         """
         self.layout = layout
+        self.rack_of: Callable[[int], int] = int
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._policy = policy
         self._max_unsaved_share = max_unsaved_share
@@ -233,12 +234,14 @@ class Ledger:
             if obj.state is ObjectState.UNLISTED:
                 self._remove(obj)
 
-    def _touch(self, found: Sequence[Found], now: float) -> None:
-        """What a lookup found was used, the last block first."""
+    def _touch(self, found: Sequence[Found], now: float, class_id: int = NO_CLASS) -> None:
+        """What a lookup found was used by this class, the last block first."""
         used: dict[int, list[int]] = {}
         for obj in reversed(found):
             if isinstance(obj, PoolObject) and obj.key is not None:
                 obj.last_use_s = now
+                if class_id < obj.class_id:
+                    self._segments[obj.rank].count_for(obj, class_id, now)
                 if obj.rank in used:
                     used[obj.rank].append(obj.key)
                 else:
@@ -281,23 +284,30 @@ class Ledger:
             family[0].copies = None
 
     def _nearest(self, obj: PoolObject, rank: int | None, node: int | None) -> PoolObject:
-        """Of this visible object and its visible copies: on this rank, else on this node, else the first."""
-        nodes = self._segments
-        return min(visible_copies(obj), key=lambda c: (c.rank != rank, nodes[c.rank].node != node))
+        """Of this visible object and its visible copies: on this rank, node or rack, else the first."""
+        rack = None if node is None else self.rack_of(node)
+
+        def distance(copy: PoolObject) -> tuple[bool, bool, bool]:
+            at = self._segments[copy.rank].node
+            return copy.rank != rank, at != node, self.rack_of(at) != rack
+
+        return min(visible_copies(obj), key=distance)
 
     # ------------------------------------------------------------------------------ eviction
 
-    def _victims(self, segment: Segment, now: float) -> Iterator[PoolObject]:
-        """What the segment may evict, in order: cold copies, then as the policy says, soft-pinned last."""
-        cold = set()
+    def _victims(self, segment: Segment, now: float, class_id: int | None = None) -> Iterator[PoolObject]:
+        """What the segment may evict for a class, or at all, in order: cold copies, then as the policy says,
+        soft-pinned last."""
+        policy, cold = segment.policy, set()
+        own_only = class_id is not None and policy.spared(class_id) > 0
         for object_id, obj in segment.copies.items():
             if now - obj.last_use_s < self._copy_cold_s:
                 break
-            if obj.evictable and not obj.soft_pinned(now):
+            if obj.evictable and not obj.soft_pinned(now) and not (own_only and obj.class_id != class_id):
                 cold.add(object_id)
                 yield obj
         pinned = []
-        for key in segment.policy.victims(now):
+        for key in policy.victims(now) if class_id is None else policy.victims_for(class_id, now):
             obj = self._copy_in(segment, key)
             if obj.evictable and obj.object_id not in cold:
                 if obj.soft_pinned(now):

@@ -29,6 +29,10 @@ from store.policies.contract import BlockFacts
 Tier = Literal["dram", "ssd"]
 
 
+NO_CLASS = 2**31
+"""The class of a reader that has none: lower than every class, so that nothing counts for it."""
+
+
 class ObjectState(Enum):
     """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
 
@@ -141,15 +145,17 @@ class PoolObject:
         copies        all objects of the same put that are WRITING or VISIBLE, itself among them, on as
                       many segments: one list that they share; None when there are no others
         terms         None when there are none
-        sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
+        class_id      the highest class that has used it, 0 the highest; for policies
+    sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
         parent        key of the block before it in its prefix, and position: how many there are; for policies
         lessees       owners that hold a lease on it
         unsaved       waits to be written to the tier of its segment's saver: not evictable until then
         evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
 
-    Immutable once VISIBLE, except for who leases and pins it, copies, unsaved, evictable, last_use_s, and
-    UNLISTED after it. A pool holds millions: what most do not need costs them one None. With twenty fields an
-    object takes three lines of a cache, and a lookup of 250 blocks is 15 % faster than with twenty-one.
+    Immutable once VISIBLE, except for who leases and pins it, copies, class_id, unsaved, evictable,
+    last_use_s, and UNLISTED after it. A pool holds millions: what most do not need costs them one None. With
+    twenty fields an object takes three lines of a cache, and a lookup of 250 blocks is 15 % faster than with
+    twenty-one.
     """
 
     tier: ClassVar[Tier] = "dram"

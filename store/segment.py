@@ -175,6 +175,13 @@ class Segment:
             self._total.pinned += change
             obj.terms.is_pinned = is_pinned
 
+    def count_for(self, obj: PoolObject, class_id: int, now: float) -> None:
+        """A VISIBLE object was used by a class higher than its own: from now on it counts for that class."""
+        assert obj.key is not None
+        obj.class_id = class_id
+        self.policy.on_class(obj.key, obj.facts, now)
+        self.note_change()
+
     def note_soft_pin(self, until: float) -> None:
         """Call for each soft pin of an object that is VISIBLE here."""
         if until:

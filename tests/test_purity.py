@@ -206,7 +206,7 @@ def test_what_decides_reads_no_clock_no_socket_no_random_source_and_no_environme
 def test_the_check_follows_imports() -> None:
     names = {path.relative_to(ROOT).as_posix() for path, _ in pure_files()}
     assert names >= {
-        *("scheduler/state.py", "scheduler/placement/least_tokens.py", "store/directory.py"),
+        *("scheduler/state.py", "scheduler/placement/kvcache_centric.py", "store/directory.py"),
         *("store/ledger.py", "store/policies/learned.py", "store/__init__.py", "kernels_numba/codecs.py"),
     }
 

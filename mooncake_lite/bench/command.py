@@ -22,7 +22,7 @@ SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
 
 @click.command()
 @click.argument("what", type=click.Choice(SUBJECTS))
-@click.option("--quick", is_flag=True, help="Fewer runs; ends within a minute.")
+@click.option("--quick", is_flag=True, help="Fewer runs: within a minute; ideas, with clusters: in a few.")
 @click.option(
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to FILE."
 )

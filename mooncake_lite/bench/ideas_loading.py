@@ -18,9 +18,10 @@ import msgspec
 from mooncake_lite.bench.engine_sides import Prompts, random_prompts
 from mooncake_lite.bench.ideas_cluster import EMULATED, started
 from mooncake_lite.bench.result import Other, Row
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
-from mooncake_lite.profiles.file import profile_for, write_profile
+from mooncake_lite.profiles.file import profile_of, write_profile
 from scheduler.instance.load_or_compute import PROBE_EVERY
 
 SPEED_UP = 1000
@@ -54,7 +55,7 @@ def run(folder: Path, vocab: int, tokens: int, known: int) -> list[Row]:
 
 def faster_profile(folder: Path, path: Path) -> Path:
     """Write the shipped profile with its times divided by SPEED_UP. Raises ConfigError when there is none."""
-    profile = profile_for("", folder, load_config(folder), "float32")
+    profile = profile_of(ServeConfig(engine="emulated"), folder, load_config(folder))
     section = msgspec.structs.replace(profile.compute, time_scale=1 / SPEED_UP)
     write_profile(path, profile.with_section("compute", section))
     return path

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from mooncake_lite.bench import scheduler_index
+from mooncake_lite.bench import scheduler_decisions, scheduler_index
 from mooncake_lite.bench.result import Other, Row
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
@@ -27,9 +27,9 @@ BLOCK_TOKENS = LAYOUT[2]
 
 
 def run(quick: bool) -> list[Row]:
-    """Measure requests of 24 and of 250 blocks, half of which the pool knows. Then the prefix index alone."""
+    """Measure decisions; whole requests of 24 and of 250 blocks, half of which the pool knows; the index."""
     requests = 100 if quick else 400
-    rows = []
+    rows = scheduler_decisions.run(quick)
     for blocks in (24, 250):
         rows += measure(blocks, requests)
     return rows + scheduler_index.run(quick)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.modes import MODES, Handover
+from scheduler.classes import DEFAULT_CLASSES, ServiceClass
+from scheduler.costs import CostConfig
+from scheduler.queues import AGEING, TRUST
 from store.layout import BlockLayout
 
 
@@ -14,23 +17,37 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     layout        arguments of BlockLayout: layers, kv_heads, block_tokens, head_dim, itemsize, codec
     roles         of each rank: "conductor" (rank 0), or one of modes.ROLES
     nodes         node number of each rank
+    racks         rack of each node; empty: every node is a rack of its own
     eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies
     copy_cold_s   a copy of a hot block that was not read for this long is evicted first
     max_queue     requests that may wait; further ones are refused
     policy        name of the placement policy, from scheduler.placement
+    admission     name of the form of admission, from scheduler.admission
+    queue         name of the order in which waiting requests begin, from scheduler.queues
+    queue_ageing  seconds of prefill that a second of waiting is worth, for the queue aged-srpt
+    trust         part of the decode slots that go by predicted length, for the queue predicted
     saves         store ranks have an SSD tier
     mode          name of the mode, from modes.MODES
+    costs         of prefill, decode, transfers and loads, from a profile; by default a guess
+    classes       service classes, the highest first; at least one, see scheduler.classes.check_classes
     """
 
     layout: tuple[int, int, int, int, int, str]
     roles: list[str]
     nodes: list[int]
+    racks: list[int] = []
     eviction: str = "lru"
     copy_cold_s: float = 60.0
     max_queue: int = 64
-    policy: str = "least-tokens"
+    policy: str = "kvcache-centric"
+    admission: str = "bounded-queue"
+    queue: str = "fcfs"
+    queue_ageing: float = AGEING
+    trust: float = TRUST
     saves: bool = False
     mode: str = "pooled"
+    costs: CostConfig = CostConfig()
+    classes: list[ServiceClass] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
 
     @property
     def block_layout(self) -> BlockLayout:
@@ -46,6 +63,11 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     def has_pool(self) -> bool:
         """Tell whether there are store ranks, and with them a pool that keeps blocks for later requests."""
         return "store" in self.roles
+
+    @property
+    def cache_shares(self) -> list[float]:
+        """Return the share of each class in the DRAM of a segment, the highest class first."""
+        return [service.cache_share for service in self.classes]
 
     def ranks_of(self, role: str) -> list[int]:
         """Return the ranks that play a role, ascending."""

@@ -1,7 +1,7 @@
 """Hot-spot replication: orders copies of blocks that a node reads from other nodes again and again.
 
 Used by `machine.py`. `scheduler.hot_spots` decides which blocks are hot; the directory evicts cold copies
-first. See docs/explain/paper.md.
+first. See docs/explain/conductor.md.
 """
 
 from __future__ import annotations

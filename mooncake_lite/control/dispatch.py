@@ -18,7 +18,7 @@ from mooncake_lite.control.prefix_loads import PrefixLoads
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
-from scheduler import Placement, Policy, Rejection, Request, State, Wait, admit
+from scheduler import Admission, Placement, Rejection, Request, State, Wait
 from store.directory import Directory
 from store.errors import PoolFull
 
@@ -26,20 +26,26 @@ STARTING_RETRY_S = 5.0
 """Retry-After of a request that arrives before every rank has joined."""
 
 PINNED_RETRY_S = 5.0
-"""Retry-After of a request that is refused because pinned blocks leave too little space."""
+"""Retry-After of a request that is refused because blocks that stay leave too little space."""
+
+
+Choose = Callable[[State, Request, float], Placement | Wait | Rejection]
+"""See scheduler.choose."""
 
 
 class Dispatcher:
     """Takes requests from their arrival to the order that starts them.
 
-    policy         chooses the place of a request
+    choose         chooses the place of a request: scheduler.choose with a policy
+    admission      refuses requests
     pool_is_full   a request waits for space in the pool, and none has been freed since
     """
 
     def __init__(
         self,
         config: ControlConfig,
-        policy: Policy,
+        choose: Choose,
+        admission: Admission,
         state: State,
         directory: Directory,
         members: Members,
@@ -47,12 +53,13 @@ class Dispatcher:
         requests: Requests,
         emit: Callable[[fx.Effect], None],
     ) -> None:
-        self.policy = policy
+        self.choose = choose
+        self.admission = admission
         self.pool_is_full = False
         self._state, self._directory, self._members = state, directory, members
         self._requests, self._emit = requests, emit
         self._block_tokens = config.block_layout.block_tokens
-        self._handover = config.handover
+        self._handover, self._classes = config.handover, config.classes
         self.room = Room(directory, members, state, config)
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
         self.copies = Copies(directory, members, orders, emit)
@@ -60,22 +67,36 @@ class Dispatcher:
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it."""
         assert arrived.request_id not in self._requests, f"{arrived.request_id} arrives twice"
-        record = RequestRecord.of(arrived, now)
+        record = RequestRecord.of(arrived, self._classes[arrived.class_id], now)
         if not self._members.ready:
             self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
             return
-        request = record.as_request(self._block_tokens)
-        rejection = admit(self._state, request, now)
-        if rejection is not None:
-            self._reject(record, rejection.reason, rejection.retry_after_s)
+        request = record.as_request(self._state, self._block_tokens)
+        decision = self._decide(request, now)
+        if isinstance(decision, Rejection):
+            self._reject(record, decision.reason, decision.retry_after_s)
             return
         self._requests.add(record)
-        if (
-            self._requests.no_place
-            or self._state.next_held() is not None
-            or not self._place(record, request, now)
-        ):
-            self._state.hold(request)
+        if isinstance(decision, Placement):
+            self._take(record, request, decision, now)
+        else:
+            self._state.hold(request, now)
+
+    def _decide(self, request: Request, now: float) -> Placement | Wait | Rejection:
+        """Refuse a new request, find its place, or let it wait. Those that wait already go first."""
+        refused = self.admission.on_arrival(self._state, request, now)
+        if refused is not None:
+            return refused
+        decision: Placement | Wait | Rejection = Wait(request.request_id, "others wait")
+        if not self._requests.no_place and self._state.held.head() is None:
+            decision = self.choose(self._state, request, now)
+        if isinstance(decision, Rejection):
+            return decision
+        placement = decision if isinstance(decision, Placement) else None
+        if placement is None:
+            self._requests.no_place = True
+        refused = self.admission.on_place(self._state, request, placement, now)
+        return decision if refused is None else refused
 
     def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
         self._emit(fx.Reject(record.request_id, reason, retry_after_s))
@@ -87,40 +108,43 @@ class Dispatcher:
         A start that ends in a refusal frees a place, so that the next request may be placed.
         """
         while True:
-            if not self._requests.no_place and (request := self._state.next_held()) is not None:
+            if not self._requests.no_place and (request := self._state.held.head()) is not None:
                 self._place(self._requests[request.request_id], request, now)
             elif not self.pool_is_full and (request_id := self._state.startable()) is not None:
                 self._start(self._requests[request_id], now)
             else:
                 return
 
-    def _place(self, record: RequestRecord, request: Request, now: float) -> bool:
-        """Ask the policy for a place. False: this request and all after it must wait for capacity."""
-        decision = self.policy.choose(self._state, request, now)
+    def _place(self, record: RequestRecord, request: Request, now: float) -> None:
+        """Find a place for a held request. Without one, it and all after it wait for capacity."""
+        decision = self.choose(self._state, request, now)
         if isinstance(decision, Wait):
             self._requests.no_place = True
-            return False
-        if isinstance(decision, Rejection):
-            self._refuse(record, decision.reason, decision.retry_after_s, now)
-            return True
+        elif isinstance(decision, Rejection):
+            self.refuse(record, decision.reason, decision.retry_after_s, now)
+        else:
+            self._take(record, request, decision, now)
+
+    def _take(self, record: RequestRecord, request: Request, placement: Placement, now: float) -> None:
+        """Give a request its place."""
         if record.kept is None:
             self._requests.move(record, Step.PLACE)
-            self._state.place(request, decision, front=record.resumed)
+            self._state.place(request, placement, now, front=record.resumed)
         else:
             self._requests.move(record, Step.RESUME)
-            self._state.resume(request, decision)
-        record.prefill, record.decode = self._ranks_of(decision)
+            self._state.resume(request, placement, now)
+        record.prefill, record.decode = self._ranks_of(placement)
+        record.fetch, record.most_blocks = placement.fetch, placement.most_blocks
         self._emit(
             fx.Decided(
-                record.request_id, record.attempt + 1, decision.prefill, decision.decode,
-                decision.cached_tokens, decision.terms,
+                record.request_id, record.attempt + 1, placement.prefill, placement.decode,
+                placement.cached_tokens, placement.terms,
             )
         )  # fmt: skip
         if record.kept is not None:
             record.load, record.tail, record.kept = record.kept.blocks, record.kept.tail, None
             record.attempt += 1
             self.start_decode(record)
-        return True
 
     def start_decode(self, record: RequestRecord) -> None:
         """Order a decode rank to load the KV of a request, and to continue from it."""
@@ -136,7 +160,7 @@ class Dispatcher:
         """Return the ranks of the instances that a policy chose. Today each instance is one rank."""
         return placement.prefill, placement.decode
 
-    def _refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
+    def refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
         """Refuse an accepted request. A request whose client has received tokens fails instead."""
         if record.resumed:
             self._requests.fail(record, reason, now)
@@ -148,14 +172,14 @@ class Dispatcher:
     def _start(self, record: RequestRecord, now: float) -> None:
         """Start a request, defer it until there is space, or refuse it if it could never fit."""
         record.reset()
-        self._state.start(record.request_id)
+        self._state.start(record.request_id, now)
         try:
             moves = self.room.reserve(record, now)
         except PoolFull as error:
             self._directory.revoke_owner(record.request_id, now)
             record.reset()
-            if not self.room.could_ever_hold(record, now):
-                self._refuse(record, str(error), PINNED_RETRY_S, now)
+            if reason := self.room.never_fits(record, error, now):
+                self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
             self._state.defer(record.request_id)
             self.pool_is_full = self._handover == "pool"  # another decode rank may have space of its own
@@ -189,7 +213,15 @@ class Dispatcher:
         if record.worker == record.decode:
             for branch in sorted(record.dropped):
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
-        self.copies.on_prefill(record, now)
+        self._state.reads(record.request_id, self._sources(record))
+        if record.fetch:
+            self.copies.on_prefill(record, now)
+
+    def _sources(self, record: RequestRecord) -> list[int]:
+        """List the other nodes that a prefill reads from."""
+        node_of = self._members.node_of
+        own = node_of(record.prefill)
+        return sorted({node_of(ref.rank) for ref in record.load} - {own})
 
     def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""

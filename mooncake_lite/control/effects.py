@@ -20,7 +20,7 @@ class Action(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Reject(Action, frozen=True):
-    """Refuse a request before any work is spent on it (HTTP 429)."""
+    """Refuse a request (HTTP 429): before any work is spent on it, unless admission is after-prefill."""
 
     request_id: str
     reason: str
@@ -53,6 +53,24 @@ class Decided(Action, frozen=True):
     decode: int
     cached_tokens: int
     terms: Terms
+
+
+class Release(Action, frozen=True):
+    """Let a client have its tokens: from here on the request can no longer be refused.
+
+    Only where admission withholds the first token; see scheduler.admission.
+    """
+
+    request_id: str
+
+
+class Moved(Action, frozen=True):
+    """Report that a request decodes elsewhere than was decided. tbt_s: predicted between tokens."""
+
+    request_id: str
+    attempt: int
+    decode: int
+    tbt_s: float
 
 
 # ------------------------------------------------------------------------------ to compute ranks
@@ -285,7 +303,7 @@ Order = (
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 
 Effect = (
-    Order | Reject | Fail | Forget | Decided | Branched | AnswerCommand | Readiness | WakeAt | Stop
-    | BlockStored | BlockRemoved
+    Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | AnswerCommand | Readiness
+    | WakeAt | Stop | BlockStored | BlockRemoved
 )  # fmt: skip
 """Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

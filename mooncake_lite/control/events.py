@@ -86,6 +86,10 @@ class RequestArrived(Event, frozen=True):
     keys, digests  of each full block of the prompt; empty when nothing may be reused
     wait_limit_s   longest time that the gateway waits for the first token
     n              answers (branches) to the one prompt, numbered from 0
+    class_id       service class, an index of ControlConfig.classes
+    tenant         whose request it is; "" when nobody said
+    slo_ttft_s     time to first token that the client asks for; inf: the limit of its class
+    slo_tbt_s      likewise, time between tokens
     """
 
     request_id: str
@@ -96,6 +100,9 @@ class RequestArrived(Event, frozen=True):
     class_id: int = 0
     wait_limit_s: float = float("inf")
     n: int = 1
+    tenant: str = ""
+    slo_ttft_s: float = float("inf")
+    slo_tbt_s: float = float("inf")
 
 
 class RequestCancelled(Event, frozen=True):
@@ -111,6 +118,8 @@ class PrefillEnded(RankEvent, frozen=True):
     checksums               one list for each object of `store`: XXH3-64 of each layer's range
     finished                branches whose first token was the last one, so there is nothing to decode
     load_s, compute_s, store_s   seconds for each part
+    computed_tokens         prompt tokens that were computed and not reused
+    loaded_blocks           blocks that load_s was spent on: the last ones of `load`
     """
 
     request_id: str
@@ -120,6 +129,8 @@ class PrefillEnded(RankEvent, frozen=True):
     load_s: float
     compute_s: float
     store_s: float
+    computed_tokens: int = 0
+    loaded_blocks: int = 0
 
 
 class RequestFailed(RankEvent, frozen=True):
@@ -132,30 +143,44 @@ class RequestFailed(RankEvent, frozen=True):
 
 
 class DecodeLoaded(RankEvent, frozen=True):
-    """All KV of a StartDecode is in the decode rank's pages."""
+    """All KV of a StartDecode is in the decode rank's pages. load_s, loaded_blocks: as in PrefillEnded."""
 
     request_id: str
     attempt: int
+    load_s: float = 0.0
+    loaded_blocks: int = 0
 
 
 class PromptComputed(RankEvent, frozen=True):
     """The prompt of a StartServe is computed and its first token drawn. Its loaded blocks are no longer read.
 
-    computed_tokens   prompt tokens that were computed and not reused; compute_s: seconds for them
+    computed_tokens, compute_s, load_s, loaded_blocks   as in PrefillEnded
     """
 
     request_id: str
     attempt: int
     computed_tokens: int
     compute_s: float
+    load_s: float = 0.0
+    loaded_blocks: int = 0
 
 
 class DecodeEnded(RankEvent, frozen=True):
-    """A branch has left the rank that decodes it, because it is answered or was cancelled."""
+    """A branch has left the rank that decodes it, because it is answered or was cancelled.
+
+    answer_tokens   tokens of its answer
+    steps, sequences, context_tokens, steps_s   decode steps of the rank since its last DecodeEnded: their
+                    number, and sums over them of the batch, the context and the seconds
+    """
 
     request_id: str
     attempt: int
     branch: int = 0
+    answer_tokens: int = 0
+    steps: int = 0
+    sequences: int = 0
+    context_tokens: int = 0
+    steps_s: float = 0.0
 
 
 class Preempted(RankEvent, frozen=True):
@@ -209,12 +234,14 @@ class PutsWanted(RankEvent, frozen=True):
 
     number    chosen by the rank; GrantPuts answers under the same number
     before    for each block: (key of the block before it or None, number of blocks before it)
+    classes   for each block: the class of the request that filled it; empty: all are of class 0
     """
 
     number: int
     keys: list[int]
     digests: list[int]
     before: list[tuple[int | None, int]]
+    classes: list[int] = []
 
 
 class PutsEnded(RankEvent, frozen=True):

@@ -42,7 +42,7 @@ class Step(Enum):
     __hash__ = object.__hash__
 
     PLACE = "a policy has placed it"
-    REFUSE = "it could never fit into the pool"
+    REFUSE = "it could never fit into the pool, or would decode too slowly (admission after-prefill)"
     PROMOTE = "part of its prefix is on SSD only"
     RESTART = "a block from SSD was bad"
     PREFILL = "its prefix is in DRAM"
@@ -75,6 +75,7 @@ TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
     (Stage.PREFILLING, Step.PREFILLED): Stage.LOADING,
     (Stage.PREFILLING, Step.COMPUTED): Stage.DECODING,
     (Stage.PREFILLING, Step.PREEMPT): Stage.HELD,
+    (Stage.PREFILLING, Step.REFUSE): Stage.OVER,
     (Stage.PREFILLING, Step.FINISH): Stage.OVER,
     (Stage.PREFILLING, Step.FAIL): Stage.OVER,
     (Stage.PREFILLING, Step.CANCEL): Stage.CANCELLED,

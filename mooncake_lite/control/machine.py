@@ -7,6 +7,7 @@ Used by the conductor role and the simulator. It follows each request through th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mooncake_lite.control import effects as fx
@@ -20,8 +21,10 @@ from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
-from scheduler import State
+from scheduler import ADMISSIONS, Costs, State, choose
+from scheduler.classes import check_classes
 from scheduler.placement import POLICIES
+from scheduler.queues import QUEUES, Queue, QueueConfig
 from store.directory import Directory
 from store.policies import policy_factory
 
@@ -30,7 +33,8 @@ class Control:
     """The control plane of one cluster.
 
     requests    those that are open
-    dispatcher  places and starts them by the placement policy
+    dispatcher  places and starts them
+    policy      the placement policy
     state       the books of `scheduler`
     directory   the truth about the pool
     stopped     the cluster has ended, and later events change nothing
@@ -39,12 +43,18 @@ class Control:
     """
 
     def __init__(self, config: ControlConfig) -> None:
-        """Build the parts. Raises LayoutError or UnknownPolicy for an impossible configuration."""
+        """Build the parts. Raises LayoutError, UnknownPolicy or ValueError for a wrong configuration."""
+        check_classes(config.classes)
         self.config = config
-        self.state = State(config.max_queue)
+        queue, self.policy = _queue(config), POLICIES[config.policy]()
+        nbytes, costs = config.block_layout.nbytes, Costs(config.costs)
+        self.state = State(config.max_queue, costs, queue, nbytes, config.racks)
         self.directory = Directory(
-            config.block_layout, policy=policy_factory(config.eviction), copy_cold_s=config.copy_cold_s
+            config.block_layout,
+            policy=policy_factory(config.eviction, shares=config.cache_shares),
+            copy_cold_s=config.copy_cold_s,
         )
+        self.directory.rack_of = self.state.racks.of
         self.members = Members(config)
         self._of_other_epochs = 0
         self.stopped = False
@@ -55,11 +65,11 @@ class Control:
         self._pool = Pool(self.directory, self.state.index, emit)
         self.requests = Requests(config, self.state, self.directory, self.members, emit)
         self.dispatcher = Dispatcher(
-            config, POLICIES[config.policy](), self.state, self.directory, self.members, self._orders,
-            self.requests, emit,
+            config, partial(choose, self.policy), ADMISSIONS[config.admission](), self.state,
+            self.directory, self.members, self._orders, self.requests, emit,
         )  # fmt: skip
         reports = Reports(
-            config, self.state, self.directory, self._pool, self.requests, self.dispatcher, emit
+            config, self.state, self.directory, self.members, self._pool, self.requests, self.dispatcher, emit
         )
         self._puts = Puts(self.directory, self.members, self.dispatcher.room, self._pool, emit)
         self._commands = Commands(self.directory, self.members, self._orders, emit)
@@ -228,6 +238,12 @@ class Control:
         for owner in self.directory.active_owners():
             known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
             assert known, f"{owner} has leases or places in the pool"
+
+
+def _queue(config: ControlConfig) -> Queue:
+    """Make the order in which waiting requests begin."""
+    weights = [one.weight for one in config.classes]
+    return QUEUES[config.queue](QueueConfig(weights, config.queue_ageing, config.trust))
 
 
 _TAKES_SPACE = (ev.RequestArrived, ev.PutsWanted, ev.SwapWanted, ev.Tick)

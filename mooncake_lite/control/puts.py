@@ -42,7 +42,8 @@ class Puts:
                 continue
             owner = f"put/{wanted.rank}/{wanted.epoch}/{wanted.number}/{index}"
             parent, position = wanted.before[index]
-            block = self._room.keyed(key, digest, parent, position)
+            class_id = wanted.classes[index] if wanted.classes else 0
+            block = self._room.keyed(key, digest, parent, position, class_id)
             with contextlib.suppress(PoolFull):
                 (place,) = self._directory.allocate_many(owner, [block], now=now, node=node)
                 self._granted[place.object_id] = wanted.rank, owner

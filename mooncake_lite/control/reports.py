@@ -12,10 +12,13 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.measured import Measurements
+from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.request import Kept, RequestRecord
 from mooncake_lite.control.requests import Requests
 from scheduler import State
+from scheduler.placement import other_decode
 from store.directory import Directory
 
 
@@ -27,6 +30,7 @@ class Reports:
         config: ControlConfig,
         state: State,
         directory: Directory,
+        members: Members,
         pool: Pool,
         requests: Requests,
         dispatcher: Dispatcher,
@@ -34,29 +38,57 @@ class Reports:
     ) -> None:
         self._state, self._directory, self._pool, self._emit = state, directory, pool, emit
         self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
+        self._measured = Measurements(state.costs, members)
+        self._admission, self._handover = dispatcher.admission, config.handover
         self._block_tokens = config.block_layout.block_tokens
 
     def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
-        """Publish the KV of a prompt, and start its decode."""
+        """Publish the KV of a prompt, and start its decode or refuse it."""
         record = self._requests.current(ended, Step.PREFILLED, Step.DROP)
         if record is None:
             return
-        computed = record.num_tokens - sum(record.cached.values())
-        self._state.measured_prefill(computed, ended.compute_s)
+        self._measured.prefilled(record, ended)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
         record.branches -= {*ended.finished, *record.dropped}
         if record.stage is Stage.CANCELLED:
             self._requests.move(record, Step.DROP)
             self._requests.end(record, "cancelled", now)
         elif not record.branches:
+            self._release(record)
             self._requests.move(record, Step.FINISH)
             self._requests.end(record, "finished", now)
         else:
-            self._requests.move(record, Step.PREFILLED)
-            record.resumed = True
-            self._state.end_prefill(record.request_id)
+            self._state.end_prefill(record.request_id, now)
             self._requests.keep_slots(record)
-            self._dispatcher.start_decode(record)
+            self._decode(record, now)
+
+    def _decode(self, record: RequestRecord, now: float) -> None:
+        """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).
+
+        A request whose client has tokens already is never refused.
+        """
+        self._move(record)
+        request = self._state.request_of(record.request_id)
+        refused = None if record.resumed else self._admission.on_decode(self._state, request, now)
+        if refused is not None:
+            self._dispatcher.refuse(record, refused.reason, refused.retry_after_s, now)
+            return
+        self._release(record)
+        self._requests.move(record, Step.PREFILLED)
+        record.resumed = True
+        self._dispatcher.start_decode(record)
+
+    def _move(self, record: RequestRecord) -> None:
+        """Choose the decode rank again where that is free: KV in the pool can be read by every rank."""
+        better = other_decode(self._state, record.request_id) if self._handover == "pool" else None
+        if better is not None:
+            record.decode, tbt_s = better
+            self._state.move(record.request_id, record.decode)
+            self._emit(fx.Moved(record.request_id, record.attempt, record.decode, tbt_s))
+
+    def _release(self, record: RequestRecord) -> None:
+        if self._admission.withholds and not record.resumed:
+            self._emit(fx.Release(record.request_id))
 
     def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
         """End a request that a rank gave up, or dropped after a cancel."""
@@ -69,6 +101,7 @@ class Reports:
         record = self._requests.current(loaded, Step.LOADED, Step.DROP)
         if record is None:
             return
+        self._measured.loaded(record, loaded)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.LOADED):
             self._requests.move(record, Step.LOADED)
@@ -78,26 +111,34 @@ class Reports:
         record = self._requests.current(computed, Step.COMPUTED, Step.DROP)
         if record is None:
             return
-        self._state.measured_prefill(computed.computed_tokens, computed.compute_s)
+        self._measured.prefilled(record, computed)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.COMPUTED):
             self._requests.move(record, Step.COMPUTED)
             record.resumed = True
-            self._state.end_prefill(record.request_id)
+            self._state.end_prefill(record.request_id, now)
 
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
         """End a branch whose last token was sent, or that was dropped. The last branch ends the request."""
         record = self._requests.working(ended)
+        self._measured.decoded(record, ended)
         if record is None or record.worker != record.decode or ended.branch not in record.branches:
             self._requests.ignored += 1
         elif len(record.branches) > 1:
+            self._answered(record, ended, now)
             self._swaps.end(ended, now)
             record.branches.remove(ended.branch)
             self._requests.keep_slots(record)
         elif record.may(Step.FINISH) or record.may(Step.DROP):
+            self._answered(record, ended, now)
             self._finish(record, "finished", now)
         else:
             self._requests.ignored += 1
+
+    def _answered(self, record: RequestRecord, ended: ev.DecodeEnded, now: float) -> None:
+        """Learn how long a whole answer was decoded. A cancelled one says nothing about that."""
+        if ended.answer_tokens:
+            self._state.decode_load.answered(record.request_id, now)
 
     def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
         self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
@@ -109,7 +150,7 @@ class Reports:
         if record is None:
             return
         if record.stage is Stage.DECODING and wanted.branch in record.branches - record.dropped:
-            self._swaps.begin(wanted, record.id_alone(wanted.branch), now)
+            self._swaps.begin(wanted, record.id_alone(wanted.branch), record.class_id, now)
         else:
             self._swaps.refuse(wanted)
 
@@ -128,7 +169,7 @@ class Reports:
             alone.kept = kept
             self._requests.add(alone)
             self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
-            self._state.hold(alone.as_request(self._block_tokens), front=True)
+            self._state.hold(alone.as_request(self._state, self._block_tokens), now, front=True)
         elif kept is not None:
             self._directory.revoke_owner(kept.owner, now)
         if len(record.branches) > 1:
@@ -149,4 +190,4 @@ class Reports:
         record.keys, record.digests = preempted.keys, preempted.digests
         self._state.forget(record.request_id)
         self._requests.no_place = False
-        self._state.hold(record.as_request(self._block_tokens), front=True)
+        self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import Preempted, RequestArrived, Swapped
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
-from scheduler import Request
+from scheduler import Request, State
+from scheduler.classes import ServiceClass
 
 BRANCH_MARK = "#"
 """Between the client's id of a request and the number of a branch that goes on alone."""
@@ -36,13 +38,18 @@ class RequestRecord:
     """A request between RequestArrived and Forget.
 
         num_tokens      tokens to prefill: the prompt, and, after a preemption, the answer so far
+        prompt_tokens   of these, tokens of the prompt
         keys, digests   of the full blocks of these tokens; empty when nothing may be reused
         attempt         number of starts; answers to an earlier one change nothing
         n               answers to the one prompt
         branches        those that have not ended; dropped: those of them that the client does not want
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
+        class_id        service class; tenant: whose request it is
+        slo_ttft_s, slo_tbt_s   limits that the client or the class asks for; inf: none
         prefill, decode ranks, -1 before it is placed
+        fetch           its prefix may come from other nodes and from SSD
+        most_blocks     of its prefix to be loaded; None: all that there are
         worker          the rank that works on it, -1 when none does
         load            blocks of the reused prefix, in order
         store           blocks that prefill writes; load + store are all full blocks
@@ -66,11 +73,16 @@ class RequestRecord:
     since_s: float
     n: int
     branches: set[int]
+    tenant: str
+    slo_ttft_s: float
+    slo_tbt_s: float
     stage: Stage = Stage.HELD
     attempt: int = 0
     resumed: bool = False
     dropped: set[int] = field(default_factory=set)
     prefill: int = -1
+    fetch: bool = True
+    most_blocks: int | None = None
     decode: int = -1
     worker: int = -1
     load: list[BlockRef] = field(default_factory=list)
@@ -82,13 +94,17 @@ class RequestRecord:
     promoted: list[tuple[int, float, int, int]] = field(default_factory=list)
     bad_blocks: int = 0
     problem: str = ""
+    prompt_tokens: int = 0
 
     @classmethod
-    def of(cls, event: RequestArrived, now: float) -> RequestRecord:
-        """Make the record of a request that has just arrived."""
+    def of(cls, event: RequestArrived, service: ServiceClass, now: float) -> RequestRecord:
+        """Make the record of a request that has just arrived. service: its class."""
         return cls(
             event.request_id, event.num_tokens, event.max_tokens, event.keys, event.digests, event.class_id,
-            event.wait_limit_s, now, event.n, set(range(event.n)),
+            event.wait_limit_s, now, event.n, set(range(event.n)), event.tenant,
+            event.slo_ttft_s if event.slo_ttft_s < inf else service.slo_ttft_s,
+            event.slo_tbt_s if event.slo_tbt_s < inf else service.slo_tbt_s,
+            prompt_tokens=event.num_tokens,
         )  # fmt: skip
 
     def id_alone(self, branch: int) -> str:
@@ -99,7 +115,8 @@ class RequestRecord:
         """Make the record of a branch that goes on alone."""
         return RequestRecord(
             self.id_alone(event.branch), event.num_tokens, self.max_tokens, event.keys, event.digests,
-            self.class_id, self.wait_limit_s, now, 1, {event.branch}, resumed=True,
+            self.class_id, self.wait_limit_s, now, 1, {event.branch}, self.tenant, self.slo_ttft_s,
+            self.slo_tbt_s, resumed=True, prompt_tokens=self.prompt_tokens,
         )  # fmt: skip
 
     @property
@@ -122,9 +139,10 @@ class RequestRecord:
         """Move to the next stage. An impossible step is a bug of ours and raises KeyError."""
         self.stage = TRANSITIONS[self.stage, step]
 
-    def as_request(self, block_tokens: int) -> Request:
-        """Return the part of the record that policies may see."""
+    def as_request(self, state: State, block_tokens: int) -> Request:
+        """Return the part of the record that policies may see, with a predicted length of its answer."""
+        predicted = state.costs.lengths.predicted(self.class_id, self.num_tokens, self.max_tokens)
         return Request(
             self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
-            self.wait_limit_s, self.n,
+            self.wait_limit_s, self.n, self.tenant, self.slo_ttft_s, self.slo_tbt_s, self.since_s, predicted,
         )  # fmt: skip

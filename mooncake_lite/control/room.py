@@ -46,7 +46,10 @@ class Room:
         """
         directory, owner = self._directory, record.request_id
         node = self._members.node_of(record.prefill)
-        hits = directory.lookup(record.keys, record.digests, now, node=node)
+        hits = directory.lookup(record.keys, record.digests, now, node=node, class_id=record.class_id)
+        if not record.fetch:
+            hits = self._near(hits, node)
+        hits = hits[: record.most_blocks]
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)
         record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
@@ -57,6 +60,15 @@ class Room:
         directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
         self._count_cached(record, {index for indices in moves.values() for index in indices})
         return moves
+
+    def _near(self, hits: list[Found], node: int) -> list[Found]:
+        """Keep the leading blocks that are in DRAM of a node."""
+        far = (
+            index
+            for index, hit in enumerate(hits)
+            if hit.object_id is None or self._members.node_of(hit.rank) != node
+        )
+        return hits[: next(far, len(hits))]
 
     def _promotion_of(self, record: RequestRecord, hits: Sequence[Found], node: int, now: float) -> Moves:
         """Allocate DRAM for the blocks on SSD. A request that needs no other space does not wait for this."""
@@ -81,7 +93,7 @@ class Room:
         for rank, indices in on_ssd.items():
             stays = [self._promotion.hit(record.keys[index], record.request_id) for index in indices]
             wanted = [
-                self._wanted(record, index) if stay else Wanted(self._block_nbytes)
+                self._wanted(record, index) if stay else self._private(record)
                 for index, stay in zip(indices, stays)
             ]
             places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node, first=rank)
@@ -108,34 +120,47 @@ class Room:
         full = record.num_tokens // self._block_tokens
         wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
         if record.num_tokens % self._block_tokens:
-            wanted.append(Wanted(self._block_nbytes))
+            wanted.append(self._private(record))
         return wanted
 
     def _only_segment(self, record: RequestRecord) -> int | None:
         """Return the rank whose segment takes a request's new KV. None: any segment of the pool."""
         return record.decode if self._handover == "direct" else None
 
-    def could_ever_hold(self, record: RequestRecord, now: float) -> bool:
-        """Return whether the request fits when every other request has ended.
+    def never_fits(self, record: RequestRecord, error: PoolFull, now: float) -> str:
+        """Return why a request does not fit, even when every other request has ended; "" if it will.
 
-        The blocks of its prefix that are pinned stay where they are, and the request reuses them.
+        The blocks of its prefix that are pinned stay where they are, and the request reuses them if it may
+        fetch them. What other classes hold of their shares stays too.
         """
-        hits = self._directory.lookup(record.keys, record.digests, now, touch=False)
+        node = self._members.node_of(record.prefill)
+        hits = self._directory.lookup(record.keys, record.digests, now, node=node, touch=False)
+        if not record.fetch:
+            hits = self._near(hits, node)
         pinned = sum(isinstance(hit, PoolObject) and hit.hard_pinned() for hit in hits)
         blocks = -(-record.num_tokens // self._block_tokens)
-        return self._directory.will_fit([self._block_nbytes] * (blocks - pinned), self._only_segment(record))
+        only = self._only_segment(record)
+        spared = self._directory.spared(record.class_id, hits, only)
+        if self._directory.will_fit([self._block_nbytes] * (blocks - pinned + spared), only):
+            return ""
+        return f"{error}; shares of other classes keep {spared} blocks" if spared else str(error)
 
     def _wanted(self, record: RequestRecord, index: int) -> Wanted:
         """Describe a full block of a request: under its key, unless reuse is off or there is no pool."""
         keys = record.keys
         if not keys or not self._has_pool:
-            return Wanted(self._block_nbytes)
+            return self._private(record)
         parent = keys[index - 1] if index else None
         return self.keyed(keys[index], record.digests[index], parent, index, record.class_id)
 
-    def keyed(self, key: int, digest: int, parent: int | None, position: int, class_id: int = 0) -> Wanted:
+    def _private(self, record: RequestRecord) -> Wanted:
+        """Describe a block that only this request uses."""
+        return Wanted(self._block_nbytes, class_id=record.class_id)
+
+    def keyed(self, key: int, digest: int, parent: int | None, position: int, class_id: int) -> Wanted:
         """Describe a block under its key. Its cost, for eviction policies, is the time to compute it."""
-        cost_s = self._state.prefill_s_per_token * self._block_tokens
+        start = position * self._block_tokens
+        cost_s = self._state.costs.recompute_s(start + self._block_tokens, start)
         return Wanted(self._block_nbytes, key, digest, cost_s, class_id, parent=parent, position=position)
 
     def _count_cached(self, record: RequestRecord, from_ssd: set[int]) -> None:

@@ -30,11 +30,11 @@ class Swaps:
         self._block_nbytes = config.block_layout.nbytes
         self._begun: dict[tuple[str, int], Kept] = {}
 
-    def begin(self, wanted: SwapWanted, owner: str, now: float) -> None:
-        """Give a rank places for the blocks of a sequence that the pool lacks, all or none."""
+    def begin(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> None:
+        """Give a rank places for the blocks of a sequence of this class that the pool lacks, all or none."""
         places = None
         try:
-            places = self._places(wanted, owner, now)
+            places = self._places(wanted, owner, class_id, now)
         except PoolFull:
             self._directory.revoke_owner(owner, now)
         self._grant(wanted, places)
@@ -46,7 +46,7 @@ class Swaps:
     def _grant(self, wanted: SwapWanted, places: list[BlockRef | None] | None) -> None:
         self._emit(GrantSwap(wanted.rank, wanted.request_id, wanted.attempt, wanted.branch, places))
 
-    def _places(self, wanted: SwapWanted, owner: str, now: float) -> list[BlockRef | None]:
+    def _places(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> list[BlockRef | None]:
         """Lease what the pool has, and allocate space for the rest. Raises PoolFull.
 
         Returns the places to be written, block by block: None for a block that the pool has.
@@ -60,7 +60,7 @@ class Swaps:
         self._directory.lease(owner, [ref.object_id for ref in has.values()], now, now + LEASE_S)
         full, partial = divmod(wanted.num_tokens, self._block_tokens)
         blocks = full + (partial > 0)
-        private = [Wanted(self._block_nbytes)] * (blocks - len(has))
+        private = [Wanted(self._block_nbytes, class_id=class_id)] * (blocks - len(has))
         new = iter(self._directory.allocate_many(owner, private, now=now, node=node))
         places = [None if number in has else next(new).ref for number in range(blocks)]
         refs = [has.get(number) or place for number, place in enumerate(places)]

@@ -12,7 +12,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
-from mooncake_lite.profiles.file import profile_for
+from mooncake_lite.profiles.file import profile_of
 from mooncake_lite.sizes import block_layout, num_pages
 
 if TYPE_CHECKING:
@@ -70,6 +70,6 @@ def real_engine(
 
 def emulated_engine(config: ServeConfig, folder: Path, model_config: ModelConfig) -> EmulatedEngine:
     """Build an engine that sleeps by its profile. See build_engine."""
-    profile = profile_for(config.profile, folder, model_config, config.dtype)
+    profile = profile_of(config, folder, model_config)
     layout, pages = block_layout(config, model_config), num_pages(config, model_config)
     return EmulatedEngine(layout, pages, model_config.vocab_size, profile.compute.seconds)

@@ -30,10 +30,12 @@ from mooncake_lite.messages import (
     PoolEnded,
     PoolQuery,
     Rejected,
+    Released,
     Stop,
     Submit,
     Tokens,
 )
+from scheduler.admission import ADMISSIONS
 
 TICK_S = 0.1
 """Pause between two looks at the clock; the conductor is missed at most this much too late."""
@@ -61,6 +63,7 @@ class ClusterView:
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
         self._settings = settings
         self._limits = settings.limits
+        self._withholds = ADMISSIONS[settings.config.admission]().withholds
         self._silence_s = settings.config.dead_after_s
         self._on_stop = on_stop
         self.sockets = Sockets(
@@ -140,7 +143,7 @@ class ClusterView:
     def submit(self, request: OpenRequest, message: Submit) -> None:
         """Send a prompt of an admitted request to the conductor. Raises Unavailable if that is impossible."""
         request.raise_if_failed()
-        request.expect(message)
+        request.expect(message, withheld=self._withholds)
         if not self.sockets.send(message):
             problem = Unavailable("the conductor cannot be reached")
             request.give_up(message.request_id, problem)
@@ -264,6 +267,9 @@ class ClusterView:
                 ended.set_result(message)
         elif isinstance(message, Rejected):
             self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
+        elif isinstance(message, Released):
+            if (request := self._open.get(message.request_id)) is not None:
+                request.release(message.request_id)
         elif isinstance(message, Failed):
             self._give_up(message.request_id, Broken(message.reason))
         elif isinstance(message, OpenTokens):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -33,8 +32,9 @@ from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object, surprise
-from mooncake_lite.gateway.prompt_work import Prepared, check_model
+from mooncake_lite.gateway.prompt_work import Prepared, check_model, served_as
 from mooncake_lite.gateway.prompts import Prompts
+from mooncake_lite.gateway.service import Services
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, Whole, event, model_card, to_json
 from mooncake_lite.model.generation_config import default_sampling
@@ -56,6 +56,7 @@ class Endpoints:
         self._limits = settings.limits
         self._cluster = cluster
         self._prompts = prompts
+        self._services = Services(settings.config)
         self._created = int(time.time())
         self._default_sampling = default_sampling(settings.model_folder)
         self._fingerprint = f"mooncake-lite-{settings.fingerprint.hex()[:12]}"
@@ -82,12 +83,13 @@ class Endpoints:
 
     async def _generate(self, request: Request, kind: Literal["chat", "completion"]) -> Response:
         began = time.monotonic()
+        service = self._services.of(request.headers, request.state.tenant)
         raw = await self._body(request)
         request_id = ("chatcmpl-" if kind == "chat" else "cmpl-") + uuid.uuid4().hex
         opened = self._cluster.admit(request_id)
         try:
             work = self._prompts.prepare(kind, request_id, raw)
-            prepared = await while_connected(request.receive, work)
+            prepared = served_as(await while_connected(request.receive, work), service)
             self._cluster.admit_prompts(opened, [submit.request_id for submit in prepared.submits[1:]])
             return await self._answer(request, opened, prepared, kind == "chat", began)
         except BaseException:
@@ -196,21 +198,12 @@ class Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json: the description of all endpoints."""
-        return _json(describe(ENDPOINTS, has_key=bool(self._settings.config.api_key)))
+        return _json(describe(ENDPOINTS, has_key=self._services.has_key))
 
     # ------------------------------------------------------------------ around every endpoint
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self._limits.body_bytes, self._limits.body_timeout_s)
-
-    def _check_key(self, request: Request) -> None:
-        """Raises RequestError unless the client knows the API key, if there is one."""
-        wanted = self._settings.config.api_key
-        given = request.headers.get("authorization", "")
-        if wanted and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {wanted}".encode()):
-            raise RequestError(
-                "this server needs its API key: Authorization: Bearer KEY", status=401, code="invalid_api_key"
-            )
 
     def _answered(self, path: str, handler: Handler, guarded: bool) -> Handler:
         """The handler, with errors turned into error objects, and counted."""
@@ -219,7 +212,7 @@ class Endpoints:
             request.state.path = path
             try:
                 if guarded:
-                    self._check_key(request)
+                    request.state.tenant = self._services.check_key(request.headers)
                 response = await handler(request)
             except RequestError as error:
                 response = _problem(error)

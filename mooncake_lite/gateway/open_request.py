@@ -18,22 +18,36 @@ class PromptAnswers:
 
         orders    one per branch
         early     messages of other branches that came before the first one of branch 0
+        withheld  messages whose turn has come, while the cluster may still refuse; None: it may not
 
     The first message of branch 0 is passed on before all others: it also tells about the prompt.
     """
 
-    def __init__(self, submit: Submit):
+    def __init__(self, submit: Submit, *, withheld: bool = False):
         self.orders = [InOrder(submit.max_tokens) for _ in range(submit.n)]
         self.early: list[Tokens] = []
+        self.withheld: list[Tokens] | None = [] if withheld else None
         self._began = False
 
     @property
     def ended(self) -> bool:
-        """Whether every answer has ended."""
-        return all(order.ended for order in self.orders)
+        """Whether every answer has ended and may be shown."""
+        return self.withheld is None and all(order.ended for order in self.orders)
 
     def push(self, message: Tokens) -> list[Tokens]:
-        """The messages whose turn has come."""
+        """The messages whose turn has come; none while they are withheld."""
+        ready = self._in_order(message)
+        if self.withheld is None:
+            return ready
+        self.withheld += ready
+        return []
+
+    def release(self) -> list[Tokens]:
+        """Withhold nothing more. Returns what was withheld."""
+        withheld, self.withheld = self.withheld, None
+        return withheld or []
+
+    def _in_order(self, message: Tokens) -> list[Tokens]:
         if not 0 <= message.branch < len(self.orders):
             return []
         ready = self.orders[message.branch].push(message)
@@ -47,6 +61,7 @@ class PromptAnswers:
 
     def end(self) -> None:
         """Expect no more tokens."""
+        self.withheld = None
         for order in self.orders:
             order.end()
 
@@ -65,16 +80,24 @@ class OpenRequest:
         self._error: Exception | None = None
         self._wake = asyncio.Event()
 
-    def expect(self, submit: Submit) -> None:
-        """A prompt is being submitted."""
-        self._prompts[submit.request_id] = PromptAnswers(submit)
+    def expect(self, submit: Submit, *, withheld: bool = False) -> None:
+        """A prompt is being submitted. withheld: its tokens are kept back until `release`."""
+        self._prompts[submit.request_id] = PromptAnswers(submit, withheld=withheld)
 
     def deliver(self, message: Tokens) -> None:
         """Tokens from a rank, in any order."""
         prompt = self._prompts.get(message.request_id)
         if prompt is None or self._error is not None:
             return
-        self._ready += prompt.push(message)
+        self._show(prompt.push(message))
+
+    def release(self, request_id: str) -> None:
+        """The cluster will not refuse one of the prompts any more."""
+        if request_id in self._prompts and self._error is None:
+            self._show(self._prompts[request_id].release())
+
+    def _show(self, messages: list[Tokens]) -> None:
+        self._ready += messages
         if self._ready:
             self._wake.set()
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.service import Service
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.messages import Sampling, Submit
 from mooncake_lite.messages.parts import Message
@@ -49,6 +50,12 @@ class Prepared(Message, frozen=True):
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+
+
+def served_as(prepared: Prepared, service: Service) -> Prepared:
+    """The same request, which wants this service."""
+    wanted = msgspec.structs.asdict(service)
+    return replace(prepared, submits=[replace(submit, **wanted) for submit in prepared.submits])
 
 
 class PromptWork:

@@ -31,7 +31,10 @@ PROFILES: dict[str, tuple[str, ...]] = {
 }
 
 SECRET = "MOONCAKE_LITE_API_KEY"
-"""Travels in the environment and never in a command line, where every user of the host could read it."""
+TENANTS = "MOONCAKE_LITE_TENANTS"
+SECRETS = {"api_key": SECRET, "tenants": TENANTS}
+"""Fields that travel in the environment and never in a command line, where every user of the host could read
+them."""
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """How threads of OpenMP wait for each other, where the user chooses it (threads.py)."""
@@ -59,12 +62,12 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
 
 
 def rank_flags(config: ServeConfig) -> list[str]:
-    """The flags that make this configuration again, without the mode's defaults and the secret."""
+    """The flags that make this configuration again, without the mode's defaults and the secrets."""
     flags = []
     defaults = ServeConfig(mode=config.mode).to_dict() | {"mode": ServeConfig().mode}
     for field in fields(ServeConfig):
         value = getattr(config, field.name)
-        if value == defaults[field.name] or field.name in ("model", "api_key", "mpi_arg", "hosts"):
+        if value == defaults[field.name] or field.name in (*SECRETS, "model", "mpi_arg", "hosts"):
             continue
         flag = "--" + field.name.replace("_", "-")
         if isinstance(value, bool):
@@ -112,10 +115,11 @@ def mpirun_environment(config: ServeConfig, run_dir: Path, base: Mapping[str, st
     environment["OMP_WAIT_POLICY"] = base.get("OMP_WAIT_POLICY", "passive")
     environment[ENVIRONMENT] = str(run_dir)
     environment["TMPDIR"] = str(run_dir / "session")
-    if config.api_key:
-        environment[SECRET] = config.api_key
-    else:
-        environment.pop(SECRET, None)
+    for name, variable in SECRETS.items():
+        if value := getattr(config, name):
+            environment[variable] = value
+        else:
+            environment.pop(variable, None)
     if os.getuid() == 0:
         environment.update(AS_ROOT)
     return environment
@@ -127,8 +131,7 @@ def printable_line(line: list[str], environment: Mapping[str, str]) -> str:
     for name in [*AS_ROOT, *WAITING]:
         if name in environment:
             shown.append(f"{name}={shlex.quote(environment[name])}")
-    if SECRET in environment:
-        shown.append(f'{SECRET}="${SECRET}"')
+    shown += [f'{name}="${name}"' for name in SECRETS.values() if name in environment]
     return " ".join([*shown, shlex.join(line)])
 
 

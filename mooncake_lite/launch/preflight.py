@@ -25,7 +25,7 @@ from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.modes import COMPUTE_ROLES
-from mooncake_lite.profiles.file import profile_for
+from mooncake_lite.profiles.file import profile_of
 from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.tracing.tracer import parts_folder
 
@@ -52,16 +52,17 @@ class FoundModel:
 def find_model(config: ServeConfig) -> FoundModel:
     """Resolve the model (the default one is pulled when it is missing) and read its sizes.
 
-    Raises ModelError or CacheError; also when it does not have the weights that are asked for. An emulated
-    engine needs no weights, but a profile of this model: else raises ConfigError.
+    Raises ModelError or CacheError; also when it does not have the weights that are asked for. Raises
+    ConfigError when a profile is of another model, or an emulated engine has none; that needs no weights.
     """
     from mooncake_lite.model.progress import console_progress
 
     with console_progress() as progress:
         folder = resolve_model(config.model, progress=progress)
     sizes = load_config(folder)
+    if config.profile or config.engine == "emulated":
+        profile_of(config, folder, sizes)
     if config.engine == "emulated":
-        profile_for(config.profile, folder, sizes, config.dtype)
         return FoundModel(config=sizes, weights_bytes=0)
     files = weight_source(folder, config.weights, config.dtype, config.device).files
     return FoundModel(config=sizes, weights_bytes=sum(file.stat().st_size for file in files))
@@ -100,7 +101,7 @@ def preflight(
 
 def warnings(config: ServeConfig) -> list[str]:
     """What is allowed and may still not be what the user wants."""
-    if config.api_key or _is_loopback(config.host):
+    if config.api_key or config.tenants or _is_loopback(config.host):
         return []
     return [
         f"host={config.host}: every machine that can reach this address can use the server without a key; "

@@ -17,9 +17,10 @@ import click
 
 from mooncake_lite.config import ServeConfig, config_from, read_toml
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.launch.mpirun import SECRET
+from mooncake_lite.launch.mpirun import SECRET, SECRETS, TENANTS
 from mooncake_lite.launch.place import world_from_environment
 from mooncake_lite.modes import BY_MODE
+from mooncake_lite.service_classes import TABLES
 
 HELP: dict[str, str] = {
     "served_model_name": "Id of the model in the API. By default the name of its folder.",
@@ -27,8 +28,9 @@ HELP: dict[str, str] = {
     "device": "Device of the ranks that compute: cpu or cuda.",
     "engine": "real: computes. emulated: sleeps for as long as the profile says and invents tokens, so that "
     "many ranks run on one machine.",
-    "profile": "File with the times of the emulated engine, written by `mooncake-lite profile`. By default a "
-    "profile of the default model.",
+    "profile": "File with measured times, written by `mooncake-lite profile`, or the name of a profile that "
+    "comes with the package. The conductor predicts by it; the emulated engine sleeps by it. By default the "
+    "package's profile of this model; with a real engine, only on the CPU that it was measured on.",
     "weights": "Form in which weights are read. published: the default model's 4- and 8-bit GGUF blocks; "
     "float32: the tensors made of them; auto: blocks in decode and float32 in prefill, each where it is "
     "faster.",
@@ -70,6 +72,19 @@ HELP: dict[str, str] = {
     "max_num_partial_prefills": "Prompts that one rank computes at once. They share each forward pass.",
     "enable_chunked_prefill": "Cut long prompts into chunks. Without, each is computed in one pass, and "
     "decoding waits for it.",
+    "policy": "Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), "
+    "global-cache, topology, local-cache, least-loaded, two-choices, round-robin, random or dynamo.",
+    "admission": "Which requests are refused: none, bounded-queue, after-prefill, early-rejection, "
+    "predictive or shed. The last four go by limits on latency; after-prefill needs prefill ranks.",
+    "racks": "Rack of each node as numbers, as 0,0,1,1, for --policy topology. Nodes are in the order of "
+    "their first ranks. By default every node is a rack of its own.",
+    "queue": "Which waiting request begins first: fcfs, srpt, aged-srpt, deadline, fair or predicted.",
+    "queue_ageing": "Seconds of prefill that a second of waiting is worth, for --queue aged-srpt.",
+    "trust": "Part of the decode slots that go to the shortest predicted answer, 0 to 1, for --queue "
+    "predicted. The others go first come, first served.",
+    "slo_ttft_ms": "Limit on the time to first token in milliseconds, for requests and classes without one. "
+    "0 sets none.",
+    "slo_tpot_ms": "Limit on the time between tokens in milliseconds, likewise.",
     "max_queue": "Requests that may wait. Further ones are refused with 429.",
     "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
     "prefix_sharing": "How a rank finds prefixes in its own pages. hash: whole blocks, by their keys; radix: "
@@ -77,8 +92,13 @@ HELP: dict[str, str] = {
     "preemption": "What happens to a sequence when a rank has no free page. recompute: its KV is computed "
     "again later; swap: its KV waits in the pool.",
     "kv_events_config": "Publish the blocks that the pool stores and removes. JSON in vLLM's format.",
+    "classes": 'Service classes in JSON, as {"interactive": {"weight": 4, "cache_share": 0.5, '
+    '"slo_ttft_ms": 500, "slo_tpot_ms": 50}}, the highest first. In a TOML file: [classes.NAME]. By default '
+    "interactive, standard and batch, which protect nothing.",
+    "tenants": f'Clients with API keys of their own in JSON, as {{"alice": {{"key": "...", "class": '
+    f'"batch"}}}}. In a TOML file: [tenants.NAME]. Prefer the variable {TENANTS}.',
     "record": "Write every event of the control plane to a new file, for `mooncake-lite replay-events`. "
-    "The file contains keys, lengths and digests, and no text.",
+    "The file contains keys, lengths, digests and names of tenants, and no text.",
     "trace": "Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is "
     "made when the cluster ends. It contains request ids, lengths and times, and no text.",
     "batch_invariant": "Compute each sequence to the same bits whatever shares its step. Decoding is slower.",
@@ -108,8 +128,9 @@ def _option(name: str, hint: Any, default: Any) -> Callable[[Callable[..., Any]]
     text = HELP[name] + (f"  [default: {_shown(name, default)}]" if has_default else "")
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    if name == "api_key":
-        return click.option(flag, name, default=None, envvar=SECRET, metavar="KEY", help=text)
+    if name == "api_key" or name in TABLES:
+        metavar = "JSON" if name in TABLES else "KEY"
+        return click.option(flag, name, default=None, envvar=SECRETS.get(name), metavar=metavar, help=text)
     if name == "mpi_arg":
         return click.option(flag, name, multiple=True, metavar="WORDS", help=text)
     if name in SIZES:
@@ -153,7 +174,9 @@ def _with_absolute_paths(config: ServeConfig) -> ServeConfig:
     """Ranks may start in another folder than this command."""
     changes: dict[str, Any] = {}
     for name in ("ssd_dir", "record", "trace", "profile"):
-        if path := getattr(config, name):
+        path = getattr(config, name)
+        is_name = name == "profile" and os.sep not in path and not Path(path).exists()  # of a shipped one
+        if path and not is_name:
             changes[name] = str(Path(path).expanduser().absolute())
     if os.sep in config.model or config.model in (".", ".."):
         changes["model"] = str(Path(config.model).expanduser().absolute())

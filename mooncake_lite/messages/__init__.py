@@ -30,6 +30,7 @@ from mooncake_lite.messages.compute import (
     Swapped,
     SwapWanted,
 )
+from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.gateway import (
     Cancel,
     ClusterStatus,
@@ -39,6 +40,7 @@ from mooncake_lite.messages.gateway import (
     MetricsRequest,
     OpenTokens,
     Rejected,
+    Released,
     Submit,
     Tokens,
 )
@@ -103,6 +105,8 @@ __all__ = [
     "DecodeDone",
     "DecodeLoaded",
     "Degraded",
+    "Explain",
+    "Explained",
     "Failed",
     "ForgetPages",
     "GatewayAt",
@@ -129,6 +133,7 @@ __all__ = [
     "RankHello",
     "RankStats",
     "Rejected",
+    "Released",
     "RemoveBlocks",
     "RequestFailed",
     "Sampling",
@@ -177,9 +182,10 @@ TO_CONDUCTOR = (
     | BlocksCopied
     | BlocksChecked
     | PoolQuery
+    | Explain
     | TraceLines
 )
-TO_GATEWAY = ClusterStatus | Rejected | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
+TO_GATEWAY = ClusterStatus | Rejected | Released | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
 TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | SwapGranted | ForgetPages | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop

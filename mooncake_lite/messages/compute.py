@@ -56,6 +56,8 @@ class PrefillDone(Message, frozen=True):
     first_tokens, finishes   of each branch; finish is set when the first token was already the last one
     compute_s   time of the forward passes alone; load_s, store_s: until all KV was in the pages, and from the
                 first token until all KV was in the pool
+    computed_tokens   of the prompt, not reused
+    loaded_blocks     blocks that load_s was spent on: the last ones of Prefill.load
     """
 
     request_id: str
@@ -68,6 +70,8 @@ class PrefillDone(Message, frozen=True):
     store_s: float = 0.0
     attempt: int = 0
     epoch: int = 0
+    computed_tokens: int = 0
+    loaded_blocks: int = 0
 
 
 class RequestFailed(Message, frozen=True):
@@ -150,6 +154,7 @@ class PromptComputed(Message, frozen=True):
     """Compute -> conductor: the prompt of a Serve is computed and its first token drawn; leases may go.
 
     computed_tokens   prompt tokens that were computed; compute_s: time of the forward passes for them
+    load_s, loaded_blocks   as in PrefillDone
     """
 
     request_id: str
@@ -157,23 +162,41 @@ class PromptComputed(Message, frozen=True):
     compute_s: float
     attempt: int = 0
     epoch: int = 0
+    load_s: float = 0.0
+    loaded_blocks: int = 0
 
 
 class DecodeLoaded(Message, frozen=True):
-    """Decode -> conductor: the KV is in this rank's pages; the tail and the leases may go."""
+    """Decode -> conductor: the KV is in this rank's pages; the tail and the leases may go.
+
+    load_s          until all KV was in the pages
+    loaded_blocks   blocks that it was spent on: the last ones of Decode.blocks and tail
+    """
 
     request_id: str
     attempt: int = 0
     epoch: int = 0
+    load_s: float = 0.0
+    loaded_blocks: int = 0
 
 
 class DecodeDone(Message, frozen=True):
-    """Decode or compute -> conductor: a branch of the request has ended and its pages are free."""
+    """Decode or compute -> conductor: a branch of the request has ended and its pages are free.
+
+    answer_tokens   tokens of its whole answer; 0 if it was cancelled
+    steps, sequences, context_tokens, steps_s   decode steps of this rank since its last DecodeDone: their
+                    number, and sums over them of the batch, the context and the seconds
+    """
 
     request_id: str
     attempt: int = 0
     epoch: int = 0
     branch: int = 0
+    answer_tokens: int = 0
+    steps: int = 0
+    sequences: int = 0
+    context_tokens: int = 0
+    steps_s: float = 0.0
 
 
 class Preempted(Message, frozen=True):
@@ -239,6 +262,7 @@ class PutWanted(Message, frozen=True):
     keys, digests, tokens   of each block; number numbers this rank's askings
     before                  for each block, the key of the block before it in its prefix (None: it is the
                             first), and how many are before it
+    requests                of each block: the one that filled it
     """
 
     number: int
@@ -248,6 +272,7 @@ class PutWanted(Message, frozen=True):
     tokens: list[list[int]]
     before: list[tuple[int | None, int]]
     epoch: int = 0
+    requests: list[str] = []
 
 
 class PutGranted(Message, frozen=True):

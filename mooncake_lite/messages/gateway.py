@@ -26,6 +26,8 @@ class Submit(Message, frozen=True):
     stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
     wait_limit_s how long the gateway waits for the first token
     n            answers to the prompt; answer b, a branch, is drawn with the seed plus b
+    class_id     service class: an index of the configured ones, 0 the highest; tenant: "" for none
+    slo_ttft_s, slo_tbt_s   limits that the client asks for; inf: those of the class
     """
 
     request_id: str
@@ -39,6 +41,10 @@ class Submit(Message, frozen=True):
     stop_ids: list[int]
     wait_limit_s: float = float("inf")
     n: int = 1
+    class_id: int = 0
+    tenant: str = ""
+    slo_ttft_s: float = float("inf")
+    slo_tbt_s: float = float("inf")
 
 
 class Cancel(Message, frozen=True):
@@ -71,11 +77,17 @@ class ClusterStatus(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """A request is refused before any work is spent on it."""
+    """A request is refused, and none of its tokens may be shown."""
 
     request_id: str
     reason: str
     retry_after_s: float
+
+
+class Released(Message, frozen=True):
+    """The tokens of a request may be shown. Sent where admission withholds them (after-prefill)."""
+
+    request_id: str
 
 
 class Failed(Message, frozen=True):

@@ -1,6 +1,7 @@
 """`mooncake-lite store ... live`: the pool of a running cluster of this user, asked over its control socket.
 
-Used by `commands`. The run folder (0700) decides who may ask. Explained in docs/reference/hdf5-tier.md.
+Used by `commands` and by `mooncake_lite.explain`. The run folder (0700) decides who may ask. Explained in
+docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from mooncake_lite.errors import ClusterError, UserError
 from mooncake_lite.launch.run_dir import RunDir, bases
+from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.pool import (
     POOL_ANSWERS,
     PoolEnded,
@@ -55,7 +57,7 @@ class LivePool:
     def __init__(self, spoke: Spoke) -> None:
         self._spoke = spoke
 
-    def ask(self, query: PoolQuery) -> Iterator[Any]:
+    def ask(self, query: PoolQuery | Explain) -> Iterator[Any]:
         """The answers to a query, as they come. Raises ClusterError when the next one does not."""
         if not self._spoke.send(query):
             raise ClusterError("the conductor does not take messages")
@@ -90,6 +92,12 @@ class LivePool:
             figures[f"{name} free_bytes"] = segment.free_bytes
             figures[f"{name} blocks"] = segment.blocks
         return figures
+
+    def explain(self, request_id: str) -> Explained:
+        """What the conductor keeps of the decision about a request."""
+        answer = next(self.ask(Explain(request_id)))
+        assert isinstance(answer, Explained)
+        return answer
 
     def remove(self, keys: list[int], *, force: bool) -> int:
         """Take these blocks out of DRAM and every tier, all or none; how many. Raises UserError."""
@@ -151,7 +159,7 @@ def live_pool(folder: Path) -> Iterator[LivePool]:
     """Connected to the conductor of this run folder."""
     run_dir = RunDir.join(folder)
     try:
-        with Spoke(run_dir.control, f"pool-{os.getpid()}", Decoder(POOL_ANSWERS)) as spoke:
+        with Spoke(run_dir.control, f"pool-{os.getpid()}", Decoder(POOL_ANSWERS | Explained)) as spoke:
             yield LivePool(spoke)
     finally:
         run_dir.leave()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -20,7 +21,7 @@ from mooncake_lite.errors import ConfigError
 if TYPE_CHECKING:
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.model.config import ModelConfig
-    from mooncake_lite.profiles.file import ComputeSection, EngineUsed, Profile
+    from mooncake_lite.profiles.file import EngineUsed, Profile
 
 
 @click.command()
@@ -54,10 +55,10 @@ def profile(
     threads: int,
     time_scale: float,
 ) -> None:
-    """Measure how long the real engine takes with MODEL, and write it to a profile file.
+    """Measure how long the real engine takes with MODEL, and how fast KV moves; write a profile file.
 
-    `mooncake-lite serve --engine emulated --profile FILE` sleeps for these times. If FILE exists and
-    is of the same model, its other sections stay.
+    The conductor of `mooncake-lite serve --profile FILE` predicts waits by these times. With `--engine
+    emulated` a rank sleeps for them. If FILE exists and is of the same model, its other sections stay.
     """
     check_device_name(device)
     check_weight_choice(weights, dtype, device)
@@ -75,13 +76,14 @@ def profile(
     sizes = load_config(folder)
     before = _existing(out, sizes, folder.name)
     used = EngineUsed(dtype, device, weights, threads or usable_cores())
-    section = _measured(folder, sizes, used, quick, time_scale)
-    write_profile(out, _updated(before, sizes, folder.name, section))
-    _show(section)
+    sections = _measured(folder, sizes, used, quick, time_scale, out.absolute().parent)
+    made = _updated(before, sizes, folder.name, sections)
+    write_profile(out, made)
+    _show(made)
     if plot is not None:
         from mooncake_lite.profiles.plot import draw
 
-        plot.write_bytes(draw(section, plot.suffix))
+        plot.write_bytes(draw(made, plot.suffix))
     click.echo(f"wrote {out}; use it with: mooncake-lite serve {model} --engine emulated --profile {out}")
 
 
@@ -112,31 +114,46 @@ def _existing(out: Path, sizes: ModelConfig, name: str) -> Profile | None:
     return before
 
 
-def _updated(before: Profile | None, sizes: ModelConfig, name: str, section: ComputeSection) -> Profile:
+def _updated(
+    before: Profile | None, sizes: ModelConfig, name: str, sections: dict[str, msgspec.Struct]
+) -> Profile:
     from mooncake_lite.bench.result import machine
     from mooncake_lite.profiles.file import VERSION, Profile, ProfiledModel, model_fingerprint
 
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     model = ProfiledModel(name, model_fingerprint(sizes))
-    sections = before.sections if before else {}
-    return Profile(VERSION, model, machine(), date, sections).with_section("compute", section)
+    made = Profile(VERSION, model, machine(), date, before.sections if before else {})
+    for section, content in sections.items():
+        made = made.with_section(section, content)
+    return made
 
 
 def _measured(
-    folder: Path, sizes: ModelConfig, used: EngineUsed, quick: bool, time_scale: float
-) -> ComputeSection:
-    """Load the model, time its passes and fit their cost."""
+    folder: Path, sizes: ModelConfig, used: EngineUsed, quick: bool, time_scale: float, tier_folder: Path
+) -> dict[str, msgspec.Struct]:
+    """Load the model, time passes, prompts and moves, and fit their costs. Returns sections by name."""
     from mooncake_lite.profiles import measure
-    from mooncake_lite.profiles.file import ComputeSection
-    from mooncake_lite.profiles.fit import errors, fit
+    from mooncake_lite.profiles.compute import CHUNK_TOKENS
+    from mooncake_lite.profiles.file import ComputeSection, PrefillSection
+    from mooncake_lite.profiles.fit import error_of, errors, fit, fit_prompts
+    from mooncake_lite.profiles.moves import measure_moves
 
     todo = measure.plan(sizes.max_position, quick)
     engine = _engine(folder, used, measure.pages_needed(todo.shapes))
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring forward passes", total=(todo.runs + 1) * len(todo.shapes))
+        task = bar.add_task("measuring forward passes", total=todo.num_passes)
         passes = measure.measure(engine, todo, lambda count: bar.update(task, completed=count))
-    cost = fit(passes)
-    return ComputeSection(used, cost, errors(cost, passes), passes, time_scale)
+        before = (todo.runs + 1) * len(todo.shapes)
+        prompts = measure.measure_prompts(
+            engine, todo, lambda count: bar.update(task, completed=before + count)
+        )
+    moves = measure_moves(engine, tier_folder, lambda text: click.echo(text, err=True))
+    cost, whole = fit(passes), fit_prompts(prompts)
+    return {
+        "compute": ComputeSection(used, cost, errors(cost, passes), passes, time_scale),
+        "prefill": PrefillSection(CHUNK_TOKENS, whole, error_of(whole, prompts), prompts),
+        "moves": moves,
+    }
 
 
 def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
@@ -159,8 +176,11 @@ def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
     return engine
 
 
-def _show(section: ComputeSection) -> None:
-    """Print fit beside measurement, and the error of the fit."""
+def _show(made: Profile) -> None:
+    """Print fit beside measurement, the errors of the fits, and the rates of moves."""
+    section, prefill, moves = made.compute, made.prefill, made.moves
+    assert prefill is not None
+    assert moves is not None
     table = Table("pass", "tokens", "attended keys", "measured ms", "fit ms", "error %")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -176,6 +196,22 @@ def _show(section: ComputeSection) -> None:
             f"{1e3 * fitted:.1f}",
             f"{100 * (fitted / one.seconds - 1):+.0f}",
         )
+    for prompt in prefill.prompts:
+        fitted = prefill.fit.seconds(prompt.num_tokens, prompt.cached)
+        table.add_row(
+            "prompt",
+            f"{prompt.num_tokens:,}",
+            f"{prompt.cached:,} cached",
+            f"{1e3 * prompt.seconds:.1f}",
+            f"{1e3 * fitted:.1f}",
+            f"{100 * (fitted / prompt.seconds - 1):+.0f}",
+        )
     Console().print(table)
-    for kind, error in section.error.items():
+    for kind, error in [*section.error.items(), ("prompt", prefill.error)]:
         click.echo(f"{kind}: the fit is off by {error.mean:.0%} on average, {error.largest:.0%} at most")
+    for name, rate in (
+        ("between ranks of one node", moves.near_bytes_per_s),
+        ("from DRAM into pages", moves.dram_bytes_per_s),
+        ("from SSD", moves.ssd_bytes_per_s),
+    ):
+        click.echo(f"KV {name}: {f'{rate / 1e9:.2f} GB/s' if rate else 'not measured'}")

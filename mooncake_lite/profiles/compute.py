@@ -12,6 +12,9 @@ import msgspec
 
 from scheduler.instance.step import Chunk
 
+CHUNK_TOKENS = 256
+"""Tokens of a prompt that a rank computes in one pass: the default of --max-num-batched-tokens."""
+
 
 class PassLoad(msgspec.Struct, frozen=True):
     """What decides how long a forward pass takes.

@@ -1,4 +1,4 @@
-"""The profile file: JSON with the model, the machine, the date, and sections. `compute` is the first section.
+"""The profile file: JSON with the model, the machine, the date, and the sections compute, prefill and moves.
 
 Written by `mooncake-lite profile`, read before launch and by every emulated rank. A section that this version
 does not know is kept as it is. Drawn in docs/explain/emulation.md.
@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad
-from mooncake_lite.profiles.fit import FitError, MeasuredPass
+from mooncake_lite.profiles.fit import FitError, MeasuredPass, MeasuredPrompt
+from scheduler.costs import PrefillCost
 
 VERSION = 1
 
 SHIPPED = "shipped"
-"""Folder of the profiles that come with the package, one per model: NAME.json."""
+"""Folder of the profiles that come with the package: MODEL.json, and MODEL-MACHINE.json of other machines."""
 
 
 class ProfiledModel(msgspec.Struct, frozen=True):
@@ -64,6 +66,43 @@ class ComputeSection(msgspec.Struct, frozen=True):
         return self.fit.seconds(load) * self.time_scale
 
 
+class PrefillSection(msgspec.Struct, frozen=True):
+    """Whole prompts with cached prefixes, computed in chunks as a rank does. Times as in `compute`.
+
+    chunk_tokens   tokens of one pass; 0: of all together
+    prompts        what was measured
+    """
+
+    chunk_tokens: int
+    fit: PrefillCost
+    error: FitError
+    prompts: list[MeasuredPrompt]
+
+
+class MovesSection(msgspec.Struct, frozen=True):
+    """Rates of copying KV. None: not measured.
+
+    near_bytes_per_s   one rank reads from another one of its node; near_latency_s: of 4 KiB
+    far_bytes_per_s    the same between nodes
+    dram_bytes_per_s   from a segment of the node into pages of the engine
+    ssd_bytes_per_s    from the SSD tier into memory, verified
+    """
+
+    near_bytes_per_s: float | None = None
+    near_latency_s: float | None = None
+    far_bytes_per_s: float | None = None
+    dram_bytes_per_s: float | None = None
+    ssd_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        rates = (getattr(self, name) for name in self.__struct_fields__)
+        if not all(rate is None or rate > 0 for rate in rates):
+            raise ValueError("rates and near_latency_s must be above 0")
+
+
+Section = TypeVar("Section", PrefillSection, MovesSection)
+
+
 class Profile(msgspec.Struct, frozen=True):
     """A whole file.
 
@@ -81,6 +120,20 @@ class Profile(msgspec.Struct, frozen=True):
     def compute(self) -> ComputeSection:
         """Return the section about forward passes. `read_profile` has checked it."""
         return msgspec.json.decode(self.sections["compute"], type=ComputeSection)
+
+    @property
+    def prefill(self) -> PrefillSection | None:
+        """Return the section about whole prompts, if there is one."""
+        return self._section("prefill", PrefillSection)
+
+    @property
+    def moves(self) -> MovesSection | None:
+        """Return the section about moving KV, if there is one."""
+        return self._section("moves", MovesSection)
+
+    def _section(self, name: str, kind: type[Section]) -> Section | None:
+        raw = self.sections.get(name)
+        return None if raw is None else msgspec.json.decode(raw, type=kind)
 
     def with_section(self, name: str, section: msgspec.Struct) -> Profile:
         """Return a copy with a section added or replaced."""
@@ -132,7 +185,7 @@ def parse_profile(raw: bytes, source: str) -> Profile:
             raise ConfigError(
                 f"profile={source!r} has no section compute; measure it with `mooncake-lite profile`"
             )
-        _ = profile.compute
+        _ = profile.compute, profile.prefill, profile.moves
         return profile
     except msgspec.DecodeError as error:
         raise ConfigError(
@@ -145,39 +198,56 @@ class _Version(msgspec.Struct):
 
 
 def shipped_profile(folder: Path) -> bytes | None:
-    """Return the profile that the package has for a model of this folder's name, or None."""
+    """Return the profile that the package has under this folder's name, or None."""
     found = resources.files("mooncake_lite.profiles") / SHIPPED / f"{folder.name}.json"
     return found.read_bytes() if found.is_file() else None
 
 
-def profile_for(path: str, folder: Path, model: ModelConfig, dtype: str) -> Profile:
-    """Return the profile with which a model is emulated.
+def named_profile(path: str) -> Profile:
+    """Read a profile by its path or, if there is no such file, by its name in SHIPPED. See read_profile."""
+    if Path(path).exists() or Path(path).name != path:
+        return read_profile(Path(path))
+    if (raw := shipped_profile(Path(path))) is not None:
+        return parse_profile(raw, f"{path} (shipped)")
+    folder = resources.files("mooncake_lite.profiles") / SHIPPED
+    names = ", ".join(sorted(found.name.removesuffix(".json") for found in folder.iterdir()))
+    raise ConfigError(f"profile={path!r} is neither a file nor a profile of this package; those are {names}")
 
-    path     of the file; "" takes the one that the package has for this model
-    folder   of the model; dtype: of its KV
 
-    Raises ConfigError, with the fix, when there is none, or it was measured with another model or dtype.
+def profile_of(config: ServeConfig, folder: Path, model: ModelConfig) -> Profile:
+    """Return the profile of a configuration with an emulated engine, or with --profile.
+
+    folder   of the model
+
+    Without --profile it is the one that the package has for this model. Raises ConfigError, with the fix,
+    when there is none, or it was measured with another model, dtype or (with a real engine) device.
     """
+    path = config.profile
+    wanted: dict[str, str] = {"dtype": config.dtype}
+    if config.engine == "real":
+        wanted["device"] = config.device
     if path:
-        profile = read_profile(Path(path))
+        profile = named_profile(path)
     elif (raw := shipped_profile(folder)) is not None:
         profile = parse_profile(raw, f"{folder.name}.json (shipped)")
     else:
-        raise ConfigError(f"no profile of {folder.name} comes with this program; {_fix(folder, dtype)}")
+        raise ConfigError(f"no profile of {folder.name} comes with this program; {_fix(folder, wanted)}")
     told = f"profile={path!r}" if path else "the shipped profile"
     if profile.model.fingerprint != model_fingerprint(model):
         raise ConfigError(
             f"{told} was measured with {profile.model.name}, and this is another model: {folder.name}; "
-            f"serve {profile.model.name}, or {_fix(folder, dtype)}"
+            f"serve {profile.model.name}, or {_fix(folder, wanted)}"
         )
-    used = profile.compute.engine.dtype
-    if used != dtype:
-        raise ConfigError(f"{told} was measured with dtype {used}, not {dtype}; {_fix(folder, dtype)}")
+    for name, value in wanted.items():
+        used = getattr(profile.compute.engine, name)
+        if used != value:
+            raise ConfigError(f"{told} was measured with {name} {used}, not {value}; {_fix(folder, wanted)}")
     return profile
 
 
-def _fix(folder: Path, dtype: str) -> str:
-    flags = "" if dtype == "float32" else f" --dtype {dtype}"
+def _fix(folder: Path, wanted: dict[str, str]) -> str:
+    usual = {"dtype": "float32", "device": "cpu"}
+    flags = "".join(f" --{name} {value}" for name, value in wanted.items() if value != usual[name])
     return (
         f"measure one with `mooncake-lite profile {folder}{flags} --out FILE` and give it as --profile FILE"
     )

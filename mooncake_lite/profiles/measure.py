@@ -14,8 +14,8 @@ from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import Sampling
-from mooncake_lite.profiles.compute import load_of
-from mooncake_lite.profiles.fit import MeasuredPass
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, load_of
+from mooncake_lite.profiles.fit import MeasuredPass, MeasuredPrompt
 from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
 
@@ -37,10 +37,21 @@ class Shape(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which passes are measured, and how often each."""
+    """Which passes and prompts are measured, and how often each.
+
+    prompts        (tokens, tokens of the cached prefix)
+    prompt_runs    of each of them: they take long, and so vary less
+    """
 
     shapes: list[Shape]
     runs: int
+    prompts: list[tuple[int, int]]
+    prompt_runs: int
+
+    @property
+    def num_passes(self) -> int:
+        """Return how many passes and prompts run in all."""
+        return (self.runs + 1) * len(self.shapes) + self.prompt_runs * len(self.prompts)
 
 
 def plan(longest: int, quick: bool) -> Plan:
@@ -58,7 +69,10 @@ def plan(longest: int, quick: bool) -> Plan:
     shapes += [Shape(batch=batch, context=context) for batch in batches for context in contexts]
     half = min(512, longest // 2)
     shapes += [Shape(new, half, batch, half) for new, batch in ((32, 4), (128, 8), (256, 16))]
-    return Plan([shape for shape in shapes if shape.longest <= longest], 3 if quick else 5)
+    lengths = [length for length in (64, 256, 1024, 2048)[: 3 if quick else 4] if length <= longest]
+    prompts = [(length, int(share * length)) for length in lengths for share in (0.0, 0.5, 0.95)]
+    shapes = [shape for shape in shapes if shape.longest <= longest]
+    return Plan(shapes, 3 if quick else 5, prompts, 1 if quick else 3)
 
 
 def pages_needed(shapes: Seq[Shape]) -> int:
@@ -97,3 +111,23 @@ def measure(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[Mea
                 taken[number].append(time.perf_counter() - began)
             done(turn * len(chunks) + number + 1)
     return [MeasuredPass(load_of(one), min(seconds)) for one, seconds in zip(chunks, taken)]
+
+
+def measure_prompts(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[MeasuredPrompt]:
+    """Time every prompt, in chunks after its cached prefix. done: told how many have run."""
+    chunks = [prompt_chunks(*prompt) for prompt in todo.prompts]
+    taken: list[list[float]] = [[] for _ in chunks]
+    for turn in range(todo.prompt_runs):
+        for number, passes in enumerate(chunks):
+            began = time.perf_counter()
+            for one in passes:
+                engine.compute(one)
+            taken[number].append(time.perf_counter() - began)
+            done(turn * len(chunks) + number + 1)
+    return [MeasuredPrompt(*prompt, min(seconds)) for prompt, seconds in zip(todo.prompts, taken)]
+
+
+def prompt_chunks(num_tokens: int, cached: int) -> list[list[Chunk]]:
+    """Return the passes of one prompt after its cached prefix."""
+    starts = range(cached, num_tokens, CHUNK_TOKENS)
+    return [chunks_of(Shape(min(CHUNK_TOKENS, num_tokens - start), start)) for start in starts]

@@ -15,16 +15,17 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config import ServeConfig, parse_racks
 from mooncake_lite.control import Control
 from mooncake_lite.control.events import GatewayLost, RankLost
-from mooncake_lite.errors import UserError
+from mooncake_lite.errors import ConfigError, UserError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.recording import Recorder
 from mooncake_lite.roles.conductor import ConductorRole, control_config
 from mooncake_lite.roles.gateway_process import NAME as GATEWAY
@@ -61,6 +62,11 @@ def conduct(process: RankProcess) -> int:
         return _refuse_all(process, str(error))
 
     world = World.start(config.mpi_profile)
+    if reason := _wrong_racks(config, world):
+        gateway.stop(0.5)
+        if stream is not None:
+            stream.close()
+        return _refuse(process, world, reason)
     host = _address(config, world)
     tcp = [tcp_endpoint(host, "*")] if host else []
     hub = Hub([process.run_dir.control, *tcp], Decoder(m.TO_CONDUCTOR), keys["control"])
@@ -83,7 +89,8 @@ def conduct(process: RankProcess) -> int:
         ended = gateway.lost()
         return losses.first() or (GatewayLost(GATEWAY, ended) if ended else None)
 
-    decides = control_config(config, block_layout(config, model_config), world.node_of)
+    costs = serving_costs(config, resolve_model(config.model), model_config)
+    decides = control_config(config, block_layout(config, model_config), world.node_of, costs)
     recorder = Recorder(Path(config.record), decides) if config.record else None
     gateways = Gateways(world.node_of, host)
     kind = partial(TracedConductorRole, tracer) if tracer is not None else ConductorRole
@@ -132,10 +139,22 @@ def _kv_event_stream(config: ServeConfig) -> KVEventStream | None:
 
 def _refuse_all(process: RankProcess, reason: str) -> int:
     """Tell all ranks through MPI why nothing starts. A rank that left earlier would leave them waiting."""
-    world = World.start(process.config.mpi_profile)
+    return _refuse(process, World.start(process.config.mpi_profile), reason)
+
+
+def _refuse(process: RankProcess, world: World, reason: str) -> int:
     world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
     print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
     return process.leave(reason, world.finish, 2)
+
+
+def _wrong_racks(config: ServeConfig, world: World) -> str:
+    """Return why the configured racks do not fit the nodes; "" if they do."""
+    try:
+        parse_racks(config.racks, len(set(world.node_of)))
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _address(config: ServeConfig, world: World) -> str:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from mooncake_lite.control.life import Stage
 from mooncake_lite.messages import Metric, RankStats
 from mooncake_lite.messages.pool import SegmentFigures
+from scheduler.classes import ServiceClass
 from scheduler.state import PrefillInstance
 
 DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, math.inf]
 """Around the promise of 100 us a decision."""
 
+RATIO_BOUNDS = [0.1, 0.2, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 5.0, 10.0, math.inf]
+"""Of predicted / measured: finer where they are nearly equal."""
+
 HELP = {
+    "schedule_decision_seconds": "Time of one scheduling decision",
+    "predicted_ttft_ratio": "Predicted / measured time to first token of a request, by what the ranks report",
+    "predicted_tbt_ratio": "Predicted / measured time between tokens of an answer, by what the ranks report",
     "requests_rejected_total": "Requests refused with 429",
     "requests_finished_total": "Requests that were answered to their end or cancelled while decoding",
+    "class_requests_total": "Requests that have ended, by service class and outcome",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
     "requests_by_stage": "Open requests by the stage of their life",
@@ -40,6 +49,15 @@ def segment_samples(segments: Iterable[SegmentFigures]) -> list[Metric]:
     return found
 
 
+def class_samples(classes: Sequence[ServiceClass], blocks: Sequence[int]) -> list[Metric]:
+    """Return the blocks of each service class in DRAM; nothing when these are not counted."""
+    words = "Blocks in DRAM that count for a service class"
+    return [
+        Metric("pool_class_blocks", "gauge", words, {"class": service.name}, float(count))
+        for service, count in zip(classes, blocks)
+    ]
+
+
 def request_samples(
     stages: Mapping[Stage, int], prefills: Iterable[PrefillInstance], roles: Sequence[str]
 ) -> list[Metric]:
@@ -52,13 +70,31 @@ def request_samples(
     return [Metric(name, "gauge", HELP[name], labels, float(value)) for name, labels, value in found]
 
 
+class _Histogram:
+    """Counts of values up to each bound, and the sum of the values."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * len(bounds), 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def sample(self, name: str) -> Metric:
+        buckets = list(zip(self._bounds, accumulate(self._counts)))
+        return Metric(name, "histogram", HELP[name], {}, float(buckets[-1][1]), buckets, self._sum)
+
+
 class ClusterMetrics:
-    """Counters and one histogram. Everything else is read when a scrape asks for it."""
+    """Counters and histograms. Everything else is read when a scrape asks for it."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self._decisions = [0] * len(DECISION_BOUNDS_S)
-        self._decisions_s = 0.0
+        self._histograms = {
+            "schedule_decision_seconds": _Histogram(DECISION_BOUNDS_S),
+            "predicted_ttft_ratio": _Histogram(RATIO_BOUNDS),
+            "predicted_tbt_ratio": _Histogram(RATIO_BOUNDS),
+        }
         self._ranks: dict[int, list[Metric]] = {}
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
@@ -68,8 +104,11 @@ class ClusterMetrics:
 
     def observe_decision(self, seconds: float) -> None:
         """Add the time of one scheduling decision to the histogram."""
-        self._decisions[bisect_left(DECISION_BOUNDS_S, seconds)] += 1
-        self._decisions_s += seconds
+        self._histograms["schedule_decision_seconds"].observe(seconds)
+
+    def observe_prediction(self, what: str, ratio: float) -> None:
+        """Add predicted / measured of one request. what: "ttft" or "tbt"."""
+        self._histograms[f"predicted_{what}_ratio"].observe(ratio)
 
     def from_rank(self, stats: RankStats) -> None:
         """Keep the newest report of a rank."""
@@ -92,18 +131,7 @@ class ClusterMetrics:
             found.append(
                 Metric(f"control_{name}_total", "counter", f"Conductor's ZeroMQ hub: {name}", {}, value)
             )
-        found.append(self._decision_histogram())
+        found += [histogram.sample(name) for name, histogram in self._histograms.items()]
         for metrics in self._ranks.values():
             found += metrics
         return found
-
-    def _decision_histogram(self) -> Metric:
-        cumulative = 0
-        buckets = []
-        for bound, count in zip(DECISION_BOUNDS_S, self._decisions):
-            cumulative += count
-            buckets.append((bound, cumulative))
-        return Metric(
-            "schedule_decision_seconds", "histogram", "Time of one scheduling decision", {},
-            float(cumulative), buckets, self._decisions_s,
-        )  # fmt: skip

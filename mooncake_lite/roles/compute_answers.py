@@ -6,7 +6,7 @@ Used by the compute role alone. It decides nothing. Explained in docs/explain/li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import singledispatchmethod
 
 from mooncake_lite.control.request import client_id_of
@@ -40,6 +40,7 @@ class _Asked:
     """A job of this rank: its message, the sequences that have not ended, tokens found in pages, spans.
 
     reused   prompt tokens that were not computed, by tier
+    computed, loaded, load_s   prompt tokens computed, blocks loaded, and how long the loads took
     scores   logprobs of the prompt, until they are sent
     """
 
@@ -47,6 +48,9 @@ class _Asked:
     left: int
     shared: int = 0
     reused: dict[str, int] = field(default_factory=dict)
+    computed: int = 0
+    loaded: int = 0
+    load_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)
 
@@ -56,12 +60,30 @@ class _Asked:
         return [*self.message.spans, *self.spans]
 
 
+@dataclass(slots=True)
+class DecodeSteps:
+    """Sums over decode steps: their number, the batch, the context and the seconds."""
+
+    steps: int = 0
+    sequences: int = 0
+    context_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, iterated: outcomes.Iterated) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.sequences += iterated.tokens
+        self.context_tokens += iterated.context_tokens
+        self.seconds += iterated.compute_s
+
+
 class Answers:
     """Open jobs of this rank, and the messages about them."""
 
     def __init__(self, rank: ComputeRank) -> None:
         self._rank = rank
         self._asked: dict[tuple[str, int], _Asked] = {}
+        self._steps = DecodeSteps()
 
     def expect(self, job: Job, message: Asks) -> None:
         """Remember the message that asked for a job, until its last branch ends."""
@@ -101,24 +123,29 @@ class Answers:
     @_tell.register
     def _loaded(self, loaded: outcomes.Loaded) -> None:
         asked = self._of(loaded.job)
-        asked.shared = loaded.shared
+        asked.shared, asked.loaded, asked.load_s = loaded.shared, loaded.blocks, loaded.load_s
         refs = blocks_to_load(asked.message)
         refs = refs[len(refs) - loaded.blocks :]
         span = Span("load", self._rank.number, loaded.load_s, sum(ref.nbytes for ref in refs), len(refs))
         asked.spans.append(span)
         if isinstance(asked.message, Decode):
             name, attempt, _ = loaded.job
-            self._rank.tell(DecodeLoaded(name, attempt, self._rank.epoch))
+            said = DecodeLoaded(name, attempt, self._rank.epoch, loaded.load_s, loaded.blocks)
+            self._rank.tell(said)
 
     @_tell.register
     def _computed(self, computed: outcomes.Computed) -> None:
         asked = self._of(computed.job)
-        asked.scores = list(computed.scores)
+        asked.scores, asked.computed = list(computed.scores), computed.tokens
         asked.spans.append(Span("compute", self._rank.number, computed.compute_s, 0, computed.tokens))
         if isinstance(asked.message, Serve):
             name, attempt, _ = computed.job
-            said = PromptComputed(name, computed.tokens, computed.compute_s, attempt, self._rank.epoch)
-            self._rank.tell(said)
+            self._rank.tell(
+                PromptComputed(
+                    name, computed.tokens, computed.compute_s, attempt, self._rank.epoch, asked.load_s,
+                    asked.loaded,
+                )
+            )  # fmt: skip
         self._rank.count_prefill(computed.tokens, computed.compute_s)
         assert not isinstance(asked.message, Decode)
         asked.reused = _reused(asked.message.cached_tokens, asked.shared, computed.loaded)
@@ -128,6 +155,8 @@ class Answers:
     @_tell.register
     def _iterated(self, iterated: outcomes.Iterated) -> None:
         self._rank.count_decode(iterated.tokens, iterated.compute_s)
+        if iterated.alone:
+            self._steps.add(iterated)
 
     @_tell.register
     def _decoded(self, decoded: outcomes.Decoded) -> None:
@@ -172,7 +201,8 @@ class Answers:
         self._rank.tell(
             PrefillDone(
                 name, list(done.first_tokens), list(done.finishes), checksums, asked.all_spans,
-                done.compute_s, done.load_s, done.store_s, attempt, self._rank.epoch,
+                done.compute_s, done.load_s, done.store_s, attempt, self._rank.epoch, asked.computed,
+                asked.loaded,
             )
         )  # fmt: skip
 
@@ -183,7 +213,11 @@ class Answers:
         if isinstance(asked.message, Prefill):
             self._rank.tell(RequestFailed(name, ended.finish, False, attempt, self._rank.epoch))
         else:
-            self._rank.tell(DecodeDone(name, attempt, self._rank.epoch, branch))
+            answer_tokens = ended.answered if ended.finish == "finished" else 0
+            steps, self._steps = self._steps, DecodeSteps()
+            self._rank.tell(
+                DecodeDone(name, attempt, self._rank.epoch, branch, answer_tokens, *astuple(steps))
+            )
 
     @_tell.register
     def _failed(self, failed: outcomes.Failed) -> None:
@@ -225,8 +259,9 @@ class Answers:
         before = [(block.parent, block.index) for block in saved.blocks]
         tokens = [list(block.token_ids) for block in saved.blocks]
         digests = [block_digest(ids) for ids in tokens]
+        requests = [block.job[0] for block in saved.blocks]
         self._rank.tell(
-            PutWanted(saved.put, self._rank.number, keys, digests, tokens, before, self._rank.epoch)
+            PutWanted(saved.put, self._rank.number, keys, digests, tokens, before, self._rank.epoch, requests)
         )
 
     @_tell.register

@@ -13,19 +13,27 @@ from dataclasses import astuple
 from typing import Any
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config import ServeConfig, parse_racks
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.modes import COMPUTE_ROLES, DUTIES, without_pool
 from mooncake_lite.recording import Recorder
-from mooncake_lite.roles.cluster_metrics import ClusterMetrics, request_samples, segment_samples
+from mooncake_lite.roles.cluster_metrics import (
+    ClusterMetrics,
+    class_samples,
+    request_samples,
+    segment_samples,
+)
 from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.held_requests import HeldRequest
 from mooncake_lite.roles.kv_event_stream import KVEventStream
 from mooncake_lite.roles.pool_answers import PoolAnswers
-from mooncake_lite.roles.timed_policy import TimedPolicy
+from mooncake_lite.roles.predictions import Predictions
+from mooncake_lite.roles.timed_choice import TimedChoice
 from mooncake_lite.roles.translation import event_of, message_of, rank_of
+from scheduler.costs import CostConfig
+from scheduler.placement import Decisions
 from store.layout import BlockLayout
 from store.objects import BlockRemoved, BlockStored
 from transport.channel import Hub
@@ -33,20 +41,32 @@ from transport.errors import WireError
 
 TICK_S = 0.1
 
+GUESS = CostConfig()
+
 EVENTS_IGNORED = "Answers of an earlier attempt or epoch, and others that changed nothing"
 
 
-def control_config(config: ServeConfig, layout: BlockLayout, nodes: list[int]) -> ControlConfig:
+def control_config(
+    config: ServeConfig, layout: BlockLayout, nodes: list[int], costs: CostConfig = GUESS
+) -> ControlConfig:
     """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
     return ControlConfig(
         layout=astuple(layout),
         roles=config.roles,
         nodes=nodes,
+        racks=parse_racks(config.racks, len(set(nodes))),
         eviction=config.eviction,
         copy_cold_s=config.copy_cold_s,
         max_queue=config.max_queue,
+        policy=config.policy,
+        admission=config.admission,
+        queue=config.queue,
+        queue_ageing=config.queue_ageing,
+        trust=config.trust,
         saves=bool(config.ssd_dir),
         mode=config.mode,
+        classes=config.service_classes,
+        costs=costs,
     )
 
 
@@ -87,7 +107,9 @@ class ConductorRole:
         self._recorder = recorder
         self._clock = clock
         self._answers = PoolAnswers(control.directory, control.members.roles)
-        self._policy = control.dispatcher.policy = TimedPolicy(control.dispatcher.policy)
+        self._predictions = Predictions(control.state.costs, self.metrics.observe_prediction)
+        self.decisions = Decisions(control.policy)
+        self._choice = control.dispatcher.choose = TimedChoice(self.decisions.choose)
         self._wake_at = float("inf")
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._readers: dict[type, Callable[[str, Any], ev.Event | None]] = {
@@ -101,6 +123,7 @@ class ConductorRole:
             m.PutEnded: self._read_put_ended,
             m.PoolQuery: self._read_pool_query,
             m.MetricsRequest: self._answer_metrics,
+            m.Explain: self._answer_explain,
             m.Degraded: self._read_degraded,
             m.RankStats: lambda peer, stats: self.metrics.from_rank(stats),
         }
@@ -109,6 +132,8 @@ class ConductorRole:
             fx.Fail: self._fail,
             fx.Forget: self._forget,
             fx.Decided: self._decided,
+            fx.Release: self._release,
+            fx.Moved: lambda effect: None,
             fx.Branched: self._branched,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
@@ -158,6 +183,7 @@ class ConductorRole:
             event = todo.popleft()
             now = self._clock()
             effects = self._on(event, now)
+            self._predictions.on(event, effects, now)
             if self._stream is not None:
                 self._stream.publish(effects)
             for effect in effects:
@@ -242,8 +268,9 @@ class ConductorRole:
         reuse, has_pool = self.config.enable_prefix_caching, self.config.has_pool
         self.held[submit.request_id] = HeldRequest(submit, reuse, has_pool)
         return ev.RequestArrived(
-            submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests, 0,
-            submit.wait_limit_s, submit.n,
+            submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests,
+            submit.class_id, submit.wait_limit_s, submit.n, submit.tenant, submit.slo_ttft_s,
+            submit.slo_tbt_s,
         )  # fmt: skip
 
     def _read_prefill_done(self, peer: str, done: m.PrefillDone) -> ev.Event | None:
@@ -256,7 +283,7 @@ class ConductorRole:
         finished = [first + number for number, finish in enumerate(done.finishes) if finish is not None]
         return ev.PrefillEnded(
             rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums, finished, done.load_s,
-            done.compute_s, done.store_s,
+            done.compute_s, done.store_s, done.computed_tokens, done.loaded_blocks,
         )  # fmt: skip
 
     def _read_preempted(self, peer: str, preempted: m.Preempted | m.Swapped) -> ev.Event | None:
@@ -278,14 +305,20 @@ class ConductorRole:
         )
 
     def _decided(self, effect: fx.Decided) -> None:
+        self.decisions.placed(effect.request_id)
         held = self.held[effect.request_id]
-        for seconds in self._policy.taken_s:
+        for seconds in self._choice.taken_s:
             self.metrics.observe_decision(seconds)
-        held.decided(sum(self._policy.taken_s))
-        self._policy.taken_s.clear()
+        held.decided(sum(self._choice.taken_s))
+        self._choice.taken_s.clear()
+
+    def _release(self, effect: fx.Release) -> None:
+        held = self.held[effect.request_id]
+        self.hub.send(held.gateway, m.Released(held.client_id))
 
     def _reject(self, effect: fx.Reject) -> None:
         self.metrics.count("requests_rejected_total")
+        self.decisions.refused(effect.request_id, effect.reason)
         held = self.held[effect.request_id]
         self.hub.send(held.gateway, m.Rejected(held.client_id, effect.reason, effect.retry_after_s))
 
@@ -298,7 +331,11 @@ class ConductorRole:
 
     def _forget(self, effect: fx.Forget) -> None:
         held = self.held.pop(effect.request_id)
-        if effect.outcome == "finished" and held.client_id == effect.request_id:
+        if held.client_id != effect.request_id:
+            return
+        service = self.control.config.classes[held.submit.class_id].name
+        self.metrics.count("class_requests_total", 1.0, **{"class": service, "outcome": effect.outcome})
+        if effect.outcome == "finished":
             self.metrics.count("requests_finished_total")
 
     # ------------------------------------------------------------------------------ orders
@@ -332,7 +369,12 @@ class ConductorRole:
     def _read_put_wanted(self, peer: str, wanted: m.PutWanted) -> ev.Event | None:
         if self._stream is not None:
             self._stream.on_put_wanted(wanted)
-        return event_of(peer, wanted)
+        lowest = len(self.control.config.classes) - 1
+        found = [self.held.get(request_id) for request_id in wanted.requests]
+        classes = [held.submit.class_id if held is not None else lowest for held in found]
+        return ev.PutsWanted(
+            rank_of(peer), wanted.epoch, wanted.number, wanted.keys, wanted.digests, wanted.before, classes
+        )
 
     def _read_put_ended(self, peer: str, ended: m.PutEnded) -> ev.Event | None:
         if self._stream is not None:
@@ -358,6 +400,11 @@ class ConductorRole:
             if abandoned is not None:
                 self._unsent.append(abandoned)
 
+    def _answer_explain(self, peer: str, query: m.Explain) -> None:
+        explanation = self.decisions.explain(query.request)
+        last = [] if explanation is not None else self.decisions.request_ids
+        self.hub.send(peer, m.Explained(explanation, last))
+
     def _answer_metrics(self, peer: str, request: m.MetricsRequest) -> None:
         state, directory = self.control.state, self.control.directory
         gauges = {"num_requests_waiting": state.num_waiting, "num_requests_running": state.num_running}
@@ -366,6 +413,7 @@ class ConductorRole:
         samples = self.metrics.samples(gauges, pool, self.hub.counters.as_dict())
         samples += segment_samples(self._answers.segments())
         stages = self.control.requests.stages
+        samples += class_samples(self.control.config.classes, directory.class_blocks())
         samples += request_samples(stages, state.prefills.values(), self.config.roles)
         samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, self.control.ignored))
         self.hub.send(peer, m.MetricsReply(request.number, samples))

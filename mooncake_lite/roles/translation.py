@@ -29,16 +29,20 @@ def event_of(peer: str, message: m.Message) -> ev.Event | None:
         case m.RequestFailed(name, reason, writing, attempt, epoch):
             return ev.RequestFailed(rank, epoch, name, attempt, reason, writing)
         case m.DecodeLoaded():
-            return ev.DecodeLoaded(rank, message.epoch, message.request_id, message.attempt)
-        case m.PromptComputed(name, computed, compute_s, attempt, epoch):
-            return ev.PromptComputed(rank, epoch, name, attempt, computed, compute_s)
+            return ev.DecodeLoaded(
+                rank, message.epoch, message.request_id, message.attempt, message.load_s,
+                message.loaded_blocks,
+            )  # fmt: skip
+        case m.PromptComputed(name, computed, compute_s, attempt, epoch, load_s, blocks):
+            return ev.PromptComputed(rank, epoch, name, attempt, computed, compute_s, load_s, blocks)
         case m.DecodeDone():
-            return ev.DecodeEnded(rank, message.epoch, message.request_id, message.attempt, message.branch)
+            return ev.DecodeEnded(
+                rank, message.epoch, message.request_id, message.attempt, message.branch,
+                message.answer_tokens, message.steps, message.sequences, message.context_tokens,
+                message.steps_s,
+            )  # fmt: skip
         case m.SwapWanted(name, num_tokens, keys, digests, attempt, epoch, branch):
             return ev.SwapWanted(rank, epoch, name, attempt, num_tokens, keys, digests, branch)
-        case m.PutWanted():
-            before = message.before
-            return ev.PutsWanted(rank, message.epoch, message.number, message.keys, message.digests, before)
         case m.PutEnded(ids, sums, failed, may_still_write, epoch):
             return ev.PutsEnded(rank, epoch, ids, sums, failed, may_still_write)
         case m.PagesHeld():

@@ -13,8 +13,10 @@ from typing import Literal
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import client_id_of
+from mooncake_lite.modes import DUTIES
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.workload import Request, Workload, digest_of
+from scheduler import ADMISSIONS
 
 BEFORE_READY = 0.02
 """Share of requests that come while the cluster still starts."""
@@ -26,7 +28,9 @@ OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finish
 """How a request may end, and what its client is told before."""
 
 
-ToClient = fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Branched | fx.AnswerCommand
+ToClient = (
+    fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Release | fx.Moved | fx.Branched | fx.AnswerCommand
+)  # fmt: skip
 """Effects that a client hears of."""
 
 
@@ -42,6 +46,7 @@ class Clients:
     def __init__(self, world: Surroundings, workload: Workload, random: Random, num_requests: int) -> None:
         self._world, self._workload, self._random = world, workload, random
         self.num_requests = num_requests
+        self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
         self._left = num_requests
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
@@ -92,7 +97,7 @@ class Clients:
                 request.max_tokens,
                 keys,
                 [digest_of(key) for key in keys],
-                0,
+                random.randrange(len(world.shape.config.classes)),
                 request.wait_limit_s,
                 request.n,
             )
@@ -177,19 +182,35 @@ class Clients:
             assert (part.request_id, part.branch) == (effect.name, effect.branch)
             return
         assert not request.ends, f"{effect} after the end of {request.request_id}"
-        if isinstance(effect, fx.Forget):
+        if isinstance(effect, fx.Decided | fx.Moved):
+            self._check_roles(effect)
+        elif isinstance(effect, fx.Release):
+            assert self._withholds, f"{effect}: nothing is withheld"
+            assert not request.released, f"{effect} comes twice"
+            request.released = True
+        elif isinstance(effect, fx.Forget):
             request.ends.append(effect.outcome)
             assert request.told == OUTCOMES[effect.outcome], f"{effect} after {request.told}"
             if effect.outcome == "finished" and not request.cancelled:
                 self._finished(request)
-        elif not isinstance(effect, fx.Decided):
+        else:
             request.told.append(type(effect).__name__)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
-            assert not (isinstance(effect, fx.Reject) and request.answered), "refused after its first token"
+            is_shown = request.answered > 0 and (request.released or not self._withholds)
+            assert not (isinstance(effect, fx.Reject) and is_shown), "refused after its first token"
+
+    def _check_roles(self, effect: fx.Decided | fx.Moved) -> None:
+        """Assert that a request is placed on ranks that do what is wanted of them."""
+        roles = self._world.shape.config.roles
+        duties = ["prefill"] * isinstance(effect, fx.Decided) + ["decode"]
+        for duty in duties:
+            assert duty in DUTIES[roles[getattr(effect, duty)]], f"{effect}: no rank that can {duty}"
 
     def _finished(self, request: Request) -> None:
         """Assert that every answer of a request is whole, but those that are not wanted or go on alone."""
+        shown = self._world.requests[client_id_of(request.request_id)].released or not self._withholds
+        assert shown, f"{request.request_id} is answered, and its client was not told"
         for branch, part in request.parts.items():
             alone = part is not request and part.request_id in self._world.requests
             if branch not in request.dropped and not alone:

@@ -125,6 +125,8 @@ class PrefillModel:
                 load_s,
                 max(0.0, seconds - load_s - store_s),
                 store_s,
+                max(1, request.text.num_tokens - len(order.load) * request.text.block_tokens),
+                len(order.load),
             )
         )
 
@@ -194,7 +196,9 @@ class DecodeModel:
         for job in jobs:
             assert (order.request_id, job.branch) not in self._jobs, f"{order.request_id} is here already"
             self._jobs[order.request_id, job.branch] = job
-        assert len(self._jobs) <= self._slots, "a rank gets more requests than it has slots"
+        # What failed elsewhere is still cancelled here.
+        left = [name for name, _ in self._jobs if not self._world.requests[name].ends]
+        assert len(left) <= self._slots, "a rank gets more requests than it has slots"
         return jobs
 
     def _start(self, order: fx.StartDecode) -> None:
@@ -212,7 +216,10 @@ class DecodeModel:
         if not left:
             return
         order = left[0].order
-        self._world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt))
+        assert isinstance(order, fx.StartDecode)
+        blocks = len(order.blocks) + (order.tail is not None)
+        load_s = blocks * TRANSFER_S_PER_BLOCK
+        self._world.answer(ev.DecodeLoaded(self.number, 0, order.request_id, order.attempt, load_s, blocks))
         for job in left:
             self._decode(job)
 
@@ -310,9 +317,15 @@ class DecodeModel:
         """End a request that is answered, or whose client has gone."""
         if not job.over:
             self._forget(job)
-            order = job.order
-            ended = ev.DecodeEnded(self.number, 0, order.request_id, order.attempt, job.branch)
-            self._world.answer(ended)
+            order, request = job.order, job.request
+            steps, context_tokens = request.answered, request.answered * request.text.num_tokens
+            answer_tokens = steps if steps >= request.answer_tokens else 0
+            self._world.answer(
+                ev.DecodeEnded(
+                    self.number, 0, order.request_id, order.attempt, job.branch, answer_tokens, steps, steps,
+                    context_tokens, steps * STEP_S,
+                )
+            )  # fmt: skip
 
     def _fail(self, jobs: list[_Job]) -> None:
         """Give up all branches that are left."""
@@ -406,9 +419,13 @@ class ComputeModel(DecodeModel):
         if request.reuse:
             self.pages.use(request.keys[:full])
         finished = _first_tokens(request, self._world)
+        load_s = len(order.load) * TRANSFER_S_PER_BLOCK
         self._world.answer(
-            ev.PromptComputed(self.number, 0, order.request_id, order.attempt, computed, seconds)
-        )
+            ev.PromptComputed(
+                self.number, 0, order.request_id, order.attempt, computed, seconds - load_s, load_s,
+                len(order.load),
+            )
+        )  # fmt: skip
         for num_blocks in range(len(order.load) + 1, full + 1):
             self._offer(request, num_blocks)
         for job in left:

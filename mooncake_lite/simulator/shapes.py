@@ -6,17 +6,32 @@ Used by `world.py`. Explained in docs/explain/control.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from random import Random
+
+from msgspec.structs import replace
 
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankJoined
 from mooncake_lite.modes import DUTIES, MODES, ROLES
+from scheduler.admission import ADMISSIONS
+from scheduler.classes import DEFAULT_CLASSES
+from scheduler.placement import POLICIES
+from scheduler.queues import QUEUES
 from store.allocator import padded_size
 from store.layout import BlockLayout
 
 EVICTIONS = ("lru", "lru", "lfu", "s3fifo", "arc", "lru+second-hit")
 
 MODES_DRAWN = ("pooled", "pooled", "pooled", "split", "colocated", "colocated")
+
+SHARES_DRAWN = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 0.0), (0.3, 0.3, 0.4))
+"""Shares of DRAM that the service classes have, the highest class first."""
+
+TTFT_LIMITS_S = (inf, inf, 20.0, 4.0, 0.5)
+
+TBT_LIMITS_S = (inf, inf, 0.0205, 0.02)
+"""A modelled step takes 20 ms. The costs learn that, and they expect some more from each sequence."""
 
 LAYOUT = (2, 1, 16, 4, 4, "none")
 """A block of 16 tokens in two layers: 1 KiB."""
@@ -57,6 +72,7 @@ class Shape:
         lent = pool if mode.handover == "direct" else random.choice((0, 0, 4, 12)) * ("store" in roles)
         segments = [pool if role == "store" else lent * (role in mode.lenders) for role in roles]
         tier_blocks = random.choice((0, 12, 60)) * ("store" in roles)
+        forms = [form for form in ADMISSIONS if mode.handover != "none" or not ADMISSIONS[form]().withholds]
         config = ControlConfig(
             layout=LAYOUT,
             roles=roles,
@@ -66,7 +82,17 @@ class Shape:
             max_queue=random.choice((6, 32, 64)),
             saves=tier_blocks > 0,
             mode=name,
-        )
+            policy=random.choice(list(POLICIES)),
+            queue=random.choice(list(QUEUES)),
+            admission=random.choice(forms),
+            classes=[
+                replace(
+                    service, cache_share=share, slo_ttft_s=random.choice(TTFT_LIMITS_S),
+                    slo_tbt_s=random.choice(TBT_LIMITS_S),
+                )
+                for service, share in zip(DEFAULT_CLASSES, random.choice(SHARES_DRAWN))
+            ],
+        )  # fmt: skip
         slots = random.choice((1, 2, 8))
         swaps = "store" in roles and random.random() < 0.5
         return cls(

@@ -73,6 +73,7 @@ class Request:
     parts         branch -> that answer as a request of its own; a request for one answer is its own part
     live          branches that its latest rank has not ended; dropped: those that the client does not want
     arrived       its RequestArrived has reached the control plane; cancelled: a RequestCancelled has
+    released      its client may have its tokens, where these are withheld at first
     ends          outcomes that the control plane gave it
     told          what its client was told: "Reject" or "Fail"
     """
@@ -93,6 +94,7 @@ class Request:
     dropped: set[int] = field(default_factory=set)
     arrived: bool = False
     cancelled: bool = False
+    released: bool = False
     ends: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 

@@ -176,6 +176,7 @@ class World:
             self.custody.answer(event)
             self.clients.reached(event)
         self.trace.append((now, event, ()))
+        waiting = self.control.state.num_waiting
         effects = self.control.on(event, now)
         self.trace[-1] = now, event, effects
         if self._observe is not None:
@@ -183,10 +184,18 @@ class World:
         if self.stopped is not None:
             assert not effects, "the control plane does something after Stop"
             return
+        if isinstance(event, ev.RequestArrived):
+            self._check_queue(event, waiting)
         for effect in effects:
             self._carry_out(effect)
         if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
+
+    def _check_queue(self, arrived: ev.RequestArrived, waiting: int) -> None:
+        """Assert that a request is refused when as many wait as may, by every form of admission but none."""
+        config = self.shape.config
+        is_full = config.admission != "none" and waiting >= config.max_queue
+        assert not (is_full and arrived.request_id in self.control.requests), "the queue was full"
 
     def answer(self, event: ev.RankEvent) -> None:
         """Send an event from a rank to the control plane. It may be delayed, and come again much later."""
@@ -245,7 +254,9 @@ class World:
                 self.ready = effect.ready
             case fx.Stop():
                 self.stopped = effect
-            case fx.Reject() | fx.Fail() | fx.Forget() | fx.Decided() | fx.Branched() | fx.AnswerCommand():
+            case fx.Reject() | fx.Fail() | fx.Forget() | fx.Branched() | fx.AnswerCommand():
+                self.clients.on(effect)
+            case fx.Decided() | fx.Release() | fx.Moved():
                 self.clients.on(effect)
             case _:
                 self._order(effect)

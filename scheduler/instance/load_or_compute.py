@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler.prefill_rate import PrefillRate
+from scheduler.costs.refine import Average
 
 WEIGHT = 0.3
 """Of a new measurement in the mean: about the last six count."""
+
+FULL_WEIGHT_TOKENS = 256
+"""Each step of a model takes a fixed time, mostly to read its weights, so that a full hit, which computes one
+token, can take a hundred times as long per token as a prompt."""
 
 PROBE_EVERY = 16
 """After so many decisions to compute, blocks are loaded once: the rate of loading may have changed."""
@@ -25,12 +29,12 @@ class Rates:
 
     load_s_per_block   from a job's admission until all of its blocks were in pages, per block; None before
                        the first measurement
-    prefill            of prompts, by token
+    prefill            seconds of computing per token of a prompt
     computed           decisions to compute since the last load
     """
 
     load_s_per_block: float | None = None
-    prefill: PrefillRate = field(default_factory=PrefillRate)
+    prefill: Average = field(default_factory=Average)
     computed: int = 0
 
     def loaded(self, blocks: int, seconds: float) -> None:
@@ -38,6 +42,11 @@ class Rates:
         new, old = seconds / blocks, self.load_s_per_block
         self.load_s_per_block = new if old is None else (1 - WEIGHT) * old + WEIGHT * new
         self.computed = 0
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Add a measurement of a prompt's computed tokens. It has its full weight from 256 tokens."""
+        if seconds > 0:
+            self.prefill.add(seconds / tokens, tokens / FULL_WEIGHT_TOKENS)
 
 
 def worth_loading(rates: Rates, block_tokens: int) -> bool:
@@ -49,4 +58,4 @@ def worth_loading(rates: Rates, block_tokens: int) -> bool:
         return True
     if rates.computed >= PROBE_EVERY:
         return True
-    return rates.load_s_per_block <= rates.prefill.s_per_token * block_tokens
+    return rates.load_s_per_block <= rates.prefill.value * block_tokens

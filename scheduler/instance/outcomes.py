@@ -60,10 +60,16 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Iterated:
-    """An iteration of the running batch gave `tokens` tokens."""
+    """An iteration of the running batch gave `tokens` tokens.
+
+    context_tokens   tokens that these attend to, themselves included
+    alone            the forward pass had no prompt in it
+    """
 
     tokens: int
     compute_s: float
+    context_tokens: int
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)

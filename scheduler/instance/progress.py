@@ -90,13 +90,14 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     said: list[Outcome] = []
     tokens = zip(result.tokens, result.logprobs or itertools.repeat(None))
     scores = iter(result.scores)
-    iterated = 0
+    iterated = context = 0
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
         state.note_computed(task, chunk.end)
         if not chunk.prompt:
             iterated += 1
+            context += chunk.end
             said += _decoded(state, task, *next(tokens), now)
             continue
         if chunk.score is not None:
@@ -106,7 +107,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
         if chunk.draws:
             said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
     if iterated:
-        said.insert(0, Iterated(iterated, result.compute_s))
+        said.insert(0, Iterated(iterated, result.compute_s, context, computed == iterated))
     return said
 
 
@@ -118,7 +119,7 @@ def _computed(
     reused = chunk.end - task.computed
     scores, task.scores = tuple(task.scores), []
     said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused, scores)]
-    state.rates.prefill.measured(task.computed, task.compute_s)
+    state.rates.prefilled(task.computed, task.compute_s)
     state.prefilling.remove(task)
     if DECODE in task.job.duties:
         for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):

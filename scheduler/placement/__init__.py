@@ -1,9 +1,45 @@
-"""Placement policies, one per file. Each chooses where a request is prefilled and decoded."""
+"""Placement policies, one per file: each ranks the prefill instances, and `choose` takes the best one."""
 
-from scheduler.placement.contract import Candidate, Policy
-from scheduler.placement.least_tokens import LeastTokens
+from __future__ import annotations
 
-POLICIES: dict[str, type[Policy]] = {LeastTokens.name: LeastTokens}
+from collections.abc import Callable
+
+from scheduler.placement.choose import Candidate, Comparison, choose, compare, explain, other_decode
+from scheduler.placement.contract import Policy, Ranked
+from scheduler.placement.decisions import Decisions, Explanation
+from scheduler.placement.dynamo import DynamoCost
+from scheduler.placement.global_cache import GlobalCache
+from scheduler.placement.kvcache_centric import KVCacheCentric
+from scheduler.placement.least_loaded import LeastLoaded
+from scheduler.placement.local_cache import LocalCache
+from scheduler.placement.random_choice import RandomChoice
+from scheduler.placement.round_robin import RoundRobin
+from scheduler.placement.topology import Topology
+from scheduler.placement.two_choices import TwoChoices
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    KVCacheCentric.name: KVCacheCentric,
+    GlobalCache.name: GlobalCache,
+    Topology.name: Topology,
+    LocalCache.name: LocalCache,
+    LeastLoaded.name: LeastLoaded,
+    TwoChoices.name: TwoChoices,
+    RoundRobin.name: RoundRobin,
+    RandomChoice.name: RandomChoice,
+    DynamoCost.name: DynamoCost,
+}
 """By the names that configurations use."""
 
-__all__ = ["POLICIES", "Candidate", "LeastTokens", "Policy"]
+__all__ = [
+    "POLICIES",
+    "Candidate",
+    "Comparison",
+    "Decisions",
+    "Explanation",
+    "Policy",
+    "Ranked",
+    "choose",
+    "compare",
+    "explain",
+    "other_decode",
+]

@@ -1,37 +1,37 @@
-"""The contract of a placement policy.
+"""The contract of a placement policy: rank the prefill instances for one request.
 
-Called by `mooncake_lite.control` when a request arrives and whenever capacity frees. A policy reads the
-state and changes nothing. Explained in docs/explain/paper.md, "Scheduling".
+Asked by `choose.py` when a request arrives and whenever capacity frees. A policy reads the view and changes
+nothing. Explained in docs/explain/conductor.md.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import msgspec
+import numpy as np
 
-from scheduler.requests import Placement, Rejection, Request, Terms, Wait
-from scheduler.state import State
+from scheduler.placement.view import View
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """One prefill instance that a policy could choose, and its terms."""
+class Ranked(NamedTuple):
+    """What a policy says of every prefill instance: arrays over their rows, or one value for all.
 
-    prefill: int
-    terms: Terms
+    score        what it minimises; the first of equal instances is chosen
+    reused       leading blocks that the instance would not compute
+    transfer_s   predicted seconds for those of them that come from elsewhere
+    fetch        whether they may come from elsewhere: other nodes and SSD
+    """
+
+    score: np.ndarray
+    reused: np.ndarray
+    transfer_s: np.ndarray
+    fetch: np.ndarray
 
 
 class Policy(Protocol):
-    """Chooses the instances of a request.
-
-    The choice is a function of (state, request, now) alone, and its terms can be recomputed from the state:
-    while the state is unchanged, the first row of `explain` is the choice of `choose`.
-    """
+    """Ranks the prefill instances of a request. The ranks are a function of the view alone."""
 
     name: str
 
-    def choose(self, state: State, request: Request, now: float) -> Placement | Wait | Rejection:
-        """Choose a place. `Wait`: there is none now. `Rejection`: there will be none."""
-
-    def explain(self, state: State, request: Request) -> list[Candidate]:
-        """Recompute the terms of all candidates, best first. Slow and plain, for people and tests."""
+    def rank(self, view: View) -> Ranked:
+        """Rank all prefill instances, those without a decode slot too."""

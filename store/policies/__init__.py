@@ -7,11 +7,13 @@ Explained in docs/explain/eviction.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from store.errors import UnknownPolicy
 from store.policies.admission import Filter, Filtered, SecondHit, SizeLimit
 from store.policies.arc import ARC
 from store.policies.belady import Belady
+from store.policies.class_shares import ClassShares
 from store.policies.contract import BlockFacts, Policy
 from store.policies.gdsf import GDSF
 from store.policies.learned import Learned
@@ -49,10 +51,13 @@ FILTERS: dict[str, Callable[[int], Filter]] = {"second-hit": SecondHit, "size": 
 """What may stand behind a plus: lru+second-hit, arc+size, lru+second-hit+size."""
 
 
-def policy_factory(name: str, future: Sequence[int] | None = None) -> PolicyFactory:
+def policy_factory(
+    name: str, future: Sequence[int] | None = None, shares: Sequence[float] = ()
+) -> PolicyFactory:
     """The policy of this name, with the filters named behind it.
 
     future: the items of all references to come, in order, for the oracle; None in a live pool.
+    shares: of service classes, the highest first; without any above 0 no class is protected.
     Raises UnknownPolicy for a name that is none, and for the oracle without a future or behind a filter.
     """
     base, *filters = name.split("+")
@@ -74,7 +79,7 @@ def policy_factory(name: str, future: Sequence[int] | None = None) -> PolicyFact
             policy = Filtered(policy, FILTERS[gate](capacity))
         return policy
 
-    return make
+    return partial(ClassShares, make=make, shares=shares) if any(shares) else make
 
 
 def _live() -> str:

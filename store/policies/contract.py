@@ -19,7 +19,7 @@ class BlockFacts(msgspec.Struct, frozen=True, gc=False):
 
     nbytes     size
     cost_s     seconds that computing it again would take; 0 when nobody has measured
-    class_id   plain data for policies
+    class_id   service class, 0 the highest; only `class_shares` asks for it
     parent     the item before it in its prefix, None for a first block
     position   blocks before it in its prefix
     """
@@ -40,7 +40,9 @@ class Policy(ABC):
 
         reference to an item that is known         on_access(item)
         reference to one that is not   admits(item)?  yes: on_insert(item)   no: it stays outside
-        room is needed                 for item in victims(): the first that may go: on_remove(evicted=True)
+        room is needed                 for item in victims_for(class): the first that may go:
+                                       on_remove(evicted=True)
+        a higher class uses it         on_class(item, facts), then on_access(item)
         it is gone for another reason              on_remove(evicted=False)
 
     Whether room is made before or after the new item is inserted is the caller's choice: the directory does
@@ -81,6 +83,9 @@ class Policy(ABC):
         if "on_access" in vars(cls) and "on_access_all" not in vars(cls):
             cls.on_access_all = Policy.on_access_all  # type: ignore[method-assign]
 
+    def on_class(self, item: int, facts: BlockFacts, now: float) -> None:  # noqa: B027
+        """A known item counts for a higher class from now on, facts.class_id. An on_access follows."""
+
     @abstractmethod
     def on_remove(self, item: int, *, evicted: bool) -> None:
         """A known item has gone. Raises KeyError for one that is not known.
@@ -99,6 +104,17 @@ class Policy(ABC):
         Asking may tidy up (move a hand, clear a bit, promote), as long as whoever asks again, with no event
         between, is offered the same first item that may go.
         """
+
+    def victims_for(self, class_id: int, now: float) -> Iterator[int]:
+        """The victims that may be evicted for a block of this class, in their order: here all of them.
+
+        Where `spared` is above 0, evicting one of them may protect the rest: ask again after each eviction.
+        """
+        return self.victims(now)
+
+    def spared(self, class_id: int, besides: Sequence[int] = ()) -> int:
+        """How many known items, without those of `besides`, are never evicted for a block of this class."""
+        return 0
 
     @abstractmethod
     def __len__(self) -> int:

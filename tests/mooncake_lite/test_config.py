@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernels_numba.codecs import CODECS
-from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, read_toml
+from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, parse_racks, read_toml
 from mooncake_lite.errors import ConfigError
 from store.layout import PLAIN
 from store.policies import POLICIES
@@ -57,6 +58,24 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"prefill": 10**11}, "are 100,000,000,003 ranks; at most 65,536"),
         ({"store": 0}, "store=0: at least 1"),
         ({"max_queue": 0}, "max_queue=0"),
+        (
+            {"admission": "early"},
+            "use one of none, bounded-queue, after-prefill, early-rejection, predictive, shed",
+        ),
+        ({"policy": "best"}, "policy='best': use one of kvcache-centric, global-cache, "),
+        ({"queue": "lifo"}, "queue='lifo': use one of fcfs, "),
+        ({"slo_ttft_ms": -1.0}, "slo_ttft_ms=-1: give a number, 0 or more"),
+        ({"slo_tpot_ms": math.nan}, "slo_tpot_ms=nan: give a number, 0 or more"),
+        ({"queue_ageing": math.inf}, "queue_ageing=inf: give a number, 0 or more"),
+        (
+            {"classes": '{"a": {"slo_ttft_ms": 0}}'},
+            "class a: slo_ttft_ms=0 must be above 0; leave it out for",
+        ),
+        ({"admission": "predictive"}, "there are none; set slo_ttft_ms or slo_tpot_ms, or a limit of a "),
+        (
+            {"admission": "after-prefill", "slo_tpot_ms": 50.0, "mode": "colocated"},
+            "in mode=colocated one rank does both without a pause; use admission=early",
+        ),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
         ({"block_size": 8}, "block_size=8: it must divide 512 and be a multiple of 16"),
@@ -70,7 +89,6 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"max_model_len": -1}, "max_model_len=-1"),
         ({"engine": "fake"}, "engine='fake': use real or emulated"),
         ({"profile": "fast"}, "is no file; to choose how ranks exchange bytes, use mpi_profile"),
-        ({"profile": "f.json"}, "add --engine emulated, or leave it out"),
         ({"engine": "emulated", "threads": 2}, "threads=2 has no meaning with engine=emulated"),
         ({"engine": "emulated", "kv_codec": "int8"}, "kv_codec='int8' has no meaning with engine=emulated"),
         ({"mpi_profile": "quick"}, "mpi_profile='quick': use ft or fast"),
@@ -116,7 +134,7 @@ def test_a_configuration_survives_the_way_through_plain_values() -> None:
     ("values", "words"),
     [
         ({"prot": 1}, "file: unknown key 'prot'; did you mean port?"),
-        ({"colour": 1}, "file: unknown key 'colour'; known are allowed_origins, api_key, "),
+        ({"colour": 1}, "file: unknown key 'colour'; known are admission, allowed_origins, api_key, "),
         ({"port": "8000"}, "file: port='8000' must be of type int"),
         ({"port": True}, "file: port=True must be of type int"),
         ({"enable-prefix-caching": 1}, "enable_prefix_caching=1 must be of type bool"),
@@ -179,3 +197,14 @@ def test_a_file_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
 def test_the_codecs_of_the_configuration_are_those_of_the_kernels() -> None:
     assert list(typing.get_args(KVCodec)) == list(CODECS)
     assert CODECS[PLAIN].number == PLAIN_NUMBER
+
+
+def test_racks_are_one_number_for_each_node() -> None:
+    assert ServeConfig(racks="0, 0,1").racks == "0, 0,1"
+    assert parse_racks("0, 0,1", 3) == [0, 0, 1]
+    assert parse_racks("", 3) == []
+    for wrong in ("a,b", "0,,1", "-1,0", "0;1"):
+        with pytest.raises(ConfigError, match="give the rack of each node as a number, as in 0,0,1,1"):
+            ServeConfig(racks=wrong)
+    with pytest.raises(ConfigError, match=r"of 2 nodes, and the ranks are on 3; .* as in 0,0,0"):
+        parse_racks("0,1", 3)

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import scheduler as s
+from scheduler.placement import POLICIES
 
 BLOCK_TOKENS = 64
+POLICY = POLICIES["local-cache"]()
+"""Of tests that are not about a policy. At the guessed rate its scores are tokens times 5 ms."""
+
+
+NO_TERMS = s.Terms(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
+
+
+def choose(state: s.State, wanted: s.Request, now: float) -> s.Placement | s.Wait | s.Rejection:
+    """Choose a place."""
+    return s.choose(POLICY, state, wanted, now)
 
 
 def cluster(prefill: int = 1, decode: int = 1, slots: int = 4, max_queue: int = 8) -> s.State:
@@ -28,9 +39,9 @@ def request(
 def placed(state: s.State, name: str, tokens: int = 640, keys: tuple[int, ...] = ()) -> s.Placement:
     """Choose for a request and put it into the books."""
     wanted = request(name, tokens, keys)
-    placement = s.LeastTokens().choose(state, wanted, 0.0)
+    placement = choose(state, wanted, 0.0)
     assert isinstance(placement, s.Placement)
-    state.place(wanted, placement)
+    state.place(wanted, placement, 0.0)
     return placement
 
 
@@ -38,6 +49,6 @@ def started(state: s.State) -> list[str]:
     """Start every request whose turn it is."""
     names = []
     while (name := state.startable()) is not None:
-        state.start(name)
+        state.start(name, 0.0)
         names.append(name)
     return names

@@ -1,4 +1,4 @@
-"""Play a seeded history over State, LeastTokens and admission; print every answer.
+"""Play a seeded history over State, a placement policy and admission; print every answer.
 
 Run by test_placement.py in processes of its own: `python -m tests.scheduler.history`.
 """
@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterator
 
 import scheduler as s
-from tests.scheduler.cluster import BLOCK_TOKENS, cluster, request
+from scheduler.admission import BoundedQueue
+from tests.scheduler.cluster import BLOCK_TOKENS, POLICY, cluster, request
 
 STEPS = 400
 
@@ -17,7 +18,7 @@ STEPS = 400
 def history(seed: int) -> Iterator[object]:
     """Yield each answer of arrivals, starts, deferrals, ends, cancels and changed blocks."""
     rng = random.Random(seed)
-    state, policy = cluster(prefill=5, decode=3, slots=4, max_queue=12), s.LeastTokens()
+    state = cluster(prefill=5, decode=3, slots=4, max_queue=12)
     names: list[str] = []
     for step in range(STEPS):
         for _ in range(2):
@@ -28,25 +29,30 @@ def history(seed: int) -> Iterator[object]:
         wanted = request(
             f"r{step}", len(keys) * BLOCK_TOKENS + rng.randrange(1, 64), keys, rng.uniform(0.1, 3.0)
         )
-        refused = s.admit(state, wanted, float(step))
+        refused = BoundedQueue().on_arrival(state, wanted, float(step))
         yield refused
         if refused is None:
-            state.hold(wanted)
+            state.hold(wanted, float(step))
             names.append(wanted.request_id)
-        while (head := state.next_held()) is not None:
-            choice = policy.choose(state, head, float(step))
+        while (head := state.held.head()) is not None:
+            choice = s.choose(POLICY, state, head, float(step))
             yield choice
             if not isinstance(choice, s.Placement):
                 break
-            state.place(head, choice)
+            state.place(head, choice, float(step))
         while (name := state.startable()) is not None:
             yield name
-            (state.start if rng.random() < 0.8 else state.defer)(name)
+            if rng.random() < 0.8:
+                state.start(name, float(step))
+            else:
+                state.defer(name)
         state.retry()
         running = [name for one in state.prefills.values() for name in one.running]
         for name in running[: rng.randrange(4)]:
-            state.measured_prefill(rng.randrange(600), rng.random())
-            state.end_prefill(name)
+            state.costs.measured_prefill(
+                state.placement_of(name).prefill, rng.randrange(600), 0, rng.random()
+            )
+            state.end_prefill(name, 0.0)
         for _ in range(rng.choice([0, 0, 1, 2])):
             state.forget(rng.choice([name for name in names if name in state] or ["none"]))
         state.check()

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import scheduler as s
-from tests.scheduler.cluster import BLOCK_TOKENS, cluster, placed, request, started
+from tests.scheduler.cluster import BLOCK_TOKENS, NO_TERMS, POLICY, choose, cluster, placed, request, started
 
 pytestmark = pytest.mark.quick
 
 
 def test_a_request_is_refused_before_any_instance_has_joined() -> None:
-    refused = s.LeastTokens().choose(s.State(8), request("a"), 0.0)
+    refused = choose(s.State(8), request("a"), 0.0)
     assert refused == s.Rejection("a", "no prefill or no decode instance has joined", 1.0)
     for half in (cluster(prefill=0), cluster(decode=0)):
-        assert isinstance(s.LeastTokens().choose(half, request("a"), 0.0), s.Rejection)
+        assert isinstance(choose(half, request("a"), 0.0), s.Rejection)
 
 
 def test_a_prefix_in_the_dram_of_a_node_attracts_the_request_to_that_node() -> None:
@@ -29,14 +29,15 @@ def test_a_prefix_in_the_dram_of_a_node_attracts_the_request_to_that_node() -> N
         state.index.stored(key, 22, "dram")
     placement = placed(state, "a", 640, (7, 8, 9, 10))
     assert (placement.prefill, placement.decode, placement.cached_tokens) == (2, 11, 192)
-    assert placement.terms == s.Terms(0, 640, 192, 448, 0, 4)
+    assert (placement.terms.near_blocks, placement.terms.reused_blocks, placement.fetch) == (3, 3, False)
+    assert placement.terms.score == placement.terms.ttft_s == pytest.approx(448 * 0.005)
 
 
 def test_a_prefix_in_the_pages_of_an_instance_attracts_the_request_to_it() -> None:
     state = cluster(prefill=2, decode=2)
     state.holds(2, [7, 8, 9], [])
     placement = placed(state, "a", 640, (7, 8, 9, 10))
-    assert (placement.prefill, placement.cached_tokens, placement.terms.near_tokens) == (2, 192, 192)
+    assert (placement.prefill, placement.cached_tokens, placement.terms.near_blocks) == (2, 192, 3)
 
 
 def test_pages_that_an_instance_has_evicted_attract_no_request() -> None:
@@ -61,7 +62,7 @@ def test_blocks_that_are_not_leading_attract_no_request() -> None:
 
 def test_a_prefix_attracts_until_its_node_has_that_many_more_tokens_pending() -> None:
     """A prefix of 192 tokens is worth 192 tokens of waiting, no more."""
-    for busy_tokens, chosen in ((191, 1), (192, 2), (193, 2)):
+    for busy_tokens, chosen in ((191, 1), (193, 2)):
         state = cluster(prefill=2)
         for key in (7, 8, 9):
             state.index.stored(key, 21, "dram")
@@ -73,52 +74,45 @@ def test_prompts_that_share_one_block_do_not_all_go_to_the_node_that_has_it() ->
     state = cluster(prefill=4, slots=100)
     state.index.stored(7, 21, "dram")
     chosen = [placed(state, f"r{i}", 640, (7, 100 + i)).prefill for i in range(40)]
-    assert {instance: chosen.count(instance) for instance in (1, 2, 3, 4)} == {1: 10, 2: 10, 3: 10, 4: 10}
+    assert all(9 <= chosen.count(instance) <= 11 for instance in (1, 2, 3, 4))
 
 
-def test_equal_scores_go_to_fewer_pending_tokens_and_then_to_the_lower_number() -> None:
+def test_equal_scores_go_to_the_lower_number() -> None:
     state = cluster(prefill=3, decode=2)
-    state.index.stored(7, 21, "dram")  # node 0: instances 1 and 3
-    assert placed(state, "x", 64, (9,)).prefill == 1
-    assert placed(state, "y", 64, (9,)).prefill == 2
-    assert placed(state, "z", 128, (9, 9)).prefill == 3
-    # Instance 1 scores 64 + 640 - 64, instance 2 scores 64 + 640, instance 3 scores 128 + 640 - 64.
-    assert placed(state, "a", 640, (7,)).prefill == 1
-    # Now 1 has 640 pending tokens, 2 has 64 and 3 has 128, near the block: 2 and 3 score the same.
-    assert placed(state, "b", 640, (7,)).prefill == 2
+    assert [placed(state, name).prefill for name in "abcd"] == [1, 2, 3, 1]
 
 
-def test_a_block_on_ssd_counts_as_cached_but_attracts_no_request() -> None:
+def test_a_block_on_ssd_attracts_no_request() -> None:
     state = cluster(prefill=2)
     placed(state, "busy", 10)
     state.index.stored(7, 21, "ssd")
     placement = placed(state, "a", 640, (7,))
-    assert (placement.prefill, placement.cached_tokens, placement.terms.near_tokens) == (2, 64, 0)
+    assert (placement.prefill, placement.cached_tokens, placement.terms.best_blocks) == (2, 0, 1)
 
 
 def test_the_last_token_of_a_full_hit_is_still_computed() -> None:
     state = cluster()
     state.index.stored(7, 21, "dram")
     placement = placed(state, "a", 64, (7,))
-    assert (placement.cached_tokens, placement.terms.near_tokens, placement.terms.score) == (63, 63, 1)
+    assert (placement.cached_tokens, placement.terms.near_blocks) == (63, 1)
     assert state.prefills[1].pending_tokens == 1
 
 
-def test_decode_goes_to_the_instance_with_most_free_slots_and_then_to_the_lower_number() -> None:
+def test_decode_goes_to_the_least_predicted_time_between_tokens_and_then_to_the_lower_number() -> None:
     state = cluster(decode=2, slots=2)
     state.add_instance(13, 0, ["decode"], 3)
-    assert [placed(state, f"r{i}").decode for i in range(7)] == [13, 11, 12, 13, 11, 12, 13]
+    assert [placed(state, f"r{i}").decode for i in range(7)] == [11, 12, 13, 11, 12, 13, 13]
 
 
 def test_a_request_waits_while_no_decode_instance_has_a_free_slot() -> None:
     state = cluster(slots=1)
     placed(state, "a")
-    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Wait)
+    assert isinstance(choose(state, request("b"), 0.0), s.Wait)
     started(state)
-    state.end_prefill("a")
-    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Wait)
+    state.end_prefill("a", 0.0)
+    assert isinstance(choose(state, request("b"), 0.0), s.Wait)
     state.forget("a")
-    assert isinstance(s.LeastTokens().choose(state, request("b"), 0.0), s.Placement)
+    assert isinstance(choose(state, request("b"), 0.0), s.Placement)
 
 
 def random_cluster(rng: random.Random) -> s.State:
@@ -140,10 +134,10 @@ def random_request(rng: random.Random, name: str) -> s.Request:
 def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
-    state, policy = random_cluster(rng), s.LeastTokens()
+    state = random_cluster(rng)
     for step in range(40):
         wanted = random_request(rng, f"r{step}")
-        choice, table = policy.choose(state, wanted, float(step)), policy.explain(state, wanted)
+        choice, table = choose(state, wanted, float(step)), s.explain(POLICY, state, wanted, float(step))
         if isinstance(choice, s.Wait):
             assert table == []
             state.forget(f"r{rng.randrange(step)}")
@@ -152,7 +146,7 @@ def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int)
         assert len(table) == len(state.open_prefills())
         assert (choice.prefill, choice.terms) == (table[0].prefill, table[0].terms)
         assert choice.terms.score == min(row.terms.score for row in table)
-        state.place(wanted, choice)
+        state.place(wanted, choice, 0.0)
 
 
 def test_the_same_history_gives_the_same_answers_in_every_process() -> None:
@@ -190,7 +184,7 @@ def test_an_instance_of_both_duties_decodes_what_it_prefills() -> None:
     state.forget("r0")
     state.forget("r1")
     with pytest.raises(AssertionError, match="decodes what it prefills"):
-        state.place(request("r0"), s.Placement("r0", 1, 2, 0, s.Terms(0, 640, 0, 640, 0, 4)))
+        state.place(request("r0"), s.Placement("r0", 1, 2, False, 0, NO_TERMS), 0.0)
 
 
 def test_of_idle_instances_of_both_duties_the_one_with_more_free_decode_slots_is_chosen() -> None:
@@ -198,41 +192,41 @@ def test_of_idle_instances_of_both_duties_the_one_with_more_free_decode_slots_is
     for name in "abc":
         placed(state, name)
         started(state)
-        state.end_prefill(name)
+        state.end_prefill(name, 0.0)
     assert [len(one.taken) for one in state.decodes.values()] == [2, 1]
     assert placed(state, "d").prefill == 2
 
 
 def test_an_instance_of_both_duties_without_a_free_decode_slot_is_no_candidate() -> None:
     state = colocated(1, 2)
-    assert [placed(state, name).prefill for name in "abc"] == [2, 1, 2]
-    assert state.open_prefills() == ()
-    assert isinstance(s.LeastTokens().choose(state, request("d"), 0.0), s.Wait)
-    state.forget("b")
-    assert [one.instance for one in state.open_prefills()] == [1]
+    assert [placed(state, name).prefill for name in "abc"] == [1, 2, 2]
+    assert not len(state.open_prefills())
+    assert isinstance(choose(state, request("d"), 0.0), s.Wait)
+    state.forget("a")
+    assert state.prefill_columns.instance[state.open_prefills()].tolist() == [1]
     assert placed(state, "d").prefill == 1
 
 
 def test_answers_to_one_prompt_take_a_slot_each_on_one_instance_until_they_end() -> None:
-    state, policy = cluster(decode=2, slots=4), s.LeastTokens()
+    state = cluster(decode=2, slots=4)
 
     def of(name: str, n: int) -> s.Request:
         return s.Request(name, 640, (), BLOCK_TOKENS, 16, n=n)
 
     for name, instance in (("a", 11), ("b", 12)):
-        choice = policy.choose(state, of(name, 3), 0.0)
+        choice = choose(state, of(name, 3), 0.0)
         assert isinstance(choice, s.Placement)
         assert choice.decode == instance
-        state.place(of(name, 3), choice)
+        state.place(of(name, 3), choice, 0.0)
         state.check()
-    assert isinstance(policy.choose(state, of("c", 2), 0.0), s.Wait), "two slots are free, on two instances"
+    assert isinstance(choose(state, of("c", 2), 0.0), s.Wait), "two slots are free, on two instances"
     state.keep_slots("b", 2)
     state.check()
-    choice = policy.choose(state, of("c", 2), 0.0)
+    choice = choose(state, of("c", 2), 0.0)
     assert isinstance(choice, s.Placement)
     assert choice.decode == 12
     state.forget("a")
     assert state.decodes[11].free == 4
-    refused = policy.choose(state, of("d", 5), 0.0)
+    refused = choose(state, of("d", 5), 0.0)
     assert isinstance(refused, s.Rejection)
     assert refused.reason == "5 answers need as many decode slots, an instance has 4"

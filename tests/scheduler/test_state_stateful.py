@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import scheduler as s
-from tests.scheduler.cluster import cluster, request
+from tests.scheduler.cluster import choose, cluster, request
 
 
 class AnyCalls(RuleBasedStateMachine):
@@ -31,24 +31,24 @@ class AnyCalls(RuleBasedStateMachine):
         self.made += 1
         name = f"r{self.made}"
         wanted = request(name, tokens, tuple(range(blocks)))
-        choice = s.LeastTokens().choose(self.state, wanted, 0.0)
+        choice = choose(self.state, wanted, 0.0)
         if isinstance(choice, s.Placement):
-            self.state.place(wanted, choice, front=front)
+            self.state.place(wanted, choice, 0.0, front=front)
             self.where[name] = "queued"
         else:
-            self.state.hold(wanted, front=front)
+            self.state.hold(wanted, 0.0, front=front)
             self.where[name] = "held"
             self.line.insert(0 if front else len(self.line), name)
 
     @rule(front=st.booleans())
     def place_the_head_of_the_line(self, front: bool) -> None:
-        head = self.state.next_held()
+        head = self.state.held.head()
         assert (head.request_id if head else None) == (self.line[0] if self.line else None)
         if head is None:
             return
-        choice = s.LeastTokens().choose(self.state, head, 0.0)
+        choice = choose(self.state, head, 0.0)
         if isinstance(choice, s.Placement):
-            self.state.place(head, choice, front=front)
+            self.state.place(head, choice, 0.0, front=front)
             self.where[self.line.pop(0)] = "queued"
 
     @rule(has_room=st.booleans())
@@ -59,7 +59,7 @@ class AnyCalls(RuleBasedStateMachine):
         assert self.where[name] == "queued"
         assert name not in self.deferred
         if has_room:
-            self.state.start(name)
+            self.state.start(name, 0.0)
             self.where[name] = "running"
         else:
             self.state.defer(name)
@@ -82,7 +82,7 @@ class AnyCalls(RuleBasedStateMachine):
     def end_a_prefill(self, data: st.DataObject) -> None:
         if running := self.names("running"):
             name = data.draw(st.sampled_from(running))
-            self.state.end_prefill(name)
+            self.state.end_prefill(name, 0.0)
             self.where[name] = "decoding"
 
     @rule(data=st.data())

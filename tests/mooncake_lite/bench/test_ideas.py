@@ -132,7 +132,7 @@ def test_a_faster_profile_is_the_shipped_one_with_other_times(
 ) -> None:
     folder = emulation.model_folder(tmp_path / "SmolLM2-135M-Instruct", emulation.SMOL)
     shipped = emulation.profile_of(folder)
-    monkeypatch.setattr(ideas_loading, "profile_for", lambda *_: shipped)
+    monkeypatch.setattr(ideas_loading, "profile_of", lambda *_: shipped)
     assert shipped_profile(folder) is not None
     found = read_profile(ideas_loading.faster_profile(folder, tmp_path / "fast.json")).compute
     assert found.time_scale == 1 / ideas_loading.SPEED_UP

@@ -2,8 +2,10 @@
 
     arrived a 40 tokens keys x1..x2 max 10 limit 5     a request; without keys nothing may be reused
     arrived a 40 tokens answers 3                      a request for three answers: branches 0, 1 and 2
+    arrived a 16 tokens ttft 500 tbt 35                limits in milliseconds
     cancelled a | cancelled a branch 1
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
+    ended a tokens 5                                   its answer was whole, and had 5 tokens
     computed a 8                                       8 prompt tokens, on a rank that decodes on
     prefilled a finished | prefilled a finished 0 2    the first token (of these branches) was the last one
     ended a branch 1 | preempted a 50 tokens branch 1  of another branch than 0
@@ -117,13 +119,19 @@ def arrived(context: Context, words: list[str]) -> ev.Event:
     max_tokens = int(after(words, "max") or 10)
     digests = list(map(digest_of, keys))
     n = int(after(words, "answers") or 1)
-    return ev.RequestArrived(words[1], int(words[2]), max_tokens, keys, digests, 0, limit_s, n)
+    class_id = int(after(words, "class") or 0)
+    limits_s = [float(after(words, name) or "inf") / 1000 for name in ("ttft", "tbt")]
+    return ev.RequestArrived(
+        words[1], int(words[2]), max_tokens, keys, digests, class_id, limit_s, n, "", *limits_s
+    )
 
 
 def prefilled(context: Context, words: list[str]) -> ev.Event:
     job = context.job(words, fx.StartPrefill)
-    checksums = [SUMS] * len(context.order(fx.StartPrefill, request_id=words[1]).store)
-    return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, 0.1, 0.01)
+    order = context.order(fx.StartPrefill, request_id=words[1])
+    computed = BLOCK_TOKENS * (len(order.store) + (order.tail is not None))  # the tail counts as full
+    checksums = [SUMS] * len(order.store)
+    return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, 0.1, 0.01, computed)
 
 
 def failed(context: Context, words: list[str]) -> ev.Event:
@@ -211,7 +219,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
         *context.job(words, fx.StartServe), int(words[2]), 0.1
     ),
     "ended": lambda context, words: ev.DecodeEnded(
-        *context.job(words, *DECODES), int(after(words, "branch") or 0)
+        *context.job(words, *DECODES), int(after(words, "branch") or 0), int(after(words, "tokens") or 0)
     ),
     "failed": failed,
     "preempted": preempted,

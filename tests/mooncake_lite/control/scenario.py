@@ -2,6 +2,8 @@
 
     # A title, in one sentence.                              begins a scenario
     cluster prefill 1 decode 1 store 1 blocks 8 slots 4      its ranks; blocks of each store rank
+    cluster prefill 1 decode 1 store 1 share 50              the first class keeps half of the blocks
+    cluster admission predictive profile                     a form of admission; PROFILE is known
     cluster mode split prefill 1 decode 2 lend 4 slots 4     roles of another mode; blocks of each lender
     > arrived a 40 tokens keys x1 x2                         an event (COMMANDS)
       StartPrefill rank 1 a/1 load - store 3:0 3:1 tail 3:2  an effect; 3:0 is the first block of rank 3
@@ -16,16 +18,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.modes import DUTIES, MODES, ROLES
 from mooncake_lite.simulator.workload import digest_of
+from scheduler.classes import DEFAULT_CLASSES
+from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 from store.objects import BlockRef, BlockRemoved, BlockStored
 from tests.mooncake_lite.control.commands import COMMANDS, Context, after, words_after
 
 LAYOUT = (2, 1, 16, 4, 4, "none")
 BLOCK_BYTES = 1024
+
+PROFILE = CostConfig(
+    prefill=PrefillCost(0.0, 0.1 / 16), decode=DecodeCost(0.01, 0.01, 0.0),
+    transfer=TransferCost(1e12, 1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
+)  # fmt: skip
+"""0.1 s to prefill a block, 10 ms for a decode step and 10 ms for each sequence in it."""
 
 
 class Scenario:
@@ -35,14 +47,18 @@ class Scenario:
         """words: of the line `cluster`, a word for each size and a number after it."""
         mode = after(words, "mode") or "pooled"
         sizes = {role: MODES[mode].ranks.get(role, 0) for role in ROLES}
-        sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64}
+        sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64, "share": 0}
         sizes |= {name: int(after(words, name) or 0) for name in sizes if name in words}
         roles = ["conductor", *(role for role in ROLES for _ in range(sizes[role]))]
         nodes = [int(node) for node in (after(words, "nodes") or "0" * len(roles))]
         self._tier = words_after(words, "tier") if "tier" in words else None
+        highest, *others = DEFAULT_CLASSES
         config = ControlConfig(
             layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None,
-            mode=mode,
+            mode=mode, admission=after(words, "admission") or "bounded-queue",
+            policy=after(words, "policy") or "kvcache-centric",
+            costs=PROFILE if "profile" in words else CostConfig(),
+            classes=[replace(highest, cache_share=sizes["share"] / 100), *others],
         )  # fmt: skip
         self.control = Control(config)
         self._context = Context()
@@ -118,6 +134,11 @@ class Scenario:
         match effect:
             case fx.Reject(request_id, reason, retry_after_s):
                 words += [request_id, f"after {retry_after_s:g} s:", reason]
+            case fx.Release(request_id):
+                words += [request_id]
+            case fx.Moved():
+                words += [f"{effect.request_id}/{effect.attempt} decode {effect.decode}"]
+                words += [f"{1000 * effect.tbt_s:.0f} ms"]
             case fx.Fail(request_id, reason):
                 words += [f"{request_id}:", reason]
             case fx.Forget(request_id, outcome):

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from mooncake_lite.control import Control
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import Step
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.reports import Reports
@@ -28,6 +30,8 @@ from mooncake_lite.recording import Digester, Recorder
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State
+from scheduler.admission import BoundedQueue
+from scheduler.placement import Comparison
 from store.directory import Directory
 from store.quarantine import Quarantine
 
@@ -125,6 +129,32 @@ def test_without_faults_every_request_that_fits_is_answered_in_every_mode() -> N
     assert outcomes == {mode: {"finished", "rejected"} for mode in MODES}
 
 
+def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
+    """Without refusals, the worlds above would say nothing about them."""
+    missing = {
+        "requests are waiting",
+        "time to first token",
+        "time between tokens",
+        "of the limits",
+        "wasted",
+        "moved",
+    }
+
+    def observe(event: Any, now: float, effects: Any) -> None:
+        for effect in effects:
+            if isinstance(effect, fx.Reject):
+                missing.difference_update({words for words in missing if words in effect.reason})
+                missing.difference_update({"wasted"} if isinstance(event, ev.PrefillEnded) else ())
+            elif isinstance(effect, fx.Moved):
+                missing.discard("moved")
+
+    for seed in range(40):
+        World(seed, observe=observe).run()
+        if not missing:
+            return
+    raise AssertionError(f"no world had {missing}")
+
+
 def run_all(seeds: range) -> None:
     for seed in seeds:
         World(seed).run()
@@ -155,8 +185,10 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "ends are not told": (Requests, "fail_all", skip),
     "the first answer ends its siblings": (Reports, "on_decode_ended", first_answer_ends_all),
     "KV may go to any decode rank": (Room, "_only_segment", lambda self, record: None),
+    "withheld tokens are never released": (Reports, "_release", skip),
+    "the queue has no bound": (BoundedQueue, "on_arrival", skip),
     "reports of pages are forgotten": (State, "holds", skip),
-    "any rank may decode": (State, "decodes_for", lambda self, prefill: self.decodes.values()),
+    "any rank may decode": (Comparison, "_own_decode", lambda self, row: None),
 }
 
 

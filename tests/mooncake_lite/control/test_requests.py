@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from mooncake_lite.control.orders import ORDER_LIMIT_S
+from scheduler import Placement, Rejection, Request, State, Wait
+from scheduler.classes import ServiceClass
 from store.quarantine import QUARANTINE_S
 from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, SUMS, Plane, only
 
@@ -152,7 +156,7 @@ def test_the_queue_time_of_a_preempted_request_begins_with_its_preemption() -> N
 def test_a_request_that_would_wait_longer_than_its_gateway_does_is_refused_at_once() -> None:
     plane = Plane()
     job = only(fx.StartPrefill, plane.arrive("measured", 1000, []))
-    plane.prefilled(job, compute_s=100.0, finished=[0])  # 0.1 s per token
+    plane.prefilled(job, compute_s=100.0, computed_tokens=1000, finished=[0])  # 0.1 s per token
     plane.arrive("long", 1500, [])
     effects = plane.arrive("late", 100, [], wait_limit_s=100.0)
     assert "the predicted wait is 150 s, the limit 100 s" in only(fx.Reject, effects).reason
@@ -198,3 +202,37 @@ def test_the_picture_in_the_docs_is_drawn_from_the_table() -> None:
     from docs.draw_life import PAGE, drawn
 
     assert PAGE.read_text() == drawn(PAGE.read_text()), "run docs/draw_life.py"
+
+
+def test_policies_see_the_class_the_tenant_and_the_limits_of_a_request() -> None:
+    classes = [ServiceClass(name="gold", slo_ttft_s=0.5, slo_tbt_s=0.05), ServiceClass(name="batch")]
+    plane = Plane(classes=classes)
+    seen: list[Request] = []
+    choose = plane.control.dispatcher.choose
+
+    def listening(state: State, request: Request, now: float) -> Placement | Wait | Rejection:
+        seen.append(request)
+        return choose(state, request, now)
+
+    plane.control.dispatcher.choose = listening
+    plane.arrive("a", 40, class_id=0, tenant="alice", slo_tbt_s=0.02)
+    plane.arrive("b", 40, class_id=1)
+    assert [(r.class_id, r.tenant, r.slo_ttft_s, r.slo_tbt_s) for r in seen] == [
+        *((0, "alice", 0.5, 0.02), (1, "", inf, inf))
+    ]
+
+
+def test_blocks_that_decode_fills_are_of_the_class_of_their_request() -> None:
+    plane = Plane()
+    wanted = ev.PutsWanted(2, 0, 1, [7, 8], [7, 8], [(None, 0), (7, 1)], [2, 1])
+    places = [place for place in only(fx.GrantPuts, plane.on(wanted)).places if place is not None]
+    plane.on(ev.PutsEnded(2, 0, [place.object_id for place in places], [SUMS, SUMS]))
+    assert [plane.control.directory.find(key).class_id for key in (7, 8)] == [2, 1]
+
+
+def test_what_a_request_puts_is_of_its_class_the_tail_too() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK + 1, class_id=2))
+    assert job.tail is not None
+    found = [plane.control.directory.object(ref.object_id) for ref in (*job.store, job.tail)]
+    assert [obj.class_id for obj in found] == [2, 2, 2]

@@ -132,6 +132,17 @@ def test_a_dry_run_prints_the_line_and_starts_nothing(
     assert line.rstrip().endswith(f"serve SmolLM2-135M-Instruct --port 1 --decode 2{_profile(profile)}")
 
 
+@pytest.mark.parametrize("profile", ["LLaMA3-70B-8xA800", "there.json"])
+def test_a_profile_by_name_stays_a_name_and_a_file_gets_its_whole_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.json").touch()
+    assert main(["serve", "--dry-run", "--engine", "emulated", "--profile", profile, "--port", "1"]) == 0
+    given = capsys.readouterr().out.split("--profile ")[1].split()[0]
+    assert given == (str(tmp_path / profile) if profile == "there.json" else profile)
+
+
 def _profile(name: str) -> str:
     return "" if name == "ft" else f" --mpi-profile {name}"
 

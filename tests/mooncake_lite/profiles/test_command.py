@@ -30,7 +30,17 @@ def test_a_measured_profile_serves_its_model_and_the_fit_is_shown_beside_the_mea
         [*command, "--quick", "--time-scale", "0.5"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    for words in ("prefill", "decode", "mixed", "measured ms", "fit ms", "is off by", f"--profile {out}"):
+    for words in (
+        "prefill",
+        "decode",
+        "mixed",
+        "prompt",
+        "KV from SSD",
+        "measured ms",
+        "fit ms",
+        "is off by",
+        f"--profile {out}",
+    ):
         assert words in done.stdout
     assert plot.read_text().startswith("<?xml")
     profile = read_profile(out)
@@ -39,6 +49,13 @@ def test_a_measured_profile_serves_its_model_and_the_fit_is_shown_beside_the_mea
     assert profile.machine["cores"] >= 1
     assert all(one.seconds > 0 for one in compute.passes)
     assert compute.time_scale == 0.5
+    prefill, moves = profile.prefill, profile.moves
+    assert prefill is not None
+    assert all(one.seconds > 0 and one.cached < one.num_tokens for one in prefill.prompts)
+    assert moves is not None
+    assert moves.near_bytes_per_s
+    assert moves.dram_bytes_per_s
+    assert moves.ssd_bytes_per_s
     load = compute.passes[0].load
     assert compute.seconds(load) == 0.5 * compute.fit.seconds(load)
     config = ServeConfig(model=str(folder), engine="emulated", profile=str(out))

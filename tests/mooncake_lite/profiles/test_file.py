@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mooncake_lite.config import DEFAULT_MODEL
+from mooncake_lite.config import DEFAULT_MODEL, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.file import (
+    Profile,
     parse_profile,
-    profile_for,
+    profile_of,
     read_profile,
     shipped_profile,
     write_profile,
@@ -36,6 +37,12 @@ def changed(path: Path, change: dict[str, Any], *under: str) -> Path:
     inner.update(change)
     path.write_text(json.dumps(data))
     return path
+
+
+def found(folder: Path, profile: str = "", **wishes: Any) -> Profile:
+    """The profile with which a model is emulated."""
+    config = ServeConfig(model=str(folder), profile=profile, **{"engine": "emulated", **wishes})
+    return profile_of(config, folder, load_config(folder))
 
 
 def test_a_file_is_read_as_it_was_written_and_keeps_sections_that_are_unknown(tmp_path: Path) -> None:
@@ -86,9 +93,9 @@ def test_a_profile_of_another_model_is_refused_with_the_fix(tmp_path: Path) -> N
     measured = emulation.model_folder(tmp_path / "measured")
     served = emulation.model_folder(tmp_path / "served", emulation.SMOL)
     path = emulation.profile_file(measured)
-    assert profile_for(str(path), measured, load_config(measured), "float32").model.name == "measured"
+    assert found(measured, str(path)).model.name == "measured"
     with pytest.raises(ConfigError) as caught:
-        profile_for(str(path), served, load_config(served), "float32")
+        found(served, str(path))
     assert str(caught.value) == (
         f"profile={str(path)!r} was measured with measured, and this is another model: served; serve "
         f"measured, or measure one with `mooncake-lite profile {served} --out FILE` and give it as --profile "
@@ -99,15 +106,15 @@ def test_a_profile_of_another_model_is_refused_with_the_fix(tmp_path: Path) -> N
 def test_a_profile_of_another_dtype_is_refused_with_the_fix(tmp_path: Path) -> None:
     folder = emulation.model_folder(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"dtype float32, not bfloat16; .* --dtype bfloat16 --out FILE"):
-        profile_for(str(emulation.profile_file(folder)), folder, load_config(folder), "bfloat16")
+        found(folder, str(emulation.profile_file(folder)), dtype="bfloat16")
 
 
 def test_equal_shapes_may_share_a_profile_and_a_model_without_one_is_told(tmp_path: Path) -> None:
     folder, twin = (emulation.model_folder(tmp_path / name) for name in ("one", "two"))
     path = str(emulation.profile_file(folder))
-    assert profile_for(path, twin, load_config(twin), "float32").model.name == "one"
+    assert found(twin, path).model.name == "one"
     with pytest.raises(ConfigError, match="no profile of two comes with this program; measure one"):
-        profile_for("", twin, load_config(twin), "float32")
+        found(twin)
 
 
 def test_the_default_model_has_a_profile() -> None:

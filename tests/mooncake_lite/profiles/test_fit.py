@@ -56,5 +56,5 @@ def test_a_mixed_pass_pays_one_base_and_every_token() -> None:
 
 
 def test_too_few_passes_are_no_fit() -> None:
-    with pytest.raises(ValueError, match="2 passes of a kind are too few"):
+    with pytest.raises(ValueError, match="2 passes of a kind are too few to fit 3 terms"):
         fit(passes(COST)[:2])

@@ -134,6 +134,7 @@ def test_a_prefill_tells_its_token_at_once_and_its_end_when_every_byte_is_in_the
     assert (done.load_s, done.compute_s, done.store_s) == (
         done.spans[1].seconds, done.spans[2].seconds, done.spans[3].seconds,
     )  # fmt: skip
+    assert (done.computed_tokens, done.loaded_blocks) == (6, 2)
 
 
 def test_a_prefill_for_no_token_stores_its_blocks_and_ends_without_one() -> None:
@@ -180,11 +181,13 @@ def test_a_decode_rank_tells_when_it_has_loaded_each_token_and_its_end() -> None
     rank.hear(rank.decode([*range(6)], max_tokens=2))
     loaded = rank.until(m.DecodeLoaded)
     assert (loaded.request_id, loaded.attempt, loaded.epoch) == ("a", 3, 5)
+    assert (loaded.load_s > 0, loaded.loaded_blocks) == (True, 2)
     assert rank.until(m.Tokens).spans == []
     last = rank.until(m.Tokens)
     assert (last.index, last.finish) == (1, "length")
     assert [(span.stage, span.count) for span in last.spans] == [("queue", 0), ("load", 2), ("decode", 2)]
-    assert rank.wire.told[-1] == m.DecodeDone("a", 3, 5)
+    done = rank.wire.told[-1]
+    assert done == m.DecodeDone("a", 3, 5, 0, 2, 2, 2, 6 + 7, 2 * 0.5)
 
 
 def test_a_cancel_while_loading_is_answered_at_once_and_the_other_groups_are_not_fetched() -> None:
@@ -292,7 +295,7 @@ def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
     while not (last := rank.until(m.Tokens)).finish:
         pass
     assert last.index == 3
-    assert rank.wire.told[-1] == m.DecodeDone("a", 0, 5)
+    assert rank.wire.told[-1] == m.DecodeDone("a", 0, 5, 0, 4, 3, 3, 10 + 11 + 12, 3 * 0.5)
 
 
 def serve(tokens: list[int], load: list[m.BlockRef], **more: Any) -> m.Serve:
@@ -319,7 +322,7 @@ def test_a_rank_of_both_duties_computes_a_prompt_decodes_on_and_tells_of_both() 
         pass
     assert last.index == 3
     assert [span.stage for span in last.spans] == ["queue", "load", "compute", "decode"]
-    assert rank.wire.told[-1] == m.DecodeDone("a", 3, 5)
+    assert rank.wire.told[-1] == m.DecodeDone("a", 3, 5, 0, 4, 3, 3, 15 + 16 + 17, 3 * 0.5)
     assert not any(isinstance(said, m.DecodeLoaded | m.PutWanted) for said in rank.wire.told)
 
 

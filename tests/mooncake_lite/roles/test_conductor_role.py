@@ -67,7 +67,10 @@ class Cluster:
         return self.tell("gateway-0", message)
 
     def prefill_done(self, job: m.Prefill, finish: str | None = None) -> list[m.Message]:
-        done = m.PrefillDone(job.request_id, [7], [finish], [SUMS] * len(job.store), [], 0.1)
+        computed = len(job.token_ids) - sum(job.cached_tokens.values())
+        done = m.PrefillDone(
+            job.request_id, [7], [finish], [SUMS] * len(job.store), [], 0.1, computed_tokens=computed
+        )
         return self.tell("rank-1", done)
 
     def serve(self, name: str, tokens: list[int], salt: bytes = b"model") -> m.Prefill:
@@ -263,6 +266,23 @@ def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
     assert [type(message) for message in sent] == [m.Prefill]
 
 
+def test_after_prefill_a_gateway_is_told_that_tokens_may_be_shown_or_that_the_request_is_refused() -> None:
+    cluster = Cluster(admission="after-prefill", slo_tpot_ms=1e6)
+    (job,) = cluster.submit("a", list(range(150)))
+    _, released, decode = cluster.prefill_done(job)  # type: ignore[arg-type]
+    assert released == m.Released("a")
+    assert isinstance(decode, m.Decode)
+    cluster.tell("rank-2", m.DecodeLoaded("a"))
+    cluster.tell("rank-2", m.DecodeDone("a", answer_tokens=3, steps=20, sequences=20, steps_s=1e6))
+    (job,) = cluster.submit("b", list(range(1000, 1150)))
+    _, refused = cluster.prefill_done(job)  # type: ignore[arg-type]
+    assert isinstance(refused, m.Rejected)
+    assert refused.request_id == "b"
+    assert cluster.role.held == {}
+    assert cluster.idle_bytes == 0
+    assert len(cluster.directory.visible_objects()) == 4, "blocks of both prefills stay for others"
+
+
 def test_a_pool_that_pins_have_filled_refuses_a_request_and_takes_it_when_they_are_gone() -> None:
     cluster = Cluster(blocks=3)
     tokens = list(range(2 * BLOCK + 1))
@@ -287,6 +307,7 @@ def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_goes_to_another_one_to
     Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
     cluster = Cluster(blocks=4, tier=tuple(keys))
     cluster.directory.add_segment(4, 4 * LAYOUT.nbytes, 0)
+    cluster.role.control.config.nodes.append(0)
     asked = cluster.submit("a", tokens)
     assert [(ask.keys, {ref.rank for ref in ask.refs}) for ask in asked] == [  # type: ignore[attr-defined]
         (keys[:4], {3}), (keys[4:], {4})
@@ -528,7 +549,7 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     assert [found.parent for found in facts] == [None, *keys[:3]]
     assert [found.position for found in facts] == [0, 1, 2, 3]
     assert all(found.cost_s > 0 and found.nbytes == LAYOUT.nbytes for found in facts)
-    assert facts[3].cost_s == pytest.approx(BLOCK * cluster.role.control.state.prefill_s_per_token)
+    assert facts[3].cost_s == cluster.role.control.state.costs.recompute_s(4 * BLOCK, 3 * BLOCK)
 
 
 def test_a_rank_that_becomes_the_conductor_takes_the_policy_of_its_configuration() -> None:
@@ -582,6 +603,8 @@ def test_the_metrics_tell_of_decisions_and_the_pool() -> None:
     found = {(metric.name, metric.labels.get("tier")): metric for metric in reply.metrics}
     assert found["schedule_decision_seconds", None].value == 2
     assert found["schedule_decision_seconds", None].buckets[-1][1] == 2
+    assert found["predicted_ttft_ratio", None].value == 1, "the first one was a guess"
+    assert found["predicted_tbt_ratio", None].value == 0
     assert found["pool_keys_dram", None].value == 2
 
 

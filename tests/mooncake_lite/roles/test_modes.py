@@ -59,7 +59,7 @@ def test_a_compute_rank_is_asked_to_serve_and_offers_blocks_where_there_is_a_poo
     assert (job.token_ids, job.load, job.offers, job.salt) == (TOKENS, [], offers, b"model")
     assert job.keys == prefix_keys(TOKENS, BLOCK, b"model")
     conductor.tell("rank-1", m.PromptComputed("a", 150, 0.1, job.attempt))
-    assert conductor.role.control.state.knows_prefill_rate
+    assert conductor.role.control.state.costs.is_measured
     answered = [*TOKENS, *range(50)]
     (again,) = conductor.tell("rank-1", m.Preempted("a", answered, 50, job.attempt))
     assert isinstance(again, m.Serve)

@@ -229,7 +229,7 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     assert "DecodeLoaded" in names(trace, "steps")
     (placed,) = [one for one in trace.instants if one["name"] == "placed"]
     assert (placed["args"]["prefill"], placed["args"]["decode"]) == (1, 2)
-    assert placed["args"]["num_tokens"] == 70
+    assert placed["args"]["prefill_s"] == pytest.approx(70 * 0.005)
 
 
 def test_lines_of_another_host_are_kept_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 def measured(load_s_per_block: float, compute_s_per_token: float) -> Rates:
     rates = Rates()
     rates.loaded(10, 10 * load_s_per_block)
-    rates.prefill.measured(1000, 1000 * compute_s_per_token)
+    rates.prefilled(1000, 1000 * compute_s_per_token)
     return rates
 
 

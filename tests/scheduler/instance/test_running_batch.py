@@ -32,7 +32,7 @@ def test_requests_join_and_leave_between_two_iterations() -> None:
         rank.step()
     step, said = rank.step()
     assert [chunk.job[0] for chunk in step.chunks] == ["a", "b"]
-    assert said[0] == Iterated(2, 0.5)
+    assert said[0] == Iterated(2, 0.5, sum(chunk.end for chunk in step.chunks), alone=True)
     assert rank.until(Ended).job == JobId("b", 0)
     assert running(rank) == ["a"]
 

@@ -1,0 +1,49 @@
+"""Measurements: what ranks report about their own times, given to the costs.
+
+Used by `reports.py`. The costs correct their predictions by it; see docs/explain/costs.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.control.effects import BlockRef
+from mooncake_lite.control.events import DecodeEnded, DecodeLoaded, PrefillEnded, PromptComputed
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.request import RequestRecord
+from scheduler import Costs
+
+
+class Measurements:
+    """Turns reports into measurements. Today each instance is one rank, so a rank's number names it."""
+
+    def __init__(self, costs: Costs, members: Members) -> None:
+        self._costs, self._members = costs, members
+
+    def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed) -> None:
+        """Add the times of a prompt: of its computing, and of the loads before."""
+        reused = record.num_tokens - ended.computed_tokens
+        self._costs.measured_prefill(ended.rank, record.num_tokens, reused, ended.compute_s)
+        self._fetched(ended, record.load)
+        for rank, seconds, nbytes, _ in record.promoted:
+            self._costs.measured_load(rank, "ssd", nbytes, seconds)
+
+    def loaded(self, record: RequestRecord, loaded: DecodeLoaded) -> None:
+        """Add the time that a rank took to read the KV that it decodes on."""
+        tail = [record.tail] if record.tail is not None else []
+        self._fetched(loaded, [*record.load, *record.store, *tail])
+
+    def _fetched(self, event: PrefillEnded | PromptComputed | DecodeLoaded, refs: list[BlockRef]) -> None:
+        """Add the time of a read of the last `loaded_blocks` of these blocks."""
+        node_of = self._members.node_of
+        near = far = 0
+        for ref in refs[len(refs) - event.loaded_blocks :]:
+            is_near = node_of(ref.rank) == node_of(event.rank)
+            near, far = near + ref.nbytes * is_near, far + ref.nbytes * (not is_near)
+        self._costs.measured_fetch(event.rank, near, far, event.load_s)
+
+    def decoded(self, record: RequestRecord | None, ended: DecodeEnded) -> None:
+        """Add the decode steps of a rank, and the length of a finished answer."""
+        self._costs.measured_steps(
+            ended.rank, ended.steps, ended.sequences, ended.context_tokens, ended.steps_s
+        )
+        if record is not None and ended.answer_tokens:
+            self._costs.lengths.answered(record.class_id, record.prompt_tokens, ended.answer_tokens)

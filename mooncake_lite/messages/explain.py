@@ -1,0 +1,19 @@
+"""Between `mooncake-lite explain` and the conductor. Explained in docs/explain/conductor.md."""
+
+from __future__ import annotations
+
+from mooncake_lite.messages.parts import Message
+from scheduler.placement import Explanation
+
+
+class Explain(Message, frozen=True):
+    """The command -> conductor: say what was compared when this request was decided."""
+
+    request: str
+
+
+class Explained(Message, frozen=True):
+    """The answer. Without an explanation, `last` names the requests that have one, the last one last."""
+
+    explanation: Explanation | None
+    last: list[str]

@@ -1,0 +1,76 @@
+"""The costs of a cluster, from a profile: what `serve` gives to its conductor, and the simulator to its own.
+
+`scheduler.costs` knows no files. Explained in docs/explain/costs.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mooncake_lite.bench.result import machine
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost
+from mooncake_lite.profiles.file import (
+    Profile,
+    model_fingerprint,
+    parse_profile,
+    profile_of,
+    shipped_profile,
+)
+from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
+
+
+def costs_of(profile: Profile) -> CostConfig:
+    """Return the costs that a profile measured. What it lacks is guessed; see CostConfig."""
+    compute, moves, guess = profile.compute, profile.moves, CostConfig()
+    scale, decode = compute.time_scale, compute.fit.decode
+    prefill = profile.prefill.fit if profile.prefill is not None else in_chunks(compute.fit)
+    return CostConfig(
+        prefill=PrefillCost(
+            scale * prefill.base_s, scale * prefill.per_token_s, scale * prefill.per_pair_s,
+            scale * prefill.per_cached_token_s,
+        ),
+        decode=DecodeCost(scale * decode.base_s, scale * decode.per_token_s, scale * decode.per_key_s),
+        transfer=TransferCost(
+            (moves and moves.near_bytes_per_s) or guess.transfer.near_bytes_per_s,
+            (moves and moves.far_bytes_per_s) or guess.transfer.far_bytes_per_s,
+            (moves and moves.near_latency_s) or guess.transfer.latency_s,
+        ),
+        load=LoadCost(
+            (moves and moves.dram_bytes_per_s) or guess.load.dram_bytes_per_s,
+            (moves and moves.ssd_bytes_per_s) or guess.load.ssd_bytes_per_s,
+            guess.load.ssd_latency_s,
+        ),
+        is_guess=False,
+    )  # fmt: skip
+
+
+def in_chunks(fit: ComputeCost) -> PrefillCost:
+    """Return the cost of whole prompts, from that of passes: a prompt pays a base for each of its chunks."""
+    terms = fit.prefill
+    return PrefillCost(terms.base_s, terms.per_token_s + terms.base_s / CHUNK_TOKENS, terms.per_key_s)
+
+
+def serving_costs(config: ServeConfig, folder: Path, model: ModelConfig) -> CostConfig:
+    """Return the costs with which a cluster starts.
+
+    They come from the profile of the configuration. A real engine without one takes the profile that the
+    package has for this model, if it was measured on a machine of this name; otherwise the costs are a guess.
+    Raises ConfigError when the given profile is of another model, dtype or device.
+    """
+    if config.profile or config.engine == "emulated":
+        return costs_of(profile_of(config, folder, model))
+    raw = shipped_profile(folder)
+    profile = parse_profile(raw, f"{folder.name}.json (shipped)") if raw is not None else None
+    return CostConfig() if profile is None or not _fits(profile, config, model) else costs_of(profile)
+
+
+def _fits(profile: Profile, config: ServeConfig, model: ModelConfig) -> bool:
+    """Tell whether a profile was measured with this model, engine and kind of machine."""
+    used = profile.compute.engine
+    return (
+        profile.model.fingerprint == model_fingerprint(model)
+        and (used.dtype, used.device) == (config.dtype, config.device)
+        and profile.machine.get("cpu") == machine()["cpu"]
+    )

@@ -1,0 +1,37 @@
+"""Admission: which requests are refused before work is wasted on them. One form per file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler.admission.after_prefill import AfterPrefill
+from scheduler.admission.bounded_queue import BoundedQueue, predicted_wait_s
+from scheduler.admission.contract import Admission, AdmitAll
+from scheduler.admission.early import Early
+from scheduler.admission.predictive import Predictive
+from scheduler.admission.shed import Shed
+
+ADMISSIONS: dict[str, Callable[[], Admission]] = {
+    AdmitAll.name: AdmitAll,
+    BoundedQueue.name: BoundedQueue,
+    AfterPrefill.name: AfterPrefill,
+    Early.name: Early,
+    Predictive.name: Predictive,
+    Shed.name: Shed,
+}
+"""By the names that configurations use."""
+
+NEED_LIMITS = frozenset({AfterPrefill.name, Early.name, Predictive.name, Shed.name})
+"""Those that refuse by limits on latency."""
+
+__all__ = [
+    "ADMISSIONS",
+    "NEED_LIMITS",
+    "Admission",
+    "AdmitAll",
+    "BoundedQueue",
+    "Early",
+    "Predictive",
+    "Shed",
+    "predicted_wait_s",
+]

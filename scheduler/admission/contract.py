@@ -1,0 +1,63 @@
+"""The contract of admission: which requests are refused, so that the others are served in time.
+
+Asked by `mooncake_lite.control` for each new request: before a policy looks for a place, and with the place
+that was found. The paper's section on overload (arXiv 2407.00079, 7). Explained in docs/explain/conductor.md.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from scheduler.requests import Placement, Rejection, Request
+from scheduler.state import State
+
+RETRY_AFTER_LIMITS_S = (1.0, 60.0)
+
+
+class Admission(Protocol):
+    """Refuses requests. Its answers are functions of the arguments alone.
+
+    withholds   the first token waits until `on_decode` has let the request pass
+    """
+
+    name: str
+    withholds: bool
+
+    def on_arrival(self, state: State, request: Request, now: float) -> Rejection | None:
+        """Refuse a new request before a place is looked for. None: go on."""
+
+    def on_place(
+        self, state: State, request: Request, placement: Placement | None, now: float
+    ) -> Rejection | None:
+        """Refuse a new request, knowing its place. No placement: it would be held, without a decode slot."""
+
+    def on_decode(self, state: State, request: Request, now: float) -> Rejection | None:
+        """Refuse a request whose prefill has ended, if `withholds`. It has slots of a decode instance."""
+
+
+class AdmitAll:
+    """Refuses nothing but a request id that is in use. Other forms begin from it."""
+
+    name = "none"
+    withholds = False
+
+    def on_arrival(self, state: State, request: Request, now: float) -> Rejection | None:
+        """Refuse an id that is in use."""
+        name = request.request_id
+        return Rejection(name, f"request id {name} is in use", 0.0) if name in state else None
+
+    def on_place(
+        self, state: State, request: Request, placement: Placement | None, now: float
+    ) -> Rejection | None:
+        """Refuse nothing."""
+        return None
+
+    def on_decode(self, state: State, request: Request, now: float) -> Rejection | None:
+        """Refuse nothing."""
+        return None
+
+
+def retry_after_s(wait_s: float) -> float:
+    """Return when it is worth trying again, in seconds: at least 1, at most 60."""
+    low, high = RETRY_AFTER_LIMITS_S
+    return round(min(high, max(low, wait_s)), 3)

@@ -1,0 +1,74 @@
+"""What admission predicts for a new request: its times to first token and between tokens. Functions of books.
+
+Used by the forms of admission. Times are 0 as long as the costs are a guess: a guess refuses no request.
+"""
+
+from __future__ import annotations
+
+from scheduler.admission.bounded_queue import predicted_wait_s
+from scheduler.requests import Placement, Request
+from scheduler.state import State, cached_tokens
+
+
+def ttft_s(state: State, request: Request, placement: Placement | None, now: float) -> float:
+    """Predict the time to the first token.
+
+    Without a place, the request waits for a decode slot. Until it has one, those before it are prefilled.
+    """
+    if not state.costs.is_measured:
+        return 0.0
+    if placement is not None:
+        return placement.terms.ttft_s
+    cached = cached_tokens(request, state.index.leading(request.keys))
+    prefill_s = state.costs.held_s(float(state.costs.config.prefill.seconds(request.num_tokens, cached)))
+    return max(_slots_s(state, request), predicted_wait_s(state, now)) + prefill_s
+
+
+def _slots_s(state: State, request: Request) -> float:
+    """Predict the time until the slots are free that those held and this request need."""
+    decode_s = state.decode_load.decode_s or 0.0
+    return decode_s * (state.held.sequences + request.n) / max(1.0, float(state.decode_columns.batch.sum()))
+
+
+def tbt_now_s(state: State, request: Request, decode: int) -> float:
+    """Predict the time between tokens on a decode instance, with what decodes there now and this request."""
+    if not state.costs.is_step_measured:
+        return 0.0
+    batch, context = state.decoding(decode)
+    return float(state.costs.tbt_s(decode, batch, context, _tokens(request), request.n))
+
+
+def tbt_step_s(state: State, decode: int) -> float:
+    """Predict the time between tokens on a decode instance with what decodes there now."""
+    if not state.costs.is_step_measured:
+        return 0.0
+    return float(state.costs.step_s(decode, *state.decoding(decode)))
+
+
+def mean_tbt_s(state: State, request: Request, others: int) -> float:
+    """Predict the mean time between tokens of the decode instances, with this request and so many sequences.
+
+    The costs are linear, so the mean is the time of an instance with the mean load.
+    """
+    if not state.costs.is_step_measured:
+        return 0.0
+    columns = state.decode_columns
+    each = float(columns.context.sum()) / max(1.0, float(columns.batch.sum()))
+    context = each * others + request.n * _tokens(request)
+    return state.costs.mean_step_s((others + request.n) / len(columns), context / len(columns))
+
+
+def _tokens(request: Request) -> int:
+    return request.num_tokens + int(request.predicted_tokens / 2)
+
+
+def relief_s(state: State, request: Request, tbt_s: float, limit_s: float) -> float:
+    """Predict when the time between tokens, now tbt_s, falls to a limit if no other request comes.
+
+    All that decodes now ends evenly within the time that a decode takes. After that, nothing is better than
+    the request alone.
+    """
+    alone_s = mean_tbt_s(state, request, 0)
+    decode_s = state.decode_load.decode_s or request.predicted_tokens * tbt_s
+    share = (tbt_s - limit_s) / (tbt_s - alone_s) if tbt_s > alone_s else 1.0
+    return decode_s * min(1.0, share)

@@ -1,0 +1,53 @@
+"""Numbers about instances as NumPy columns: what policies compare, for all instances at once.
+
+Kept by `scheduler.state`, read by policies. Row i is the i-th instance with the duty, ascending by number.
+The books (queues, slots, requests) are in `state.py`; a column repeats a number of theirs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class PrefillColumns:
+    """Instances that prefill.
+
+    instance      (n,) int64     number
+    node_column   (n,) int64     of its node, in the index of the pool
+    page_column   (n,) int64     of the instance, in the index of pages
+    waiting_s     (n,) float64   predicted seconds of the prefills in its queue, without corrections
+    ends_s        (n,) float64   predicted time at which those that have started end; at most now: none runs
+    """
+
+    def __init__(
+        self, instances: Sequence[int], node_columns: Sequence[int], page_columns: Sequence[int]
+    ) -> None:
+        self.instance = np.array(instances, np.int64)
+        self.node_column = np.array(node_columns, np.int64)
+        self.page_column = np.array(page_columns, np.int64)
+        self.waiting_s = np.zeros(len(instances))
+        self.ends_s = np.zeros(len(instances))
+
+    def __len__(self) -> int:
+        return len(self.instance)
+
+
+class DecodeColumns:
+    """Instances that decode.
+
+    instance    (n,) int64     number
+    free        (n,) int64     decode slots that no request has
+    batch       (n,) float64   sequences that it decodes, or will: slots that are taken
+    context     (n,) float64   tokens that these attend to, half of each predicted answer included
+    """
+
+    def __init__(self, instances: Sequence[int], free: Sequence[int]) -> None:
+        self.instance = np.array(instances, np.int64)
+        self.free = np.array(free, np.int64)
+        self.batch = np.zeros(len(instances))
+        self.context = np.zeros(len(instances))
+
+    def __len__(self) -> int:
+        return len(self.instance)

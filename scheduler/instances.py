@@ -1,0 +1,109 @@
+"""The books of one instance, its queue and its slots, and of one request that has a place. Plain data.
+
+Kept by `scheduler.state`, read by policies and admission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.line import Key, Line
+from scheduler.requests import Placement, Request
+
+DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
+"""What an instance can do: one of the two, or both."""
+
+
+@dataclass(slots=True)
+class PrefillInstance:
+    """One instance that prefills.
+
+    queue            requests placed on it, in the order in which they will start
+    running          requests that occupy one of its prefill slots
+    pending_tokens   uncached tokens of both
+    waiting_s        seconds of the prefills in its queue, as the costs predict them without corrections
+    ends_s           predicted time at which the running ones end
+    row              its row in the columns
+    """
+
+    instance: int
+    node: int
+    slots: int
+    queue: Line = field(default_factory=Line)
+    running: dict[str, None] = field(default_factory=dict)
+    pending_tokens: int = 0
+    waiting_s: float = 0.0
+    ends_s: float = 0.0
+    row: int = 0
+
+
+@dataclass(slots=True)
+class DecodeInstance:
+    """One instance that decodes.
+
+    free             slots that no request has
+    taken            request placed on it -> its slots, one per answer, from `place` until it is forgotten
+    context          tokens that their sequences attend to, half of each predicted answer included
+    coming           of the slots that are taken, those of requests whose prefill has not ended
+    coming_context   of the context, theirs
+    row              its row in the columns
+    """
+
+    instance: int
+    node: int
+    slots: int
+    free: int
+    taken: dict[str, int] = field(default_factory=dict)
+    context: float = 0.0
+    coming: int = 0
+    coming_context: float = 0.0
+    row: int = 0
+
+    def take(self, request_id: str, slots: int, context: float, *, coming: bool) -> int:
+        """Give a request this many slots. Returns how many more than it had.
+
+        context   tokens that each of its sequences attends to; coming: its prefill has not ended
+        """
+        more = slots - self.taken.get(request_id, 0)
+        self.taken[request_id] = slots
+        if not slots:
+            del self.taken[request_id]
+        self.free -= more
+        self.context = self.context + more * context if self.taken else 0.0
+        if coming:
+            self._expect(more, context)
+        return more
+
+    def begin(self, request_id: str, context: float) -> None:
+        """Let a request decode whose prefill has ended."""
+        self._expect(-self.taken[request_id], context)
+
+    def _expect(self, slots: int, context: float) -> None:
+        self.coming += slots
+        self.coming_context = self.coming_context + slots * context if self.coming else 0.0
+
+
+@dataclass(slots=True)
+class Placed:
+    """A request that has a place.
+
+    waiting_s   predicted seconds of its prefill, without corrections
+    key         of its place in the queue
+    decodes     its prefill has ended, or it needs none
+    """
+
+    request: Request
+    placement: Placement
+    waiting_s: float = 0.0
+    key: Key = ()
+    decodes: bool = False
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens that its prefill is expected to compute."""
+        return self.request.num_tokens - self.placement.cached_tokens
+
+    @property
+    def context(self) -> float:
+        """Tokens that each of its sequences attends to."""
+        return self.request.num_tokens + self.request.predicted_tokens / 2

@@ -1,0 +1,151 @@
+"""Choosing the instances of a request: a policy ranks the prefill instances, and a decode instance follows.
+
+Asked by `mooncake_lite.control` when a request arrives and whenever capacity frees. Reads the books, changes
+nothing. A choice is a function of (state, request, now) alone. `compare` keeps what was compared, and gives
+the terms of every candidate when they are asked for. Explained in docs/explain/conductor.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from scheduler.placement.contract import Policy, Ranked
+from scheduler.placement.view import View
+from scheduler.requests import Placement, Rejection, Request, Terms, Wait
+from scheduler.state import State
+
+TIE_S = 1e-9
+"""For each sequence of a decode instance: of equally fast ones that with the fewest is chosen."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One prefill instance that could be chosen, the decode instance that would follow, and the terms.
+
+    fetch   whether the prefix may come from other nodes and from SSD
+    """
+
+    prefill: int
+    decode: int
+    fetch: bool
+    terms: Terms
+
+
+def choose(policy: Policy, state: State, request: Request, now: float) -> Placement | Wait | Rejection:
+    """Choose the least score among the instances with a free decode slot.
+
+    Of equal ones that which decodes fewest itself, then the lowest number. `Wait`: there is no place now.
+    `Rejection`: there will be none.
+    """
+    found = compare(policy, state, request, now)
+    return found.placement() if isinstance(found, Comparison) else found
+
+
+def explain(policy: Policy, state: State, request: Request, now: float) -> list[Candidate]:
+    """Compute the terms of every instance that `choose` compares, the choice first. For people and tests."""
+    found = compare(policy, state, request, now)
+    return found.candidates() if isinstance(found, Comparison) else []
+
+
+def compare(policy: Policy, state: State, request: Request, now: float) -> Comparison | Wait | Rejection:
+    """Rank the instances for a request."""
+    name = request.request_id
+    if not state.prefills or not state.decodes:
+        return Rejection(name, "no prefill or no decode instance has joined", 1.0)
+    rows = state.open_prefills(request.n)
+    if not len(rows):
+        most = max(one.slots for one in state.decodes.values())
+        if request.n > most:
+            reason = f"{request.n} answers need as many decode slots, an instance has {most}"
+            return Rejection(name, reason, 0.0)
+        return Wait(name, "no decode instance has a free slot")
+    view = View(state, request, now, rows)
+    return Comparison(view, policy.rank(view))
+
+
+def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
+    """Find a better decode instance for a request whose prefill has ended, and its time between tokens there.
+
+    None: it stays, because its own instance keeps its limit, no other one with free slots does, or the times
+    of steps are a guess. It never waits for slots: it has had those of its instance since it was placed.
+    """
+    request, own = state.request_of(request_id), state.decodes[state.placement_of(request_id).decode]
+    columns, costs = state.decode_columns, state.costs
+    own_s = float(costs.step_s(own.instance, columns.batch[own.row], columns.context[own.row]))
+    if not costs.is_step_measured or own_s <= request.slo_tbt_s:
+        return None
+    slots, tokens = own.taken[request_id], request.num_tokens + int(request.predicted_tokens / 2)
+    tbt_s = costs.tbt_s(columns.instance, columns.batch, columns.context, tokens, slots)
+    tbt_s = np.where(columns.free >= slots, tbt_s, np.inf)
+    tbt_s[own.row] = np.inf
+    row = int(tbt_s.argmin())
+    return (int(columns.instance[row]), float(tbt_s[row])) if tbt_s[row] <= request.slo_tbt_s else None
+
+
+class Comparison:
+    """What one decision compared: columns of its own, which no later change of the books alters.
+
+    Rows of terms are made when they are asked for. A comparison of n instances keeps about 80 n bytes.
+    """
+
+    def __init__(self, view: View, ranked: Ranked) -> None:
+        state, request = view.state, view.request
+        decodes = state.decode_columns
+        self._rows, self._ranked, self._request_id = view.rows, ranked, request.request_id
+        self._prefills, self._decodes = state.prefill_columns.instance, decodes.instance
+        self._near, self._best, self._queue_s = view.near, view.best, view.queue_s
+        self._prefill_s, self._cached = view.prefill_s(ranked.reused), view.tokens(ranked.reused)
+        self._batch, tokens = decodes.batch.copy(), request.num_tokens + int(request.predicted_tokens / 2)
+        self._tbt_s = state.costs.tbt_s(decodes.instance, decodes.batch, decodes.context, tokens, request.n)
+        tbt_s = self._tbt_s + TIE_S * self._batch
+        self._fastest = int(np.where(decodes.free >= request.n, tbt_s, np.inf).argmin())
+
+    def placement(self) -> Placement:
+        """Return the choice."""
+        score, rows = self._ranked.score, self._rows
+        least = rows[score[rows] == score[rows].min()]
+        row = int(least[0] if len(least) == 1 else self._order(least)[0])
+        one = self._candidate(row)
+        cached = int(_at(self._cached, row))
+        return Placement(self._request_id, one.prefill, one.decode, one.fetch, cached, one.terms)
+
+    def candidates(self) -> list[Candidate]:
+        """Return every instance that was compared, the choice first."""
+        return [self._candidate(row) for row in self._order(self._rows).tolist()]
+
+    def _order(self, rows: np.ndarray) -> np.ndarray:
+        """Sort rows: the least score first, then the fewest sequences to decode, then the lowest number."""
+        own = [self._own_decode(row) for row in rows.tolist()]
+        decoding = [0.0 if row is None else self._batch[row] for row in own]
+        return rows[np.lexsort((decoding, self._ranked.score[rows]))]
+
+    def _own_decode(self, row: int) -> int | None:
+        """Return the row of the only decode instance that may follow: one of both duties does both."""
+        instance = self._prefills[row]
+        own = int(self._decodes.searchsorted(instance))
+        return own if own < len(self._decodes) and self._decodes[own] == instance else None
+
+    def _candidate(self, row: int) -> Candidate:
+        """Return a row. Its decode instance is that with the least predicted time between tokens."""
+        own, ranked = self._own_decode(row), self._ranked
+        decode = self._fastest if own is None else own
+        terms = Terms(
+            score=float(ranked.score[row]),
+            queue_s=float(self._queue_s[row]),
+            transfer_s=float(_at(ranked.transfer_s, row)),
+            prefill_s=float(self._prefill_s[row]),
+            near_blocks=int(self._near[row]),
+            reused_blocks=int(_at(ranked.reused, row)),
+            best_blocks=self._best,
+            decode_batch=int(self._batch[decode]),
+            tbt_s=float(self._tbt_s[decode]),
+        )
+        fetch = bool(_at(ranked.fetch, row))
+        return Candidate(int(self._prefills[row]), int(self._decodes[decode]), fetch, terms)
+
+
+def _at(values: np.ndarray, row: int) -> Any:
+    """Return the value of a row of a column, or the one value of all."""
+    return values[row] if values.ndim else values[()]

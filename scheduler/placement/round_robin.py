@@ -1,0 +1,20 @@
+"""Round robin: one prefill instance after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.placement.contract import Ranked
+from scheduler.placement.view import NEVER, ZERO, View
+
+
+class RoundRobin:
+    """Takes turns. Reuses what the instance whose turn it is happens to have."""
+
+    name = "round-robin"
+
+    def rank(self, view: View) -> Ranked:
+        """Score: 0 for the instance whose turn it is, 1 for the others."""
+        score = np.ones(len(view.near))
+        score[view.rows[view.state.placed % len(view.rows)]] = 0.0
+        return Ranked(score, view.near, ZERO, NEVER)

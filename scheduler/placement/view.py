@@ -1,0 +1,92 @@
+"""What a policy sees of the cluster for one request: columns over the prefill instances, made when asked for.
+
+Built by `choose.py` for each decision. Knows the books, makes no choices. Explained in
+docs/explain/conductor.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from scheduler.requests import Request
+from scheduler.state import State
+
+ZERO = np.zeros(())
+NEVER = np.zeros((), bool)
+
+
+class View:
+    """One request among the prefill instances. Lengths of prefixes are in blocks, times in seconds.
+
+    rows      of the instances that may be chosen: their requests would have a decode slot
+    pool      what the pool has of the prompt
+    best      leading blocks that the pool has anywhere, in any tier
+    near      (n,) leading blocks in DRAM of each instance's node, or in its own pages if those are more
+    queue_s   (n,) predicted seconds until each instance could begin (the paper's T_queue)
+    """
+
+    def __init__(self, state: State, request: Request, now: float, rows: np.ndarray) -> None:
+        self.state, self.request, self.now, self.rows = state, request, now, rows
+        columns = state.prefill_columns
+        self.pool = state.index.leading(request.keys)
+        self.best = self.pool.blocks
+        self.near: np.ndarray = self.pool.near_columns()[columns.node_column]
+        pages = state.pages.leading(request.keys)
+        if pages.blocks:
+            self.near = np.maximum(self.near, pages.near_columns()[columns.page_column])
+        self.queue_s = state.queue_s(now)
+        self._fetch_s: np.ndarray | None = None
+        self._in_rack: np.ndarray | None = None
+
+    def tokens(self, blocks: np.ndarray) -> np.ndarray:
+        """Tokens that this many reused blocks save: the last token of a prompt is always computed."""
+        request = self.request
+        return np.minimum(blocks * request.block_tokens, request.num_tokens - 1)
+
+    def prefill_s(self, reused: np.ndarray) -> np.ndarray:
+        """(n,) predicted seconds of each instance for the prompt without its first `reused` blocks."""
+        columns, cached = self.state.prefill_columns, self.tokens(reused)
+        return self.state.costs.prefill_s(columns.instance, self.request.num_tokens, cached)  # type: ignore[no-any-return]
+
+    @property
+    def fetch_s(self) -> np.ndarray:
+        """(n,) predicted seconds until each instance has the longest prefix: what is not near is moved."""
+        if self._fetch_s is None:
+            self._fetch_s = self._predicted_fetch_s()
+        return self._fetch_s
+
+    def _predicted_fetch_s(self) -> np.ndarray:
+        return self.fetch_beyond_s(self.near)
+
+    def fetch_beyond_s(self, had: np.ndarray) -> np.ndarray:
+        """(n,) predicted seconds to move what the longest prefix has beyond the first `had` blocks."""
+        state, pool = self.state, self.pool
+        moved = np.maximum(self.best - had, 0) * state.block_nbytes
+        ssd = np.minimum(pool.ssd_blocks * state.block_nbytes, moved)
+        flows = state.least_flows(pool)
+        return state.costs.fetch_s(state.prefill_columns.instance, 0, moved, flows, ssd)  # type: ignore[no-any-return]
+
+    @property
+    def in_rack(self) -> np.ndarray:
+        """(n,) leading blocks in DRAM of the nodes of each instance's rack together; at least `near`."""
+        if self._in_rack is None:
+            state = self.state
+            found = {
+                rack: self.pool.among(bits) for rack, bits in state.racks.bits(state.index.nodes).items()
+            }
+            of_rows = [found[state.racks.of(one.node)] for one in state.prefills.values()]
+            self._in_rack = np.maximum(self.near, of_rows)
+        return self._in_rack
+
+    @property
+    def rack_fetch_s(self) -> np.ndarray:
+        """(n,) predicted seconds to move what `in_rack` has beyond `near`, within the rack."""
+        state = self.state
+        moved = (self.in_rack - self.near) * state.block_nbytes
+        instance, flows = state.prefill_columns.instance, state.least_flows(self.pool)
+        return state.costs.rack_transfer_s(instance, moved, flows)  # type: ignore[no-any-return]
+
+    def draw(self, what: str) -> int:
+        """A number that the request decides and nobody else: the same in every process and every replay."""
+        return xxh3_64_intdigest(f"{what} {self.request.request_id}".encode())

@@ -1,0 +1,30 @@
+"""The contract of a queue: in which order requests that wait begin.
+
+Asked by `scheduler.state` once for each request that joins a line, and told when it leaves. Explained
+in docs/explain/conductor.md.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from scheduler.line import Key
+from scheduler.requests import Request
+
+
+class Queue(Protocol):
+    """Gives each request a key when it joins a line; the least key begins first.
+
+    A key does not change while a request waits, so that a line is a heap.
+
+    trust   part of the decode slots that go by predicted length instead, 0 to 1; see predicted.py
+    """
+
+    name: str
+    trust: float
+
+    def key(self, request: Request, prefill_s: float, now: float) -> Key:
+        """Return the key of a request whose prefill is predicted to take so many seconds."""
+
+    def on_leave(self, request: Request, key: Key, *, started: bool) -> None:
+        """Note that a request leaves a line: its prefill begins, it was placed or it has ended."""

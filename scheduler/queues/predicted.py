@@ -1,0 +1,24 @@
+"""A learning-augmented queue: a part of the decode slots trusts predicted lengths, the others trust nobody.
+
+Of k decode slots floor(trust * k) go to the shortest predicted answer that waits, the others first come,
+first served (`scheduler.trusted_slots`). Good predictions shorten the mean wait; with bad ones, and fixed
+service times, no request begins later than it would under first come, first served on the other slots alone.
+
+Such a pair of promises is what algorithms with predictions aim at: M. Mitzenmacher and S. Vassilvitskii,
+"Algorithms with predictions", Communications of the ACM, 2022.
+"""
+
+from __future__ import annotations
+
+from scheduler.queues.fcfs import FCFS
+
+TRUST = 0.5
+
+
+class Predicted(FCFS):
+    """First come, first served at prefill instances; the line for decode slots as above."""
+
+    name = "predicted"
+
+    def __init__(self, trust: float = TRUST) -> None:
+        self.trust = trust

@@ -1,0 +1,76 @@
+"""What ranks report reaches the costs: the right part of it, under the right instance."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooncake_lite.control import ControlConfig
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.effects import BlockRef
+from mooncake_lite.control.measured import Measurements
+from mooncake_lite.control.members import Members
+from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.simulator.compute_ranks import PREFILL_S_PER_TOKEN, STEP_S
+from mooncake_lite.simulator.world import World
+from scheduler.costs import CostConfig, Costs
+
+pytestmark = pytest.mark.quick
+
+BLOCK_NBYTES = 2**24
+LOAD, TRANSFER = CostConfig().load, CostConfig().transfer
+
+
+def setup() -> tuple[Costs, Measurements, RequestRecord]:
+    """Ranks 1 to 4 on nodes 0, 0, 1, 1; 640 tokens with two near and two far blocks for rank 1."""
+    config = ControlConfig(
+        layout=(2, 1, 64, 8, 4, "none"),
+        roles=["conductor", "prefill", "store", "decode", "store"],
+        nodes=[0, 0, 0, 1, 1],
+    )
+    costs = Costs(config.costs)
+    record = RequestRecord.of(ev.RequestArrived("a", 640, 16, [], []), config.classes[0], 0.0)
+    record.load = [BlockRef(number, rank, 0, BLOCK_NBYTES) for number, rank in enumerate((4, 4, 2, 2))]
+    record.promoted = [(2, 0.5, 10**8, 6)]
+    return costs, Measurements(costs, Members(config)), record
+
+
+def test_only_the_blocks_that_were_read_count_and_near_ones_are_loads() -> None:
+    costs, measured, record = setup()
+    near_s = 2 * BLOCK_NBYTES / 1e9  # 1 GB/s, where 5 GB/s were guessed
+    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], near_s, 3.2, 0.0, 64, 2))
+    assert costs.load_s(1, "dram", 10**9) == pytest.approx(1.0)
+    assert costs.transfer_s(1, 10**9, True) == TRANSFER.seconds(10**9, True)
+    assert costs.prefill_s(1, 64, 0) == pytest.approx(3.2)
+    assert costs.load_s(2, "ssd", 10**8) == pytest.approx(0.5)
+
+
+def test_a_read_of_near_and_far_blocks_corrects_both_costs_alike() -> None:
+    costs, measured, record = setup()
+    expected = LOAD.seconds("dram", 2 * BLOCK_NBYTES) + TRANSFER.seconds(2 * BLOCK_NBYTES, True)
+    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], 3 * expected, 0.0, 0.0, 0, 4))
+    assert costs.load_s(1, "dram", 10**9) == pytest.approx(3 * LOAD.seconds("dram", 10**9))
+    assert costs.transfer_s(1, 10**9, True) == pytest.approx(3 * TRANSFER.seconds(10**9, True))
+
+
+def test_a_decode_rank_that_loads_is_measured_too() -> None:
+    costs, measured, record = setup()
+    record.tail = BlockRef(9, 4, 0, BLOCK_NBYTES)
+    far_s = TRANSFER.seconds(2 * BLOCK_NBYTES, True)
+    near_s = LOAD.seconds("dram", 3 * BLOCK_NBYTES)
+    measured.loaded(record, ev.DecodeLoaded(3, 0, "a", 1, 2 * (near_s + far_s), 5))
+    assert costs.load_s(3, "dram", 10**9) == pytest.approx(2 * LOAD.seconds("dram", 10**9))
+    measured.loaded(record, ev.DecodeLoaded(3, 0, "a", 1, 100.0, 0))
+    assert costs.load_s(3, "dram", 10**9) == pytest.approx(2 * LOAD.seconds("dram", 10**9)), (
+        "no block was read"
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
+    world = World(seed)
+    world.run()
+    costs = world.control.state.costs
+    assert costs.recompute_s(1000, 0) == pytest.approx(1000 * PREFILL_S_PER_TOKEN, rel=0.2)
+    for instance in world.control.state.decodes:
+        assert costs.step_s(instance, 3, 900) == pytest.approx(STEP_S)
+    assert 1 < costs.lengths.predicted(0, 100, 500) < 60

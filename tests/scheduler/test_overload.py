@@ -1,0 +1,290 @@
+"""The forms of admission against the paper's section on overload (arXiv 2407.00079, 7; its sentences in our
+words), and what is ours beside them.
+
+A block of 16 tokens takes 0.1 s to prefill. A decode step takes 10 ms, and 10 ms for each sequence in it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+import scheduler as s
+from scheduler.admission import NEED_LIMITS, Shed
+from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
+from scheduler.decode_load import DecodeLoad
+from scheduler.placement import other_decode
+from tests.scheduler.cluster import BLOCK_TOKENS, choose, started
+
+pytestmark = pytest.mark.quick
+
+PROFILE = s.CostConfig(
+    prefill=PrefillCost(0.0, 0.1 / 16), decode=DecodeCost(0.01, 0.01, 0.0),
+    transfer=TransferCost(1e12, 1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
+)  # fmt: skip
+
+
+def cluster(decode: int = 1, slots: int = 8, costs: s.CostConfig = PROFILE, max_queue: int = 64) -> s.State:
+    """One prefill instance, numbered 1, and decode instances 11.. on one node."""
+    state = s.State(max_queue, s.Costs(costs))
+    state.add_instance(1, 0, ["prefill"], 1)
+    for number in range(decode):
+        state.add_instance(11 + number, 0, ["decode"], slots)
+    return state
+
+
+def request(
+    name: str, ttft_s: float = inf, tbt_s: float = inf, n: int = 1, tokens: int = 16, max_tokens: int = 0
+) -> s.Request:
+    return s.Request(
+        name, tokens, (), BLOCK_TOKENS, max_tokens, n=n, slo_ttft_s=ttft_s, slo_tbt_s=tbt_s,
+        predicted_tokens=max_tokens,
+    )  # fmt: skip
+
+
+def place(state: s.State, wanted: s.Request, now: float = 0.0) -> s.Placement:
+    placement = choose(state, wanted, now)
+    assert isinstance(placement, s.Placement)
+    state.place(wanted, placement, now)
+    return placement
+
+
+def decoding(state: s.State, name: str, now: float = 0.0, n: int = 1) -> None:
+    """Let a request decode from now on."""
+    place(state, request(name, n=n), now)
+    assert started(state) == [name]
+    state.end_prefill(name, now)
+
+
+def refusal(form: str, state: s.State, wanted: s.Request, now: float = 0.0) -> s.Rejection | None:
+    """What a form says on arrival, as the control plane asks it."""
+    admission = s.ADMISSIONS[form]()
+    if (refused := admission.on_arrival(state, wanted, now)) is not None:
+        return refused
+    decision = choose(state, wanted, now)
+    placement = decision if isinstance(decision, s.Placement) else None
+    return admission.on_place(state, wanted, placement, now)
+
+
+@pytest.mark.parametrize("form", ["early-rejection", "predictive"])
+def test_load_is_predicted_ttft_over_its_limit_and_predicted_tbt_over_its_limit(form: str) -> None:
+    """Section 7.1: load is SLO satisfaction: predicted TTFT over its limit, predicted TBT over its limit."""
+    state = cluster()
+    decoding(state, "a")
+    assert refusal(form, state, request("b", ttft_s=0.101, tbt_s=0.031)) is None
+    over_ttft = refusal(form, state, request("b", ttft_s=0.099, tbt_s=0.031))
+    over_tbt = refusal(form, state, request("b", ttft_s=0.101, tbt_s=0.029))
+    assert over_ttft is not None
+    assert over_ttft.reason == (
+        "the predicted time to first token is 100 ms, the limit 99 ms; send it again later"
+    )
+    assert over_tbt is not None
+    assert over_tbt.reason == (
+        "the predicted time between tokens is 30 ms, the limit 29 ms; send it again later"
+    )
+
+
+def test_the_baseline_looks_at_decode_load_only_after_prefill_and_a_refusal_then_wastes_the_prefill() -> None:
+    """Section 7.2: decode load is looked at only after prefill, and a refusal then wastes the prefill."""
+    state, admission = cluster(), s.ADMISSIONS["after-prefill"]()
+    decoding(state, "a")
+    late, fine = request("b", tbt_s=0.029), request("c", tbt_s=0.041)
+    for wanted in (late, fine):
+        assert refusal("after-prefill", state, wanted) is None
+        place(state, wanted)
+        started(state)
+        state.end_prefill(wanted.request_id, 0.1)
+    refused = admission.on_decode(state, late, 0.1)
+    assert refused is not None
+    assert "the predicted time between tokens is 40 ms, the limit 29 ms" in refused.reason
+    assert admission.on_decode(state, fine, 0.1) is None
+    assert [s.ADMISSIONS[name]().withholds for name in s.ADMISSIONS].count(True) == 1
+
+
+def test_early_rejection_judges_on_arrival_by_both_pools() -> None:
+    """Section 7.2: early rejection decides at arrival, by the load of both pools."""
+    state = cluster()
+    place(state, request("a", tokens=1600))
+    assert refusal("early-rejection", state, request("b", ttft_s=5.0)) is not None, "the prefill pool"
+    assert refusal("early-rejection", state, request("b", tbt_s=0.01)) is not None, "the decode pool"
+    assert refusal("early-rejection", state, request("b", ttft_s=11.0, tbt_s=0.021)) is None
+
+
+def test_the_decode_load_now_is_not_the_decode_load_when_this_prefill_ends() -> None:
+    """Section 7.3: that is the weakness of early rejection: the two pools oscillate out of phase."""
+    state = cluster()
+    for name in "abc":
+        place(state, request(name))
+    wanted = request("d", tbt_s=0.035)
+    assert refusal("early-rejection", state, wanted) is None, "nothing decodes now"
+    assert refusal("predictive", state, wanted) is not None, "three will when its prefill ends"
+
+
+def test_prediction_adds_every_request_whose_prefill_ends_by_the_end_of_this_one() -> None:
+    """Section 7.4: take the moment t when this prefill would end; add those whose prefill ends by t."""
+    load = DecodeLoad()
+    load.begins("a", 1, 0.0)
+    load.expects("b", 2, 0.5)
+    load.expects("c", 1, 2.0)
+    assert [load.sequences(at, 0.1) for at in (0.1, 0.5, 1.9, 2.0)] == [1, 3, 3, 4]
+
+
+def test_prediction_drops_those_that_will_have_decoded_for_longer_than_t_d() -> None:
+    """Section 7.4: drop those that will have decoded for longer than t_d, here the measured mean."""
+    load = DecodeLoad()
+    load.begins("a", 1, 0.0)
+    load.answered("a", 1.0)
+    assert load.decode_s == 1.0
+    load.forget("a")
+    load.begins("b", 2, 2.0)
+    load.expects("c", 1, 3.5)
+    assert [load.sequences(at, 2.5) for at in (2.9, 3.1, 3.6, 4.6)] == [2, 0, 1, 0]
+    assert load.sequences(9.5, 9.0) == 1, "c is late and has not begun: it will not have ended"
+    load.keeps("b", 1)
+    load.check(2)
+
+
+def test_prediction_rejects_by_the_mean_of_the_decode_instances() -> None:
+    """Section 7.4: reject if the mean predicted TBT over its limit exceeds 1."""
+    state = cluster(decode=2)
+    decoding(state, "a", n=3)
+    decoding(state, "b")
+    wanted = request("c", tbt_s=0.034)
+    assert refusal("predictive", state, wanted) is not None, "(4 + 1) / 2 sequences: 35 ms"
+    assert refusal("early-rejection", state, wanted) is None, "the instance that it would get: 30 ms"
+    assert refusal("predictive", state, request("c", tbt_s=0.036)) is None
+
+
+def test_answers_to_one_prompt_are_as_many_sequences() -> None:
+    for form in ("early-rejection", "predictive"):
+        state = cluster()
+        decoding(state, "a", n=2)
+        assert refusal(form, state, request("b", tbt_s=0.051, n=2)) is None
+        assert refusal(form, state, request("b", tbt_s=0.049, n=2)) is not None
+
+
+@pytest.mark.parametrize("form", sorted(NEED_LIMITS))
+def test_a_guess_refuses_no_request(form: str) -> None:
+    state = cluster(costs=s.CostConfig())
+    place(state, request("a", tokens=10_000))
+    wanted = request("b", ttft_s=1e-6, tbt_s=1e-6)
+    assert refusal(form, state, wanted) is None
+    state.costs.measured_steps(11, 16, 16, 0, 1.0)
+    assert (refusal(form, state, wanted) is None) == (form == "after-prefill"), "steps are measured"
+    state.costs.measured_prefill(1, 1000, 0, 5.0)
+    assert refusal(form, state, wanted) is not None
+
+
+@pytest.mark.parametrize("form", sorted(NEED_LIMITS))
+def test_every_form_but_none_keeps_the_bound_of_the_queue_and_takes_an_id_once(form: str) -> None:
+    state = cluster(max_queue=1)
+    place(state, request("a"))
+    refused = refusal(form, state, request("b"))
+    assert refused is not None
+    assert refused.reason == "1 requests are waiting, the limit is 1"
+    assert refusal("none", state, request("b")) is None
+    assert refusal("none", state, request("a")) is not None
+
+
+def test_retry_after_is_when_the_first_token_would_come_in_time() -> None:
+    state = cluster()
+    place(state, request("a", tokens=1600))
+    refused = refusal("early-rejection", state, request("b", ttft_s=4.0))
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(10.1 - 4.0)
+
+
+def test_retry_after_is_when_enough_decodes_have_ended() -> None:
+    state = cluster()
+    decoding(state, "old")
+    state.decode_load.answered("old", 10.0)  # decodes take 10 s
+    state.forget("old")
+    for name in "abcd":
+        decoding(state, name)
+    waits_s = {}
+    for limit_s in (0.051, 0.041, 0.005):
+        refused = refusal("early-rejection", state, request("e", tbt_s=limit_s))
+        waits_s[limit_s] = refused.retry_after_s if refused else None
+    assert waits_s[0.051] == pytest.approx(10 * 9 / 40), "from 60 ms, of which 20 ms are its own"
+    assert waits_s[0.041] == pytest.approx(10 * 19 / 40)
+    assert waits_s[0.005] == pytest.approx(10.0), "alone it would be too slow too: not before all have ended"
+
+
+def test_without_a_measured_decode_its_length_comes_from_the_predicted_answer() -> None:
+    state = cluster()
+    decoding(state, "a")
+    refused = refusal("early-rejection", state, request("b", tbt_s=0.02, max_tokens=1000))
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(1000 * 0.03)
+
+
+def test_a_request_without_a_place_waits_for_slots_with_those_before_it() -> None:
+    state = cluster(slots=2)
+    decoding(state, "a")
+    state.decode_load.answered("a", 4.0)
+    decoding(state, "b")
+    assert refusal("early-rejection", state, request("c", ttft_s=2.2)) is None, "4 s / 2, and its prefill"
+    state.hold(request("d", n=2), 0.0)
+    refused = refusal("early-rejection", state, request("c", ttft_s=2.2))
+    assert refused is not None
+    assert "is 6.1 s, the limit 2.2 s" in refused.reason
+
+
+def test_a_prefix_in_the_pool_counts_for_a_request_without_a_place() -> None:
+    state = cluster(slots=1)
+    state.index.add_holder(21, 0)
+    for key in (5, 6):
+        state.index.stored(key, 21, "dram")
+    decoding(state, "a")
+    wanted = s.Request("b", 144, (5, 6), BLOCK_TOKENS, 0, slo_ttft_s=0.2)
+    assert refusal("early-rejection", state, wanted) is None, "16 tokens are left to compute"
+
+
+def test_shedding_refuses_a_share_that_grows_with_the_load_and_the_same_requests_each_time() -> None:
+    def refused(limit_s: float) -> set[str]:
+        state = cluster()
+        place(state, request("a", tokens=144))  # then 1 s to the first token
+        found = {f"r{n}": refusal("shed", state, request(f"r{n}", ttft_s=limit_s)) for n in range(200)}
+        assert all(one is None or one.retry_after_s == 1.0 for one in found.values())
+        return {name for name, one in found.items() if one is not None}
+
+    none, half, everything = refused(1 / 0.69), refused(1 / 0.85), refused(1 / 1.01)
+    assert (len(none), len(everything)) == (0, 200)
+    assert 70 <= len(half) <= 130
+    assert half < everything
+    assert refused(1 / 0.85) == half
+    assert Shed().tbt_s(cluster(), request("a"), None, 0.0, 0.0) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "slots", "better"),
+    [(0.035, 8, (12, 0.02)), (0.045, 8, None), (0.019, 8, None), (inf, 8, None), (0.035, 4, (12, 0.02))],
+)
+def test_a_request_goes_to_another_decode_instance_where_its_limit_is_kept(
+    limit_s: float, slots: int, better: tuple[int, float] | None
+) -> None:
+    state = cluster(decode=2, slots=slots)
+    decoding(state, "a")
+    decoding(state, "gone", n=slots)
+    assert state.placement_of("gone").decode == 12
+    decoding(state, "b")
+    wanted = request("c", tbt_s=limit_s)
+    placement = place(state, wanted)
+    assert placement.decode == 11
+    started(state)
+    state.end_prefill("c", 0.0)
+    assert other_decode(state, "c") is None, "12 is full, so c stays, and never waits"
+    state.forget("gone")
+    found = other_decode(state, "c")
+    assert found == (better and (better[0], pytest.approx(better[1])))
+    if found is not None:
+        state.move("c", found[0])
+        state.check()
+        assert other_decode(state, "c") is None
+
+
+def test_a_request_is_not_moved_by_a_guess() -> None:
+    state = cluster(decode=2, costs=s.CostConfig())
+    place(state, request("a", tbt_s=1e-6))
+    assert other_decode(state, "a") is None

@@ -1,0 +1,175 @@
+"""In which order waiting requests begin, as sentences and as bounds."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as s
+from scheduler.line import FIRST, Line
+from scheduler.queues import QUEUES, QueueConfig
+from scheduler.queues.aged_srpt import AgedSRPT
+from scheduler.queues.fair import FairShares
+from scheduler.queues.fcfs import FCFS
+from scheduler.queues.predicted import Predicted
+from tests.scheduler.cluster import NO_TERMS
+
+pytestmark = pytest.mark.quick
+
+SECONDS = st.integers(1, 400).map(lambda tenths: tenths / 10)
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def request(name: str, arrived_s: float = 0.0, **more: object) -> s.Request:
+    return s.Request(name, 64, (), 64, 16, arrived_s=arrived_s, **more)  # type: ignore[arg-type]
+
+
+def order(name: str, jobs: list[tuple[s.Request, float]]) -> str:
+    """Names of jobs that all wait, in the order in which a queue begins them."""
+    queue, line = QUEUES[name](QueueConfig()), Line()
+    for wanted, prefill_s in jobs:
+        line.add(wanted.request_id, queue.key(wanted, prefill_s, wanted.arrived_s))
+    return "".join(line)
+
+
+def test_each_queue_orders_the_same_requests_in_its_own_way() -> None:
+    jobs = [
+        (request("a", 0.0, slo_ttft_s=50.0), 9.0),
+        (request("b", 5.0, slo_ttft_s=9.0), 3.0),
+        (request("c", 30.0, slo_ttft_s=2.0), 6.5),
+    ]
+    assert order("fcfs", jobs) == "abc"
+    assert order("srpt", jobs) == "bca"
+    assert order("aged-srpt", jobs) == "bac"
+    assert order("deadline", jobs) == "bca"
+
+
+def test_a_request_without_a_limit_has_the_last_deadline() -> None:
+    assert order("deadline", [(request("a"), 1.0), (request("b", 9.0, slo_ttft_s=1e6), 1.0)]) == "ba"
+
+
+@given(
+    jobs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=30),
+    ageing=st.sampled_from([0.05, 0.1, 1.0]),
+)
+@QUICK
+def test_nobody_who_comes_later_than_s_over_a_passes_a_request_under_aged_srpt(
+    jobs: list[tuple[float, float]], ageing: float
+) -> None:
+    queue = AgedSRPT(ageing)
+    keys = [(at, work, queue.key(request("r", at), work, at)) for at, work in jobs]
+    for arrived_s, work_s, key in keys:
+        for later_s, _, other in keys:
+            if later_s > arrived_s + work_s / ageing:
+                assert other > key
+
+
+def served(queue: FairShares, jobs: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+    """Serve jobs (class, tenant, seconds) that all wait from the start, on one server; in their order."""
+    line, waiting = Line(), {}
+    for number, (class_id, tenant, work_s) in enumerate(jobs):
+        wanted = request(f"r{number}", class_id=class_id, tenant=tenant)
+        key = queue.key(wanted, work_s, 0.0)
+        line.add(wanted.request_id, key)
+        waiting[wanted.request_id] = wanted, key, jobs[number]
+    done = []
+    while (name := line.head()) is not None:
+        wanted, key, job = waiting[name]
+        line.remove(name)
+        queue.on_leave(wanted, key, started=True)
+        done.append(job)
+    return done
+
+
+@given(jobs=st.lists(st.tuples(st.integers(0, 2), st.just("t"), SECONDS), min_size=3, max_size=40))
+@QUICK
+def test_two_classes_that_wait_get_seconds_by_their_weights_within_the_published_bound(
+    jobs: list[tuple[int, str, float]],
+) -> None:
+    """|W_f / r_f - W_g / r_g| <= l_f / r_f + l_g / r_g (Goyal, Vin and Cheng, 1997)."""
+    weights = (4.0, 2.0, 1.0)
+    left = [sum(job[0] == one for job in jobs) for one in range(3)]
+    longest = [max((job[2] for job in jobs if job[0] == one), default=0.0) for one in range(3)]
+    got = [0.0, 0.0, 0.0]
+    for class_id, _, work_s in served(FairShares(weights), jobs):
+        got[class_id] += work_s / weights[class_id]
+        left[class_id] -= 1
+        waiting = [one for one in range(3) if left[one]]
+        for f in waiting:
+            for g in waiting:
+                bound = longest[f] / weights[f] + longest[g] / weights[g]
+                assert abs(got[f] - got[g]) <= bound + 1e-9
+
+
+def test_tenants_of_a_class_share_what_the_class_gets() -> None:
+    """Nine requests of one tenant do not keep the single one of another waiting."""
+    jobs = [(1, "busy", 1.0)] * 9 + [(1, "rare", 1.0)]
+    assert served(FairShares((4.0, 2.0)), jobs).index((1, "rare", 1.0)) <= 2
+
+
+def test_a_class_that_was_idle_gets_no_credit_for_it() -> None:
+    queue = FairShares((1.0, 1.0))
+    served(queue, [(0, "", 1.0)] * 5)
+    jobs = [(1, "", 1.0)] * 6 + [(0, "", 1.0)] * 6
+    assert {job[0] for job in served(queue, jobs)[:3]} == {0, 1}
+
+
+def test_a_resumed_request_begins_before_all_others() -> None:
+    line = Line()
+    line.add("a", (-5.0,))
+    line.add("again", FIRST, front=True)
+    line.add("first of all", FIRST, front=True)
+    assert list(line) == ["first of all", "again", "a"]
+
+
+# ------------------------------------------------------------------------------ predicted lengths
+
+
+def starts(trust: float, slots: int, jobs: list[tuple[float, float, float]]) -> list[float]:
+    """When each job (arrival, seconds, predicted length) gets a decode slot. Prefills take no time."""
+    state = s.State(10**6, queue=Predicted(trust) if trust else FCFS())
+    state.add_instance(1, 0, ["prefill"], len(jobs))
+    state.add_instance(2, 0, ["decode"], slots)
+    begun = [inf] * len(jobs)
+    events: list[tuple[float, int, int]] = []  # time, 0 for an end and 1 for an arrival, number of the job
+    for number, (arrived_s, _, _) in enumerate(jobs):
+        heappush(events, (arrived_s, 1, number))
+    while events:
+        now, is_arrival, number = heappop(events)
+        if is_arrival:
+            wanted = request(f"{number}", now, predicted_tokens=jobs[number][2])
+            state.hold(wanted, now)
+        else:
+            state.forget(f"{number}")
+        while (head := state.held.head()) is not None and len(state.open_prefills()):
+            state.place(head, s.Placement(head.request_id, 1, 2, False, 0, NO_TERMS), now)
+            begun[int(head.request_id)] = now
+            heappush(events, (now + jobs[int(head.request_id)][1], 0, int(head.request_id)))
+        state.check()
+    return begun
+
+
+JOBS = st.lists(st.tuples(SECONDS, SECONDS, st.integers(1, 50).map(float)), min_size=1, max_size=25)
+
+
+@given(jobs=JOBS, slots=st.integers(1, 6), trust=st.sampled_from([0.25, 0.5, 0.75]), lies=st.booleans())
+@QUICK
+def test_with_fixed_service_times_no_request_starts_later_than_under_fcfs_on_the_plain_slots_alone(
+    jobs: list[tuple[float, float, float]], slots: int, trust: float, lies: bool
+) -> None:
+    """Whatever is predicted: `lies` has the longest answers called the shortest."""
+    if lies:
+        jobs = [(arrived_s, work_s, 100.0 - work_s) for arrived_s, work_s, _ in jobs]
+    plain = slots - int(trust * slots)
+    alone = starts(0.0, plain, jobs)
+    for ours, theirs in zip(starts(trust, slots, jobs), alone):
+        assert ours <= theirs + 1e-9
+
+
+def test_good_predictions_shorten_the_mean_wait() -> None:
+    jobs = [(0.0, work_s, work_s) for work_s in (5.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0)]
+    assert sum(starts(0.5, 2, jobs)) < sum(starts(0.0, 2, jobs))
