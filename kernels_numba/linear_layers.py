@@ -53,8 +53,9 @@ MAX_FIXED_ROWS_OF_X = 2
 """Up to here v3 multiplies, a row of x at a time; above, v2 makes float32 of a weight once for all rows."""
 _RUNS = 5
 """Of one thread over weights of a new shape; the first may have to fetch them from the disk."""
-_PAUSE_S = 200e-6
+_PAUSE_S = 50e-6
 """Between two parallel regions: about what a decode step computes on one core between them."""
+_REGIONS = 40
 
 
 class Linears:
@@ -210,15 +211,15 @@ def _measured_serial_us(parts: list[Rows], table: np.ndarray) -> float:
 
 @functools.cache
 def region_us(workers: int) -> float:
-    """What a parallel region costs here: the median of a few empty ones, in microseconds; asked once.
+    """What a parallel region costs here: the lower quartile of some empty ones, in microseconds; asked once.
 
-    Some 3 with threads that spin while they wait, 50 and more where they sleep (OMP_WAIT_POLICY=passive, as
-    our ranks do, which share their cores) and their core with them: hence the pause before each. A layer is
-    cut in two only where half its time is more than that.
+    Some 3 where threads spin through the pause before it (by default; our ranks do for a while), 50 and more
+    where they sleep (OMP_WAIT_POLICY=passive) and their core with them. The quartile, because other processes
+    start beside this one. A layer is cut in two only where half its time is more than that.
     """
     table = np.empty((0, TABLE_COLUMNS), np.int64)
     taken = []
-    for _ in range(15):
+    for _ in range(_REGIONS):
         pause_end = time.perf_counter() + _PAUSE_S
         while time.perf_counter() < pause_end:
             pass
@@ -226,7 +227,7 @@ def region_us(workers: int) -> float:
             start = time.perf_counter()  # waiting for another thread's kernel is no cost of this one
             linear_v2_parallel(table, 0, 0, 1, 0, 0, False, workers)
             taken.append(time.perf_counter() - start)
-    return 1e6 * sorted(taken)[len(taken) // 2]
+    return 1e6 * sorted(taken)[len(taken) // 4]
 
 
 def linear(x: Any, weight: Any, out: Any = None) -> Any:

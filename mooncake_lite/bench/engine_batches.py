@@ -50,7 +50,8 @@ def _cell(ours: Ours, peers: Peers, batch: int, tokens: int, new: int, runs: int
         peer = found.get(side.name)
         whole = side is peers.generate
         for field, name, unit in _COLUMNS if whole else _COLUMNS[:1]:
-            beside = Other(side.name, peer[field]) if peer else None
+            is_noise = peer is not None and peer[field] <= 0  # TPOT is a difference of two runs
+            beside = Other(side.name, peer[field]) if peer and not is_noise else None
             bound = Other(_LIMITS[field], limit[field])
             rows.append(Row(f"{name}, {where}", unit, own[field], beside, bound, runs, side.note))
     return rows
