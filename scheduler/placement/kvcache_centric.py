@@ -4,7 +4,8 @@
     else:                                           TTFT = queue + prefill(near)
 
 Ours, where the paper is silent: a near prefix of zero exceeds every threshold if there is anything to fetch;
-equality does not; and a prefix is fetched only where that is faster than computing it.
+equality does not; blocks that are on SSD alone need not exceed it, because they load no other node; and a
+prefix is fetched only where that is faster than computing it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class KVCacheCentric:
         near, best = view.near, view.best
         compute_s, transfer_s = view.prefill_s(near), view.fetch_s
         fetched_s = transfer_s + view.prefill_s(np.array(best))
-        fetch = (best > self._threshold * near) & (fetched_s < compute_s)
+        is_longer = (best > self._threshold * near) | (best - near <= view.pool.ssd_blocks)
+        fetch = is_longer & (fetched_s < compute_s)
         return Ranked(
             view.queue_s + np.where(fetch, fetched_s, compute_s),
             np.where(fetch, best, near),

@@ -236,6 +236,14 @@ def test_blocks_on_ssd_count_with_the_time_to_load_them() -> None:
     assert placement.terms.transfer_s == pytest.approx(2 * 10 * BLOCK_NBYTES / 1e9)
 
 
+def test_blocks_on_ssd_alone_are_fetched_below_the_threshold_too() -> None:
+    state = cluster(instances=1)
+    state.index.stored_run(KEYS[:8], 0, 21, "dram")
+    state.index.stored_run(KEYS, 0, 21, "ssd")
+    placement = chosen("kvcache-centric", state)
+    assert (placement.fetch, placement.terms.near_blocks, placement.terms.reused_blocks) == (True, 8, 10)
+
+
 def test_decode_goes_to_the_instance_that_will_be_fastest_with_the_request() -> None:
     state = cluster()
     state.add_instance(12, 0, ["decode"], 999)
