@@ -211,10 +211,10 @@ def _measured_serial_us(parts: list[Rows], table: np.ndarray) -> float:
 
 @functools.cache
 def region_us(workers: int) -> float:
-    """What a parallel region costs here: the lower quartile of some empty ones, in microseconds; asked once.
+    """What a parallel region costs here: the least of some empty ones, in microseconds; asked once.
 
     Some 3 where threads spin through the pause before it (by default; our ranks do for a while), 50 and more
-    where they sleep (OMP_WAIT_POLICY=passive) and their core with them. The quartile, because other processes
+    where they sleep (OMP_WAIT_POLICY=passive) and their core with them. The least, because other processes
     start beside this one. A layer is cut in two only where half its time is more than that.
     """
     table = np.empty((0, TABLE_COLUMNS), np.int64)
@@ -227,7 +227,7 @@ def region_us(workers: int) -> float:
             start = time.perf_counter()  # waiting for another thread's kernel is no cost of this one
             linear_v2_parallel(table, 0, 0, 1, 0, 0, False, workers)
             taken.append(time.perf_counter() - start)
-    return 1e6 * sorted(taken)[len(taken) // 4]
+    return 1e6 * min(taken)
 
 
 def linear(x: Any, weight: Any, out: Any = None) -> Any:
