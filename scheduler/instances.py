@@ -106,4 +106,4 @@ class Placed:
     @property
     def context(self) -> float:
         """Tokens that each of its sequences attends to."""
-        return self.request.num_tokens + self.request.predicted_tokens / 2
+        return self.request.context

@@ -61,11 +61,6 @@ class Line:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
-    def clear(self) -> None:
-        """Let all leave."""
-        self._heap.clear()
-        self._entries.clear()
-
     def check(self) -> None:
         """Assert that every living entry is in the heap."""
         found = {entry[2] for entry in self._heap if self._entries.get(entry[2]) is entry}

@@ -43,6 +43,11 @@ class Request(msgspec.Struct, frozen=True):
     arrived_s: float = 0.0
     predicted_tokens: float = 0.0
 
+    @property
+    def context(self) -> float:
+        """Tokens that each of its sequences attends to, in the mean over its answer."""
+        return self.num_tokens + self.predicted_tokens / 2
+
 
 class Terms(msgspec.Struct, frozen=True):
     """Record the numbers that decided a placement, or those of one candidate. Times are predictions.

@@ -35,7 +35,7 @@ def tbt_now_s(state: State, request: Request, decode: int) -> float:
     if not state.costs.is_step_measured:
         return 0.0
     batch, context = state.decoding(decode)
-    return float(state.costs.tbt_s(decode, batch, context, _tokens(request), request.n))
+    return float(state.costs.tbt_s(decode, batch, context, request.context, request.n))
 
 
 def tbt_step_s(state: State, decode: int) -> float:
@@ -54,12 +54,8 @@ def mean_tbt_s(state: State, request: Request, others: int) -> float:
         return 0.0
     columns = state.decode_columns
     each = float(columns.context.sum()) / max(1.0, float(columns.batch.sum()))
-    context = each * others + request.n * _tokens(request)
+    context = each * others + request.n * request.context
     return state.costs.mean_step_s((others + request.n) / len(columns), context / len(columns))
-
-
-def _tokens(request: Request) -> int:
-    return request.num_tokens + int(request.predicted_tokens / 2)
 
 
 def relief_s(state: State, request: Request, tbt_s: float, limit_s: float) -> float:

@@ -121,18 +121,12 @@ class Costs:
         seconds = self.load_s(instance, "dram", near) + self.transfer_s(instance, far, True, flows)
         return seconds + self._load["ssd"].of_all * self.config.load.seconds("ssd", ssd)
 
-    def ttft_s(
-        self, instance: Column, queue_s: Column, fetch_s: Column, num_tokens: Column, cached: Column
-    ) -> Any:
-        """Predict the time to the first token, from what queue_s() and fetch_s() have returned."""
-        return queue_s + fetch_s + self.prefill_s(instance, num_tokens, cached)
-
     def mean_step_s(self, batch: float, context_tokens: float) -> float:
         """Predict a decode step of an instance that is like all of them together."""
         return self._step.of_all * float(self.config.decode.step_s(batch, context_tokens))
 
     def tbt_s(
-        self, instance: Column, batch: Column, context_tokens: Column, num_tokens: int, n: int = 1
+        self, instance: Column, batch: Column, context_tokens: Column, num_tokens: float, n: int = 1
     ) -> Any:
         """Predict the time between tokens on an instance that also gets a request of n answers.
 

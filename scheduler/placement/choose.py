@@ -76,8 +76,8 @@ def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
     own_s = float(costs.step_s(own.instance, columns.batch[own.row], columns.context[own.row]))
     if not costs.is_step_measured or own_s <= request.slo_tbt_s:
         return None
-    slots, tokens = own.taken[request_id], request.num_tokens + int(request.predicted_tokens / 2)
-    tbt_s = costs.tbt_s(columns.instance, columns.batch, columns.context, tokens, slots)
+    slots = own.taken[request_id]
+    tbt_s = costs.tbt_s(columns.instance, columns.batch, columns.context, request.context, slots)
     tbt_s = np.where(columns.free >= slots, tbt_s, np.inf)
     tbt_s[own.row] = np.inf
     row = int(tbt_s.argmin())
@@ -97,8 +97,8 @@ class Comparison:
         self._prefills, self._decodes = state.prefill_columns.instance, decodes.instance
         self._near, self._best, self._queue_s = view.near, view.best, view.queue_s
         self._prefill_s, self._cached = view.prefill_s(ranked.reused), view.tokens(ranked.reused)
-        self._batch, tokens = decodes.batch.copy(), request.num_tokens + int(request.predicted_tokens / 2)
-        self._tbt_s = state.costs.tbt_s(decodes.instance, decodes.batch, decodes.context, tokens, request.n)
+        self._batch, load = decodes.batch.copy(), (decodes.batch, decodes.context)
+        self._tbt_s = state.costs.tbt_s(decodes.instance, *load, request.context, request.n)
         tbt_s = self._tbt_s + TIE_S * self._batch
         self._fastest = int(np.where(decodes.free >= request.n, tbt_s, np.inf).argmin())
 

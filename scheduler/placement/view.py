@@ -1,4 +1,4 @@
-"""What a policy sees of the cluster for one request: columns over the prefill instances, made when asked for.
+"""What a policy sees of the cluster for one request: columns over the prefill instances.
 
 Built by `choose.py` for each decision. Knows the books, makes no choices. Explained in
 docs/explain/conductor.md.
@@ -53,11 +53,8 @@ class View:
     def fetch_s(self) -> np.ndarray:
         """(n,) predicted seconds until each instance has the longest prefix: what is not near is moved."""
         if self._fetch_s is None:
-            self._fetch_s = self._predicted_fetch_s()
+            self._fetch_s = self.fetch_beyond_s(self.near)
         return self._fetch_s
-
-    def _predicted_fetch_s(self) -> np.ndarray:
-        return self.fetch_beyond_s(self.near)
 
     def fetch_beyond_s(self, had: np.ndarray) -> np.ndarray:
         """(n,) predicted seconds to move what the longest prefix has beyond the first `had` blocks."""

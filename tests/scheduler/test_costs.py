@@ -99,12 +99,10 @@ def test_columns_give_what_their_numbers_give() -> None:
         )
 
 
-def test_ttft_is_queue_and_fetch_and_prefill_and_tbt_counts_the_new_request() -> None:
+def test_a_fetch_adds_its_parts_and_tbt_counts_the_new_request() -> None:
     costs = Costs(CONFIG)
     fetch_s = costs.fetch_s(1, 8 * 10**9, 2 * 10**9, ssd=10**9)
     assert fetch_s == pytest.approx(1.0 + 1.001 + 1.005)
-    found = costs.ttft_s(1, 2.0, fetch_s, 8192, 4096)
-    assert found == pytest.approx(2.0 + fetch_s + CONFIG.prefill.seconds(8192, 4096))
     assert costs.tbt_s(1, 3, 3000, 1000, 2) == pytest.approx(CONFIG.decode.step_s(5, 5000))
 
 
