@@ -56,7 +56,7 @@ class HeldLine:
         self._by_length.add(request.request_id, FIRST if front else (request.predicted_tokens,), front=front)
 
     def head(self) -> Request | None:
-        """Return the request that may take the next slot; None when nobody waits."""
+        """Return the request that may take the next slot; None when the line is empty."""
         name = self._line.head()
         if name is None:
             return None

@@ -22,7 +22,7 @@ class Request(msgspec.Struct, frozen=True):
     class_id       service class, 0 the highest: an index of the configured classes
     wait_limit_s   longest time that the client waits for its prefill to begin
     n              answers to the one prompt: each takes a decode slot, all on one instance
-    tenant         whose request it is; "" when nobody said
+    tenant         whose request it is; "" if none was named
     slo_ttft_s     time to first token that it asks for; inf: none
     slo_tbt_s      likewise, time between tokens
     arrived_s      when it came, or was preempted, on the caller's clock

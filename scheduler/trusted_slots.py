@@ -3,7 +3,7 @@
 Kept by `scheduler.held_line`, for the queue `predicted`. Books only. Explained in docs/explain/conductor.md.
 
     k slots --+-- floor(trust * k) trusted: for the shortest predicted answer
-              `-- the others plain: for whoever came first
+              `-- the others plain: first come, first served
 
 A free plain slot is always taken before a trusted one. Trusted slots therefore only take requests out of the
 line of the plain ones: with fixed service times none begins later than with the plain slots alone.

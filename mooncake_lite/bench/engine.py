@@ -66,17 +66,23 @@ QUICK = Plan(
 )
 
 
+def warm(folder: Path | None, threads: int) -> tuple[Path, Ours]:
+    """Load a model, the default one where there is no folder, and let it answer once. Raises ModelError."""
+    if folder is None:
+        with console_progress() as progress:
+            folder = resolve_model(DEFAULT_MODEL, progress=progress)
+    ours = Ours(folder, threads)
+    ours.answer(WARM_UP, 2)
+    return folder, ours
+
+
 def run(quick: bool, folder: Path | None = None) -> list[Row]:
     """Measure. Raises ClusterError, ModelError.
 
     folder   of the model; the default model where it is None
     """
     plan, threads = QUICK if quick else FULL, min(THREADS, usable_cores())
-    if folder is None:
-        with console_progress() as progress:
-            folder = resolve_model(DEFAULT_MODEL, progress=progress)
-    ours = Ours(folder, threads)
-    ours.answer(WARM_UP, 2)
+    folder, ours = warm(folder, threads)
     through = engine_cluster.run(ours, folder, threads, plan.streams, plan.stream, plan.runs)
     with start_peers(folder, threads) as peers:
         rows = engine_decode.run(ours, [peers.generate, peers.llama], *plan.single, plan.runs)

@@ -17,14 +17,9 @@ from mooncake_lite.bench import (
     ideas_prefix,
     ideas_trace,
 )
-from mooncake_lite.bench.engine import THREADS
-from mooncake_lite.bench.engine_ours import Ours
-from mooncake_lite.bench.engine_peers import WARM_UP
+from mooncake_lite.bench.engine import THREADS, warm
 from mooncake_lite.bench.result import Row
-from mooncake_lite.config import DEFAULT_MODEL
 from mooncake_lite.launch.machine import usable_cores
-from mooncake_lite.model import resolve_model
-from mooncake_lite.model.progress import console_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +69,7 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     folder   of the model; the default model where it is None
     """
     plan, threads = QUICK if quick else FULL, min(THREADS, usable_cores())
-    if folder is None:
-        with console_progress() as progress:
-            folder = resolve_model(DEFAULT_MODEL, progress=progress)
-    ours = Ours(folder, threads)
-    ours.answer(WARM_UP, 2)
+    folder, ours = warm(folder, threads)
     vocab = ours.model.config.vocab_size
     rows = ideas_prefix.run(ours.model, *plan.prefix, plan.runs)
     rows += ideas_answers.run(ours.model, *plan.answers, plan.runs)

@@ -87,7 +87,7 @@ class RequestArrived(Event, frozen=True):
     wait_limit_s   longest time that the gateway waits for the first token
     n              answers (branches) to the one prompt, numbered from 0
     class_id       service class, an index of ControlConfig.classes
-    tenant         whose request it is; "" when nobody said
+    tenant         whose request it is; "" if none was named
     slo_ttft_s     time to first token that the client asks for; inf: the limit of its class
     slo_tbt_s      likewise, time between tokens
     """

@@ -3,9 +3,9 @@
     load = max(predicted TTFT / its limit, predicted TBT / its limit)
     P(refuse) = 0 up to START, rising evenly to 1 at a load of 1
 
-A threshold refuses nobody and then everybody; this refuses some early. Random early detection does the same
-to packets (S. Floyd and V. Jacobson, IEEE/ACM Transactions on Networking, 1993). A hash of the request's id
-draws, so that a replay refuses the same requests.
+A threshold refuses nothing and then everything; this refuses some requests early. Random early detection
+does the same to packets (S. Floyd and V. Jacobson, IEEE/ACM Transactions on Networking, 1993). A hash of the
+request's id draws, so that a replay refuses the same requests.
 """
 
 from __future__ import annotations

@@ -85,5 +85,5 @@ class View:
         return state.costs.rack_transfer_s(instance, moved, flows)  # type: ignore[no-any-return]
 
     def draw(self, what: str) -> int:
-        """A number that the request decides and nobody else: the same in every process and every replay."""
+        """A number that depends on the request alone: the same in every process and every replay."""
         return xxh3_64_intdigest(f"{what} {self.request.request_id}".encode())

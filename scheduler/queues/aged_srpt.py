@@ -1,4 +1,4 @@
-"""Aged SRPT: the shortest predicted prefill first, but nobody waits for ever.
+"""Aged SRPT: the shortest predicted prefill first, but no request waits forever.
 
     key = S + a * arrival        S predicted prefill seconds, a ageing
 
@@ -13,7 +13,7 @@ from scheduler.queues.fcfs import FCFS
 from scheduler.requests import Request
 
 AGEING = 0.1
-"""Seconds of prefill that a second of waiting is worth: a prefill of 3 s is passed by nobody 30 s later."""
+"""Seconds of prefill that a second of waiting is worth: no request passes a prefill of 3 s after 30 s."""
 
 
 class AgedSRPT(FCFS):

@@ -1,4 +1,4 @@
-"""A learning-augmented queue: a part of the decode slots trusts predicted lengths, the others trust nobody.
+"""A learning-augmented queue: some decode slots go by predicted length, the others by arrival.
 
 Of k decode slots floor(trust * k) go to the shortest predicted answer that waits, the others first come,
 first served (`scheduler.trusted_slots`). Good predictions shorten the mean wait; with bad ones, and fixed

@@ -1,7 +1,7 @@
 """Shortest remaining processing time: the shortest predicted prefill begins first.
 
 The least mean time in the system on one server (L. Schrage, "A proof of the optimality of the shortest
-remaining processing time discipline", Operations Research, 1968). A long prompt may wait for ever: see
+remaining processing time discipline", Operations Research, 1968). A long prompt may wait forever: see
 aged_srpt.py. A prefill that has begun is not interrupted.
 """
 
