@@ -53,9 +53,9 @@ MAX_FIXED_ROWS_OF_X = 2
 """Up to here v3 multiplies, a row of x at a time; above, v2 makes float32 of a weight once for all rows."""
 _RUNS = 5
 """Of one thread over weights of a new shape; the first may have to fetch them from the disk."""
-_PAUSE_S = 50e-6
+_PAUSE_S = 20e-6
 """Between two parallel regions: about what a decode step computes on one core between them."""
-_REGIONS = 40
+_REGIONS, _BURST, _BETWEEN_BURSTS_S = 40, 8, 0.01
 
 
 class Linears:
@@ -209,17 +209,37 @@ def _measured_serial_us(parts: list[Rows], table: np.ndarray) -> float:
     return _serial_us[key]
 
 
-@functools.cache
-def region_us(workers: int) -> float:
-    """What a parallel region costs here: the least of some empty ones, in microseconds; asked once.
+_region_us: dict[int, float] = {}
+"""Workers -> what a parallel region costs with them."""
 
-    Some 3 where threads spin through the pause before it (by default; our ranks do for a while), 50 and more
-    where they sleep (OMP_WAIT_POLICY=passive) and their core with them. The least, because other processes
-    start beside this one. A layer is cut in two only where half its time is more than that.
+
+def region_us(workers: int) -> float:
+    """What a parallel region costs here, in microseconds; measured once, unless `use_region_us` told it.
+
+    A layer is cut in two only where half its time is more than that.
+    """
+    if workers not in _region_us:
+        _region_us[workers] = measured_region_us(workers)
+    return _region_us[workers]
+
+
+def use_region_us(workers: int, microseconds: float) -> None:
+    """Take a cost that another process of this machine has measured."""
+    _region_us[workers] = microseconds
+
+
+def measured_region_us(workers: int) -> float:
+    """The least of some empty parallel regions, in microseconds.
+
+    Some 2 where threads spin through the pause before it (by default; our ranks do for a while), 50 and more
+    where they sleep (OMP_WAIT_POLICY=passive) and their core with them. The least, and in bursts with time
+    between them: while another process holds a core, every region lasts as long as its threads spin.
     """
     table = np.empty((0, TABLE_COLUMNS), np.int64)
     taken = []
-    for _ in range(_REGIONS):
+    for number in range(_REGIONS):
+        if number % _BURST == 0:
+            time.sleep(_BETWEEN_BURSTS_S)
         pause_end = time.perf_counter() + _PAUSE_S
         while time.perf_counter() < pause_end:
             pass

@@ -15,11 +15,11 @@ from mooncake_lite.modes import COMPUTE_ROLES
 ROOMY_CORES = 4
 """From this many cores per compute rank on, ranks get cores of their own."""
 
-SPINS = 2000
+SPINS = 1500
 """How often a waiting thread of libgomp looks for work before it sleeps. A look takes 10 ns (libgomp's
 estimate) to 54 ns (measured), as the processor's pause instruction does. It covers most waits within a decode
-step, which has more than 100 parallel regions. libgomp's default, 300,000, would hold the core that another
-rank's thread needs. Measured: docs/how-to/launch.md."""
+step, which has more than 100 parallel regions. With more, a decode step waits longer for threads whose core
+computes a prompt. libgomp's default is 300,000. Measured: docs/how-to/launch.md."""
 
 
 def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str] | None = None) -> int:

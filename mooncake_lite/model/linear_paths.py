@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows
+from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows, measured_region_us, use_region_us
+from kernels_numba.runtime import get_num_threads
 from mooncake_lite.model.path_table import PathTable
 from mooncake_lite.model.projection import Family, Paths, Projection, shape_of
 from mooncake_lite.model.weights import Linear
@@ -22,6 +23,8 @@ _TILE_ROWS = (0, 1, 2, 4, 8, 16, MAX_ROWS_OF_X)
 _LAYERS = 6
 """Layers of one kind that are measured in turn: together they and their tensors are more than a core's cache
 holds, as in a decode step, where each layer is met once."""
+_REGION_RUNS = 20
+"""Measurements of a parallel region, over a second: another process that starts now pauses within it."""
 _ROUNDS, _FEWEST, _ENOUGH_S = 8, 12, 0.1
 """Of one comparison: as many rounds, or fewer once they have taken this long and _FEWEST runs are counted."""
 
@@ -29,8 +32,13 @@ _ROUNDS, _FEWEST, _ENOUGH_S = 8, 12, 0.1
 def choose_paths(projections: Iterable[Projection], table: PathTable) -> None:
     """Give every projection its paths: those that the table of this machine names for its kind of layer.
 
-    What the table lacks is measured and added to it; see PathTable.update for how processes share this.
+    Our kernels get the cost of a parallel region from the table as well. What the table lacks is measured and
+    added to it.
     """
+    workers = get_num_threads()
+    use_region_us(
+        workers, table.region_us(lambda: min(measured_region_us(workers) for _ in range(_REGION_RUNS)))
+    )
     groups: dict[str, list[Projection]] = {}
     for projection in projections:
         groups.setdefault(" + ".join(map(_kind, projection.linears)), []).append(projection)

@@ -1,11 +1,13 @@
 """The table of paths on disk: which kernels multiply how many rows, measured once per machine.
 
 Used by linear_paths.py, and by `doctor`, which shows it. All ranks of a machine read the same table, so they
-take the same paths and get the same bits. Knows files and locks, no kernels. Explained in docs/model.md.
+take the same paths and get the same bits. Ranks start together and would disturb each other's measurements.
+Knows files and locks, no kernels. Explained in docs/model.md.
 
     <cache folder>/linear-paths/<digest of the machine>.json
     {"machine": {"cpu": ..., "threads": 2, ...},
      "measured": [{"at": "2026-11-22 14:03", "load": 0.4}, ...],
+     "region_us": 1.5,
      "paths": {"960x576 Q4_1": {"fixed": 2, "tiles": 32}, ...}}
 """
 
@@ -13,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,18 @@ _KERNELS = ("linear_*.py", "vectors*.py", "numerics.py", "runtime.py")
 """Files of kernels_numba that the speed of a linear layer depends on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What was measured on one machine.
+
+    region_us   what a parallel region costs, in microseconds; None: not measured yet
+    paths       kind of layer -> its paths
+    """
+
+    region_us: float | None = None
+    paths: dict[str, Paths] = field(default_factory=dict)
+
+
 class PathTable:
     """The table of one machine.
 
@@ -50,51 +66,75 @@ class PathTable:
         """The file. Raises CacheError when its folder cannot be made."""
         return subfolder("linear-paths") / f"{self._digest}.json"
 
-    def read(self) -> dict[str, Paths]:
-        """Kind of layer -> its paths; empty where the file is absent, damaged or of another machine.
+    def read(self) -> Table:
+        """What is on disk; empty where the file is absent, damaged or of another machine.
 
         Raises CacheError when the folder cannot be used.
         """
         try:
             content = json.loads(self.path.read_bytes())
         except (OSError, ValueError):
-            return {}
+            return Table()
         if not isinstance(content, dict) or content.get("machine") != self.machine:
-            return {}
+            return Table()
         try:
-            return {str(kind): _paths(found) for kind, found in content["paths"].items()}
+            paths = {str(kind): _paths(found) for kind, found in content["paths"].items()}
+            return Table(_region_us(content["region_us"]), paths)
         except (AttributeError, KeyError, TypeError, ValueError):
-            return {}
+            return Table()
+
+    def region_us(self, measure: Callable[[], float]) -> float:
+        """What a parallel region costs, in microseconds; if the table lacks it, it is measured and added."""
+
+        def add(table: Table) -> Table:
+            return Table(measure(), table.paths)
+
+        found = self._completed(lambda table: table.region_us is not None, add).region_us
+        assert found is not None
+        return found
 
     def update(self, kinds: Collection[str], measure: Callable[[str], Paths]) -> dict[str, Paths]:
-        """The paths of these kinds of layers; what the table lacks is measured and added to it.
+        """The paths of these kinds of layers; what the table lacks is measured and added to it."""
+
+        def add(table: Table) -> Table:
+            missing = [kind for kind in kinds if kind not in table.paths]
+            old = table.paths if len(table.paths) + len(missing) <= MOST_KINDS else {}
+            return Table(table.region_us, old | {kind: measure(kind) for kind in kinds if kind not in old})
+
+        return self._completed(lambda table: not kinds - table.paths.keys(), add).paths
+
+    def _completed(self, is_complete: Callable[[Table], bool], add: Callable[[Table], Table]) -> Table:
+        """The table with what `add` measures, if that was missing.
 
         One process of the machine measures, the others wait for its table, at most WAIT_S. Where the cache
         folder cannot be used, or the wait is over, this process measures for itself and stores nothing.
         """
         try:
-            found = self.read()
-            if not kinds - found.keys():
-                return found
+            table = self.read()
+            if is_complete(table):
+                return table
             with locked(f"linear-paths-{self._digest}", WAIT_S):
-                found = self.read()
-                missing = [kind for kind in kinds if kind not in found]
-                if missing:
+                table = self.read()
+                if not is_complete(table):
                     now = {"at": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}
-                    found = found if len(found) + len(missing) <= MOST_KINDS else {}
-                    found |= {kind: measure(kind) for kind in kinds if kind not in found}
-                    self._write(found, now)
-                return found
+                    table = add(table)
+                    self._write(table, now)
+                return table
         except CacheError:
-            return {kind: measure(kind) for kind in kinds}
+            return add(Table())
 
-    def _write(self, found: dict[str, Paths], now: dict[str, Any]) -> None:
+    def _write(self, table: Table, now: dict[str, Any]) -> None:
         """Replace the file at once, so that no reader sees a part of it. Raises CacheError.
 
         now   the time, and the load average of one minute, before what is new was measured
         """
-        paths = {kind: {"fixed": one.fixed, "tiles": one.tiles} for kind, one in found.items()}
-        content = {"machine": self.machine, "measured": [*measured(self.path), now], "paths": paths}
+        paths = {kind: {"fixed": one.fixed, "tiles": one.tiles} for kind, one in table.paths.items()}
+        content = {
+            "machine": self.machine,
+            "measured": [*measured(self.path), now],
+            "region_us": table.region_us,
+            "paths": paths,
+        }
         text = json.dumps(content, indent=1)
         part = self.path.with_suffix(f".{os.getpid()}.part")
         with cache_errors():
@@ -120,6 +160,13 @@ def _paths(found: dict[str, Any]) -> Paths:
     if not (type(fixed) is type(tiles) is int and 0 <= fixed <= tiles <= MAX_ROWS_OF_X):
         raise ValueError(f"{found!r} are no limits")
     return Paths(fixed, tiles)
+
+
+def _region_us(found: Any) -> float | None:
+    """Raises ValueError for anything but None or a time."""
+    if found is not None and not (type(found) in (int, float) and 0 <= found < math.inf):
+        raise ValueError(f"{found!r} is no time")
+    return found  # type: ignore[no-any-return]
 
 
 def this_machine(threads: int) -> dict[str, Any]:

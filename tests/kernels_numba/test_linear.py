@@ -153,8 +153,19 @@ def test_waiting_for_another_thread_s_kernel_is_no_cost_of_a_parallel_region(mon
         return now[0]
 
     monkeypatch.setattr(linear_layers, "PARALLEL_CALL", Busy())
-    monkeypatch.setattr(linear_layers, "time", SimpleNamespace(perf_counter=perf_counter))
-    assert linear_layers.region_us.__wrapped__(2) == pytest.approx(1.0, rel=1e-3)
+    monkeypatch.setattr(
+        linear_layers, "time", SimpleNamespace(perf_counter=perf_counter, sleep=lambda s: None)
+    )
+    assert linear_layers.measured_region_us(2) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_region_costs_what_another_process_of_this_machine_has_measured(monkeypatch) -> None:
+    monkeypatch.setattr(linear_layers, "_region_us", {})
+    group = Linears([made("Q8_0", 4096, 512)])
+    linear_layers.use_region_us(linear_layers.get_num_threads(), 1e9)
+    assert not group.shared(32)
+    linear_layers.use_region_us(linear_layers.get_num_threads(), 0.0)
+    assert group.shared(1) == (linear_layers.get_num_threads() > 1)
 
 
 def test_it_runs_where_vectors_are_narrower() -> None:

@@ -11,12 +11,13 @@ import pytest
 from mooncake_lite.cache import VARIABLE, locked
 from mooncake_lite.doctor import _linear_paths
 from mooncake_lite.model import path_table
-from mooncake_lite.model.path_table import PathTable, measured, this_machine
+from mooncake_lite.model.path_table import PathTable, Table, measured, this_machine
 from mooncake_lite.model.projection import Paths
 
 pytestmark = pytest.mark.quick
 
 MACHINE = {"cpu": "a processor", "threads": 2}
+START = '{"machine": {"cpu": "a processor", "threads": 2}, '
 
 
 class Measuring:
@@ -40,12 +41,19 @@ def test_a_second_process_reads_what_the_first_has_measured(own_cache: Path) -> 
     assert PathTable(MACHINE).update({"a"}, refuse)["a"] == Paths(2, 16)
 
 
+def test_the_cost_of_a_parallel_region_is_measured_once_and_kept_with_the_paths(own_cache: Path) -> None:
+    assert PathTable(MACHINE).region_us(lambda: 1.5) == 1.5
+    PathTable(MACHINE).update({"a"}, Measuring())
+    assert PathTable(MACHINE).region_us(lambda: 99.0) == 1.5
+    assert PathTable(MACHINE).read() == Table(1.5, {"a": Paths(2, 16)})
+
+
 def test_another_model_adds_its_kinds_of_layers(own_cache: Path) -> None:
     PathTable(MACHINE).update({"a"}, Measuring())
     second = Measuring(0, 8)
     PathTable(MACHINE).update({"a", "c"}, second)
     assert second.kinds == ["c"]
-    assert PathTable(MACHINE).read() == {"a": Paths(2, 16), "c": Paths(0, 8)}
+    assert PathTable(MACHINE).read().paths == {"a": Paths(2, 16), "c": Paths(0, 8)}
 
 
 def test_the_table_and_the_doctor_tell_how_busy_the_machine_was(
@@ -62,7 +70,7 @@ def test_the_table_and_the_doctor_tell_how_busy_the_machine_was(
     assert str(path.parent) in finding.follows
     path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": 5}))
     assert measured(path) == []
-    assert PathTable(MACHINE).read().keys() == {"a", "b", "c"}
+    assert PathTable(MACHINE).read().paths.keys() == {"a", "b", "c"}
 
 
 def test_another_machine_has_a_table_of_its_own(own_cache: Path) -> None:
@@ -79,11 +87,15 @@ def test_another_machine_has_a_table_of_its_own(own_cache: Path) -> None:
         "{",
         "[1]",
         '{"machine": {"cpu": "a processor", "threads": 2}}',
-        '{"machine": {"cpu": "a processor", "threads": 2}, "paths": {"a": {"fixed": 2}}}',
-        '{"machine": {"cpu": "a processor", "threads": 2}, "paths": {"a": {"fixed": 4, "tiles": 2}}}',
-        '{"machine": {"cpu": "a processor", "threads": 2}, "paths": {"a": {"fixed": 0, "tiles": 4096}}}',
-        '{"machine": {"cpu": "a processor", "threads": 2}, "paths": {"a": {"fixed": false, "tiles": 2.5}}}',
-        '{"machine": {"cpu": "another", "threads": 2}, "paths": {"a": {"fixed": 2, "tiles": 2}}}',
+        START + '"region_us": 1.5, "paths": {"a": {"fixed": 2}}}',
+        START + '"region_us": 1.5, "paths": {"a": {"fixed": 4, "tiles": 2}}}',
+        START + '"region_us": 1.5, "paths": {"a": {"fixed": 0, "tiles": 4096}}}',
+        START + '"region_us": 1.5, "paths": {"a": {"fixed": false, "tiles": 2.5}}}',
+        START + '"region_us": -1, "paths": {}}',
+        START + '"region_us": "1", "paths": {}}',
+        START + '"region_us": Infinity, "paths": {}}',
+        START.replace("a processor", "another")
+        + '"region_us": 1.5, "paths": {"a": {"fixed": 2, "tiles": 2}}}',
         "\xff\xfe",
     ],
 )
@@ -125,7 +137,7 @@ def test_a_process_that_waited_too_long_measures_for_itself(
     table = PathTable(MACHINE)
     with locked(f"linear-paths-{table.path.stem}"):
         assert table.update({"a"}, Measuring()) == {"a": Paths(2, 16)}
-    assert table.read() == {}
+    assert table.read() == Table()
 
 
 def test_without_a_cache_folder_every_process_measures(
@@ -140,7 +152,7 @@ def test_a_table_does_not_grow_without_end(own_cache: Path, monkeypatch: pytest.
     monkeypatch.setattr(path_table, "MOST_KINDS", 2)
     PathTable(MACHINE).update({"a", "b"}, Measuring())
     PathTable(MACHINE).update({"b", "c"}, Measuring())
-    assert PathTable(MACHINE).read().keys() == {"b", "c"}
+    assert PathTable(MACHINE).read().paths.keys() == {"b", "c"}
 
 
 def test_a_machine_is_told_by_its_processor_threads_and_versions(
