@@ -29,6 +29,8 @@ class HeldLine:
     prefill_s   predicted seconds of the prefills of all that wait, without corrections
     sequences   decode slots that they need
     slots       decode slots, and which of them go by predicted length
+
+    _by_length holds those that trusted slots suffice for, the shortest predicted answer first.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -53,19 +55,29 @@ class HeldLine:
         self.prefill_s += prefill_s
         self.sequences += request.n
         self._line.add(request.request_id, key, front=front)
-        self._by_length.add(request.request_id, FIRST if front else (request.predicted_tokens,), front=front)
+        if request.n <= self.slots.trusted:
+            length = FIRST if front else (request.predicted_tokens,)
+            self._by_length.add(request.request_id, length, front=front)
 
     def head(self) -> Request | None:
-        """Return the request that may take the next slot; None when the line is empty."""
+        """Return the request whose turn it is; None: none waits, or those that wait have no turn yet."""
         name = self._line.head()
         if name is None:
             return None
-        first = self._held[name].request
-        if self._queue.trust and not self.slots.has_plain(first.n):
-            shortest = self._by_length.head()
-            assert shortest is not None, "both lines have the same requests"
-            return self._held[shortest].request
-        return first
+        first, slots = self._held[name].request, self.slots
+        if not self._queue.trust:
+            return first
+        if slots.is_turn_of_first(first.n):
+            return first if slots.has_free(first.n) else None
+        name = self._by_length.head()
+        shortest = self._held[name].request if name is not None else None
+        return shortest if shortest is not None and slots.has_trusted(shortest.n) else None
+
+    def place(self, request: Request) -> Held | None:
+        """Give a request its slots. It leaves the line if it waits there; see `leave`."""
+        is_first = self._line.head() in (None, request.request_id)
+        self.slots.take(request.request_id, request.n, is_first=is_first)
+        return self.leave(request.request_id)
 
     def leave(self, request_id: str) -> Held | None:
         """Let a request leave. Returns what it was; None for an unknown one."""
@@ -84,5 +96,5 @@ class HeldLine:
         assert self._held.keys() == set(self._line)
         self._line.check()
         self._by_length.check()
-        assert set(self._line) == set(self._by_length)
+        assert set(self._by_length) <= set(self._line)
         self.slots.check()

@@ -186,7 +186,7 @@ class State:
         prefill, decode = self.prefills[placement.prefill], self.decodes[placement.decode]
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
         assert self.decode_of(prefill.instance) in (None, decode), "another one decodes what it prefills"
-        held = self.held.leave(request_id)
+        held = self.held.place(request)
         prefill_s = self._prefill_s(request, placement.cached_tokens)
         key = FIRST if front else held.key if held else self.queue.key(request, prefill_s, now)
         placed = self._placed[request_id] = Placed(request, placement, prefill_s, key)
@@ -201,7 +201,7 @@ class State:
         request_id, decode = request.request_id, self.decodes[placement.decode]
         assert request_id not in self._placed, f"request {request_id} has a place already"
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
-        self.held.leave(request_id)
+        self.held.place(request)
         placed = self._placed[request_id] = Placed(request, placement, decodes=True)
         self._take_slots(decode, placed, request.n)
         self.decode_load.begins(request_id, request.n, now)
@@ -331,7 +331,7 @@ class State:
         """Give a request this many slots, more or fewer than it has."""
         name = placed.request.request_id
         more = decode.take(name, slots, placed.context, coming=not placed.decodes)
-        self.held.slots.take(name, slots)
+        self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
         self._show_decode(decode)
 

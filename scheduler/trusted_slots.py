@@ -2,11 +2,15 @@
 
 Kept by `scheduler.held_line`, for the queue `predicted`. Books only. Explained in docs/explain/conductor.md.
 
-    k slots --+-- floor(trust * k) trusted: for the shortest predicted answer
-              `-- the others plain: first come, first served
+    k slots --+-- q = floor(trust * k) trusted: for the shortest predicted answer
+              `-- p = k - q plain: first come, first served
 
-A free plain slot is always taken before a trusted one. Trusted slots therefore only take requests out of the
-line of the plain ones: with fixed service times none begins later than with the plain slots alone.
+A request of n answers needs n slots. The first in the line has its turn when min(n, p) plain slots are free,
+and begins once n slots are free in all. Until then no other request begins. When the first has no turn, the
+shortest predicted begins if n trusted slots are free for it.
+
+Trusted slots therefore only take requests out of the line of the plain ones. A wide request, of more than p
+answers, needs trusted slots too, and waits until enough of those that have them end.
 """
 
 from __future__ import annotations
@@ -18,37 +22,61 @@ class TrustedSlots:
     """Which slots are free.
 
     trust    0 to 1
-    _plain   request -> plain slots that it has; `_trusted` likewise
+    _taken   request -> (plain slots, trusted slots) that it has
+    _free    plain slots that are free, and trusted ones
     """
 
     def __init__(self, trust: float) -> None:
         self._trust = trust
-        self._slots = 0
-        self._plain: dict[str, int] = {}
-        self._trusted: dict[str, int] = {}
-        self._plain_used = 0
+        self._slots = self._plain = 0
+        self._free = [0, 0]
+        self._taken: dict[str, tuple[int, int]] = {}
+
+    @property
+    def trusted(self) -> int:
+        """Return the number of trusted slots."""
+        return self._slots - self._plain
 
     def add(self, slots: int) -> None:
-        """Add slots to all that there are."""
+        """Add slots to all that there are. Neither kind becomes fewer."""
+        plain, trusted = self._plain, self.trusted
         self._slots += slots
+        self._plain = self._slots - floor(self._trust * self._slots)
+        self._free = [self._free[0] + self._plain - plain, self._free[1] + self.trusted - trusted]
 
-    def has_plain(self, slots: int) -> bool:
-        """Tell whether so many plain slots are free."""
-        return self._plain_used + slots <= self._slots - floor(self._trust * self._slots)
+    def is_turn_of_first(self, slots: int) -> bool:
+        """Tell whether the first in the line, which needs so many slots, goes before the shortest."""
+        return self._plain > 0 and self._free[0] >= min(slots, self._plain)
 
-    def take(self, request_id: str, slots: int) -> None:
-        """Give a request this many slots instead of those that it has: plain ones if there are enough."""
-        had_trusted = self._trusted.pop(request_id, 0)
-        self._plain_used -= self._plain.pop(request_id, 0)
-        if not slots:
-            return
-        if not had_trusted and self.has_plain(slots):
-            self._plain[request_id] = slots
-            self._plain_used += slots
-        else:
-            self._trusted[request_id] = slots
+    def has_free(self, slots: int) -> bool:
+        """Tell whether so many slots are free, of both kinds together, or there are not as many at all."""
+        return sum(self._free) >= slots or slots > self._slots
+
+    def has_trusted(self, slots: int) -> bool:
+        """Tell whether so many trusted slots are free."""
+        return self._free[1] >= slots
+
+    def take(self, request_id: str, slots: int, *, is_first: bool) -> None:
+        """Give a request slots. The first in the line gets plain ones as far as they go, others trusted."""
+        plain_free, trusted_free = self._free
+        plain = min(slots, plain_free) if is_first else max(0, slots - trusted_free)
+        self._set(request_id, plain, slots - plain)
+
+    def keep(self, request_id: str, slots: int) -> None:
+        """Free all slots of a request but these, its plain ones first. Without slots it is forgotten."""
+        _, trusted = self._taken[request_id]
+        trusted = min(slots, trusted)
+        self._set(request_id, slots - trusted, trusted)
+
+    def _set(self, request_id: str, plain: int, trusted: int) -> None:
+        had_plain, had_trusted = self._taken.pop(request_id, (0, 0))
+        self._free[0] += had_plain - plain
+        self._free[1] += had_trusted - trusted
+        if plain or trusted:
+            self._taken[request_id] = plain, trusted
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._plain_used == sum(self._plain.values())
-        assert not self._plain.keys() & self._trusted.keys()
+        plain, trusted = (sum(taken) for taken in zip((0, 0), *self._taken.values()))
+        assert self._free == [self._plain - plain, self.trusted - trusted]
+        assert min(self._free) >= 0

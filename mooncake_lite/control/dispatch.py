@@ -88,13 +88,12 @@ class Dispatcher:
         if refused is not None:
             return refused
         decision: Placement | Wait | Rejection = Wait(request.request_id, "others wait")
-        if not self._requests.no_place and self._state.held.head() is None:
+        if not self._requests.no_place and not self._state.held:
             decision = self.choose(self._state, request, now)
+            self._requests.no_place = isinstance(decision, Wait)
         if isinstance(decision, Rejection):
             return decision
         placement = decision if isinstance(decision, Placement) else None
-        if placement is None:
-            self._requests.no_place = True
         refused = self.admission.on_place(self._state, request, placement, now)
         return decision if refused is None else refused
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from math import inf
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +11,6 @@ from scheduler.line import FIRST, Line
 from scheduler.queues import QUEUES, QueueConfig
 from scheduler.queues.aged_srpt import AgedSRPT
 from scheduler.queues.fair import FairShares
-from scheduler.queues.fcfs import FCFS
-from scheduler.queues.predicted import Predicted
-from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
 
@@ -124,52 +118,3 @@ def test_a_resumed_request_begins_before_all_others() -> None:
     line.add("again", FIRST, front=True)
     line.add("first of all", FIRST, front=True)
     assert list(line) == ["first of all", "again", "a"]
-
-
-# ------------------------------------------------------------------------------ predicted lengths
-
-
-def starts(trust: float, slots: int, jobs: list[tuple[float, float, float]]) -> list[float]:
-    """When each job (arrival, seconds, predicted length) gets a decode slot. Prefills take no time."""
-    state = s.State(10**6, queue=Predicted(trust) if trust else FCFS())
-    state.add_instance(1, 0, ["prefill"], len(jobs))
-    state.add_instance(2, 0, ["decode"], slots)
-    begun = [inf] * len(jobs)
-    events: list[tuple[float, int, int]] = []  # time, 0 for an end and 1 for an arrival, number of the job
-    for number, (arrived_s, _, _) in enumerate(jobs):
-        heappush(events, (arrived_s, 1, number))
-    while events:
-        now, is_arrival, number = heappop(events)
-        if is_arrival:
-            wanted = request(f"{number}", now, predicted_tokens=jobs[number][2])
-            state.hold(wanted, now)
-        else:
-            state.forget(f"{number}")
-        while (head := state.held.head()) is not None and len(state.open_prefills()):
-            state.place(head, s.Placement(head.request_id, 1, 2, False, 0, NO_TERMS), now)
-            begun[int(head.request_id)] = now
-            heappush(events, (now + jobs[int(head.request_id)][1], 0, int(head.request_id)))
-        state.check()
-    return begun
-
-
-JOBS = st.lists(st.tuples(SECONDS, SECONDS, st.integers(1, 50).map(float)), min_size=1, max_size=25)
-
-
-@given(jobs=JOBS, slots=st.integers(1, 6), trust=st.sampled_from([0.25, 0.5, 0.75]), lies=st.booleans())
-@QUICK
-def test_with_fixed_service_times_no_request_starts_later_than_under_fcfs_on_the_plain_slots_alone(
-    jobs: list[tuple[float, float, float]], slots: int, trust: float, lies: bool
-) -> None:
-    """Whatever is predicted: `lies` has the longest answers called the shortest."""
-    if lies:
-        jobs = [(arrived_s, work_s, 100.0 - work_s) for arrived_s, work_s, _ in jobs]
-    plain = slots - int(trust * slots)
-    alone = starts(0.0, plain, jobs)
-    for ours, theirs in zip(starts(trust, slots, jobs), alone):
-        assert ours <= theirs + 1e-9
-
-
-def test_good_predictions_shorten_the_mean_wait() -> None:
-    jobs = [(0.0, work_s, work_s) for work_s in (5.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0)]
-    assert sum(starts(0.5, 2, jobs)) < sum(starts(0.0, 2, jobs))

@@ -1,0 +1,143 @@
+"""The promise of the queue `predicted`, whatever is predicted. It is stated in scheduler/trusted_slots.py.
+
+One server with k decode slots, p of them plain. Prefills take no time, and service times are fixed.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as s
+from scheduler.queues.contract import Queue
+from scheduler.queues.fcfs import FCFS
+from scheduler.queues.predicted import Predicted
+from tests.scheduler.cluster import NO_TERMS
+
+pytestmark = pytest.mark.quick
+
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+TENTHS = st.integers(1, 400).map(lambda tenths: tenths / 10)
+
+
+class Job(NamedTuple):
+    """A request that needs n slots for so many seconds."""
+
+    arrived_s: float
+    work_s: float
+    predicted: float = 0.0
+    n: int = 1
+
+
+def starts(queue: Queue, slots: int, jobs: list[Job]) -> list[float]:
+    """When each job gets its slots; inf: never."""
+    state = s.State(10**6, queue=queue)
+    state.add_instance(1, 0, ["prefill"], len(jobs))
+    state.add_instance(2, 0, ["decode"], slots)
+    begun = [inf] * len(jobs)
+    events: list[tuple[float, int, int]] = []  # time, 0 for an end and 1 for an arrival, number of the job
+    for number, job in enumerate(jobs):
+        heappush(events, (job.arrived_s, 1, number))
+    while events:
+        now, is_arrival, number = heappop(events)
+        if is_arrival:
+            state.hold(request(number, jobs[number]), now)
+        else:
+            state.forget(f"{number}")
+        while (head := state.held.head()) is not None and len(state.open_prefills(head.n)):
+            state.place(head, s.Placement(head.request_id, 1, 2, False, 0, NO_TERMS), now)
+            begun[int(head.request_id)] = now
+            heappush(events, (now + jobs[int(head.request_id)].work_s, 0, int(head.request_id)))
+        state.check()
+    return begun
+
+
+def request(number: int, job: Job) -> s.Request:
+    return s.Request(
+        f"{number}", 64, (), 64, 16, n=job.n, arrived_s=job.arrived_s, predicted_tokens=job.predicted
+    )
+
+
+def on_plain_slots_alone(plain: int, jobs: list[Job]) -> list[float]:
+    """When each job would begin first come, first served; a wide one takes all plain slots."""
+    return starts(FCFS(), plain, [job._replace(n=min(job.n, plain)) for job in jobs])
+
+
+JOBS = st.builds(Job, TENTHS, TENTHS, st.integers(1, 50).map(float), st.integers(1, 6))
+ANY = st.lists(JOBS, min_size=1, max_size=25)
+TRUST = st.sampled_from([0.25, 0.5, 0.75])
+
+
+@given(jobs=ANY, slots=st.integers(1, 6), trust=TRUST, lies=st.booleans())
+@QUICK
+def test_no_request_starts_later_than_first_come_first_served_on_the_plain_slots_alone(
+    jobs: list[Job], slots: int, trust: float, lies: bool
+) -> None:
+    """Lengths are predicted at will, or with `lies` the longest answers are called the shortest."""
+    plain = slots - int(trust * slots)
+    jobs = [job._replace(n=min(job.n, plain)) for job in jobs]
+    if lies:
+        jobs = [job._replace(predicted=100.0 - job.work_s) for job in jobs]
+    alone = on_plain_slots_alone(plain, jobs)
+    for ours_s, theirs_s in zip(starts(Predicted(trust), slots, jobs), alone):
+        assert ours_s <= theirs_s + 1e-9
+
+
+@given(jobs=st.lists(JOBS, min_size=2, max_size=12), slots=st.integers(2, 6), trust=TRUST)
+@QUICK
+def test_a_predictor_that_is_against_one_request_cannot_delay_it_further(
+    jobs: list[Job], slots: int, trust: float
+) -> None:
+    """Each request in turn is called the longest, and all others are called the shortest."""
+    plain = slots - int(trust * slots)
+    jobs = [job._replace(n=min(job.n, plain), predicted=0.0) for job in jobs]
+    alone = on_plain_slots_alone(plain, jobs)
+    for victim, job in enumerate(jobs):
+        against = [*jobs[:victim], job._replace(predicted=1e9), *jobs[victim + 1 :]]
+        assert starts(Predicted(trust), slots, against)[victim] <= alone[victim] + 1e-9
+
+
+@given(jobs=ANY, slots=st.integers(2, 6), trust=TRUST)
+@QUICK
+def test_each_request_wider_than_the_plain_slots_adds_at_most_the_longest_service_time(
+    jobs: list[Job], slots: int, trust: float
+) -> None:
+    """Later than the plain slots alone by at most: wide requests up to it in the line, times the longest."""
+    plain, longest_s = slots - int(trust * slots), max(job.work_s for job in jobs)
+    jobs = sorted((job._replace(n=min(job.n, slots)) for job in jobs), key=lambda job: job.arrived_s)
+    alone = on_plain_slots_alone(plain, jobs)
+    wide = 0
+    for job, ours_s, theirs_s in zip(jobs, starts(Predicted(trust), slots, jobs), alone):
+        wide += job.n > plain
+        assert ours_s <= theirs_s + wide * longest_s + 1e-9
+
+
+def test_a_wide_request_that_is_called_the_longest_begins_while_short_ones_keep_coming() -> None:
+    """It needs 3 of 4 slots, and 2 are plain. Under the lengths alone it would begin when no other comes."""
+    short = [Job(0.1 * number, 1.0, predicted=1.0) for number in range(400)]
+    wide = Job(2.0, 1.0, predicted=1e9, n=3)
+    found = starts(Predicted(0.5), 4, [*short, wide])
+    assert found[-1] < 20.0
+    assert starts(Predicted(1.0), 4, [*short, wide])[-1] > 90.0
+
+
+def test_a_short_answer_takes_no_plain_slot_that_the_first_in_the_line_waits_for() -> None:
+    """The first needs both plain slots, and one of them is free from 4 s on."""
+    jobs = [Job(0.0, 9.0), Job(0.0, 4.0), Job(0.5, 1.0, 50.0, n=2), Job(0.6, 9.0, 1.0), Job(0.7, 9.0, 1.0)]
+    assert starts(Predicted(0.34), 3, jobs)[2:] == [9.0, 0.6, 9.6]
+
+
+def test_good_predictions_shorten_the_mean_wait() -> None:
+    jobs = [Job(0.0, work_s, work_s) for work_s in (5.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0)]
+    assert sum(starts(Predicted(0.5), 2, jobs)) < sum(starts(FCFS(), 2, jobs))
+
+
+def test_with_full_trust_all_slots_go_by_length_and_without_trust_none() -> None:
+    jobs = [Job(0.0, 2.0, 9.0), Job(0.1, 2.0, 8.0), Job(0.2, 2.0, 7.0), Job(0.3, 2.0, 6.0)]
+    assert starts(Predicted(1.0), 1, jobs) == [0.0, 6.0, 4.0, 2.0]
+    assert starts(Predicted(0.0), 1, jobs) == [0.0, 2.0, 4.0, 6.0]
