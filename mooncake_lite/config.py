@@ -20,12 +20,12 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.origins import LOOPBACK, parse_origins
+from mooncake_lite.scheduling_options import check_scheduling
 from mooncake_lite.service_classes import TABLES, Tenant, parse_classes, parse_tenants
-from scheduler.admission import ADMISSIONS, NEED_LIMITS
 from scheduler.classes import ServiceClass
 from scheduler.instance import SHARING, Preemption
-from scheduler.placement import POLICIES
-from scheduler.queues import AGEING, QUEUES, TRUST
+from scheduler.placement import THRESHOLD
+from scheduler.queues import AGEING, TRUST
 from store.errors import UnknownPolicy
 from store.policies import policy_factory
 
@@ -72,23 +72,6 @@ def parse_bytes(text: str | int, name: str = "size") -> int:
     if size < 0:
         raise ConfigError(f"{name}={text!r} is negative")
     return size
-
-
-def parse_racks(text: str, nodes: int | None = None) -> list[int]:
-    """The rack of each node, of "0,0,1"; nothing of "". nodes: how many there are, once that is known.
-
-    Raises ConfigError for what is no number, or when there is not one rack for each node.
-    """
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    if not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
-        raise ConfigError(f"racks={text!r}: give the rack of each node as a number, as in 0,0,1,1")
-    racks = [int(word) for word in words]
-    if racks and nodes is not None and len(racks) != nodes:
-        raise ConfigError(
-            f"racks={text!r} are those of {len(racks)} nodes, and the ranks are on {nodes}; "
-            f"give one rack for each node, as in {','.join(['0'] * nodes)}"
-        )
-    return racks
 
 
 def check_device_name(device: str) -> None:
@@ -170,6 +153,8 @@ class ServeConfig:
                         or the pool keeps it
     prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
     policy              where a request is prefilled and decoded: a name of scheduler.placement.POLICIES
+    balancing_threshold how many times longer than the near prefix the longest one must be to be fetched: the
+                        paper's kvcache_balancing_threshold, for policy kvcache-centric
     admission           which requests are refused: a name of scheduler.admission.ADMISSIONS
     racks               rack of each node, as "0,0,1"; "": every node is a rack of its own
     queue               which waiting request begins first: a name of scheduler.queues.QUEUES
@@ -220,6 +205,7 @@ class ServeConfig:
     enable_chunked_prefill: bool = True
     max_queue: int = 64
     policy: str = "kvcache-centric"
+    balancing_threshold: float = THRESHOLD
     admission: str = "bounded-queue"
     racks: str = ""
     queue: str = "fcfs"
@@ -253,7 +239,7 @@ class ServeConfig:
             raise ConfigError(
                 f"block_size={self.block_size}: it must divide 512 and be a multiple of {PAGE_TOKENS}"
             )
-        self._check_policies()
+        check_scheduling(asdict(self), parse_classes(self.classes))
         try:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
@@ -288,29 +274,6 @@ class ServeConfig:
         check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
-
-    def _check_policies(self) -> None:
-        """Raise ConfigError for policies that there are not, and for numbers of theirs out of range."""
-        parse_racks(self.racks)
-        for name, known in (("policy", POLICIES), ("admission", ADMISSIONS), ("queue", QUEUES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: use one of {', '.join(known)}")
-        for name in ("queue_ageing", "slo_ttft_ms", "slo_tpot_ms"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name):g}: give a number, 0 or more")
-        if not 0 <= self.trust <= 1:
-            raise ConfigError(f"trust={self.trust:g}: give a part of the decode slots, 0 to 1")
-        limited = self.slo_ttft_ms or self.slo_tpot_ms or any(one.has_limit for one in self.service_classes)
-        if self.admission in NEED_LIMITS and not limited:
-            raise ConfigError(
-                f"admission={self.admission} refuses by limits on latency, and there are none; "
-                "set slo_ttft_ms or slo_tpot_ms, or a limit of a service class"
-            )
-        if ADMISSIONS[self.admission]().withholds and mode_of(self.mode).handover == "none":
-            raise ConfigError(
-                f"admission={self.admission} refuses between prefill and decode, and in mode={self.mode} one "
-                "rank does both without a pause; use admission=early-rejection or mode=pooled"
-            )
 
     def _apply_mode(self) -> None:
         """Fill in the numbers of the mode. Raises ConfigError for options that contradict it."""

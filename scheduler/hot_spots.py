@@ -4,10 +4,7 @@ Asked by `mooncake_lite.control` whenever a prefill begins. The store's `replica
 Pure. Explained in docs/explain/conductor.md (the paper's hot-spot replication, FAST'25 3.2 and Algorithm 1).
 
     TransferKVCache(best, p)  if  best_len / p.prefix_len > threshold           as the paper has it
-                              and the block was read from that node before      ours
-
-The paper copies at the first such read. Three quarters of the blocks in its own trace are used once, and a
-copy takes space from other blocks, so here a block is copied at its second read.
+                              and this is the block's TIMES-th read from p      ours
 """
 
 from __future__ import annotations
@@ -15,11 +12,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-THRESHOLD = 2.0
-"""How many times longer than the near prefix the best one must be. (The paper gives no number.)"""
-
 TIMES = 2
+"""Reads by one node that make a block hot.
+
+The paper copies at the first read. But three quarters of the blocks in its own trace are used once, and each
+copy takes space from another block.
+"""
+
 WINDOW_S = 60.0
+"""A read counts for this time: the default of copy_cold_s, for which a copy stays without being read."""
+
 REMEMBERED = 100_000
 """Pairs of block and node whose reads are counted; the one not read for longest is forgotten first."""
 
@@ -27,6 +29,7 @@ REMEMBERED = 100_000
 class HotSpots:
     """Counts reads of blocks from other nodes.
 
+        threshold   how many times longer than the near prefix the whole one must be
         _reads   (key, node) -> (time of the last read, reads so far), the oldest in front
 
     Invariant: at most `remembered` pairs, in the order of their times.
@@ -34,8 +37,8 @@ class HotSpots:
 
     def __init__(
         self,
+        threshold: float,
         *,
-        threshold: float = THRESHOLD,
         times: int = TIMES,
         window_s: float = WINDOW_S,
         remembered: int = REMEMBERED,

@@ -7,6 +7,7 @@ import msgspec
 from mooncake_lite.modes import MODES, Handover
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
+from scheduler.placement import THRESHOLD
 from scheduler.queues import AGEING, TRUST
 from store.layout import BlockLayout
 
@@ -22,6 +23,8 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     copy_cold_s   a copy of a hot block that was not read for this long is evicted first
     max_queue     requests that may wait; further ones are refused
     policy        name of the placement policy, from scheduler.placement
+    balancing_threshold   how many times longer than the near prefix the longest one must be to be fetched,
+                  and to be copied, for the policy kvcache-centric
     admission     name of the form of admission, from scheduler.admission
     queue         name of the order in which waiting requests begin, from scheduler.queues
     queue_ageing  seconds of prefill that a second of waiting is worth, for the queue aged-srpt
@@ -40,6 +43,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     copy_cold_s: float = 60.0
     max_queue: int = 64
     policy: str = "kvcache-centric"
+    balancing_threshold: float = THRESHOLD
     admission: str = "bounded-queue"
     queue: str = "fcfs"
     queue_ageing: float = AGEING

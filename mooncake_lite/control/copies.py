@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import CopyBlocks, Effect
 from mooncake_lite.control.events import BlocksCopied
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.orders import ORDER_LIMIT_S, Orders
 from mooncake_lite.control.request import RequestRecord
 from scheduler.hot_spots import HotSpots
+from scheduler.placement import COPYING
 from store.directory import Directory
 from store.errors import CopyExists, PoolFull, UnknownObject
 from store.objects import PoolObject
@@ -24,15 +26,21 @@ class Copies:
     """Copies under way: number of their CopyBlocks -> the objects that will be visible."""
 
     def __init__(
-        self, directory: Directory, members: Members, orders: Orders, emit: Callable[[Effect], None]
+        self,
+        config: ControlConfig,
+        directory: Directory,
+        members: Members,
+        orders: Orders,
+        emit: Callable[[Effect], None],
     ) -> None:
         self._directory, self._members, self._orders, self._emit = directory, members, orders, emit
-        self._spots = HotSpots()
+        self._spots = HotSpots(config.balancing_threshold)
+        self._is_on = config.policy in COPYING
         self._copying: dict[int, list[PoolObject]] = {}
 
     def on_prefill(self, record: RequestRecord, now: float) -> None:
         """Copy the blocks that this prefill reads from other nodes and that are hot."""
-        if not self._members.spans_nodes:
+        if not (self._is_on and self._members.spans_nodes):
             return
         node = self._members.node_of(record.prefill)
         targets = self._members.stores_on(node)

@@ -62,7 +62,7 @@ class Dispatcher:
         self._handover, self._classes = config.handover, config.classes
         self.room = Room(directory, members, state, config)
         self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
-        self.copies = Copies(directory, members, orders, emit)
+        self.copies = Copies(config, directory, members, orders, emit)
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it."""

@@ -23,7 +23,7 @@ from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
 from scheduler import ADMISSIONS, Costs, State, choose
 from scheduler.classes import check_classes
-from scheduler.placement import POLICIES
+from scheduler.placement import policy_of
 from scheduler.queues import QUEUES, Queue, QueueConfig
 from store.directory import Directory
 from store.policies import policy_factory
@@ -46,7 +46,7 @@ class Control:
         """Build the parts. Raises LayoutError, UnknownPolicy or ValueError for a wrong configuration."""
         check_classes(config.classes)
         self.config = config
-        queue, self.policy = _queue(config), POLICIES[config.policy]()
+        queue, self.policy = _queue(config), policy_of(config.policy, config.balancing_threshold)
         nbytes, costs = config.block_layout.nbytes, Costs(config.costs)
         self.state = State(config.max_queue, costs, queue, nbytes, config.racks)
         self.directory = Directory(

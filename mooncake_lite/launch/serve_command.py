@@ -74,6 +74,9 @@ HELP: dict[str, str] = {
     "decoding waits for it.",
     "policy": "Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), "
     "global-cache, topology, local-cache, least-loaded, two-choices, round-robin, random or dynamo.",
+    "balancing_threshold": "A rank fetches a prefix that is more than this many times longer than the one "
+    "near it, and hot blocks are copied likewise: the paper's kvcache_balancing_threshold, at least 1, for "
+    "--policy kvcache-centric.",
     "admission": "Which requests are refused: none, bounded-queue, after-prefill, early-rejection, "
     "predictive or shed. The last four go by limits on latency; after-prefill needs prefill ranks.",
     "racks": "Rack of each node as numbers, as 0,0,1,1, for --policy topology. Nodes are in the order of "
@@ -82,8 +85,7 @@ HELP: dict[str, str] = {
     "queue_ageing": "Seconds of prefill that a second of waiting is worth, for --queue aged-srpt.",
     "trust": "Part of the decode slots that go to the shortest predicted answer, 0 to 1, for --queue "
     "predicted. The others go first come, first served.",
-    "slo_ttft_ms": "Limit on the time to first token in milliseconds, for requests and classes without one. "
-    "0 sets none.",
+    "slo_ttft_ms": "Limit on the time to first token in milliseconds, for requests and classes without one.",
     "slo_tpot_ms": "Limit on the time between tokens in milliseconds, likewise.",
     "max_queue": "Requests that may wait. Further ones are refused with 429.",
     "enable_prefix_caching": "Reuse the KV of prefixes that were computed before.",
@@ -151,10 +153,12 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
     """
     values = read_toml(file) if file else {}
     _refuse_empty(values, f"config file {file}")
+    _refuse_zero_limits(values, f"config file {file}")
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     mode = {name: given[name] for name in ("mode",) if name in given}  # which keys fit together depends on it
     config_from({**values, **mode}, f"config file {file}")  # so that its own errors name it
     _refuse_empty(given, "flags")
+    _refuse_zero_limits(given, "flags")
     if model is not None:
         given["model"] = model
     for name in given:
@@ -168,6 +172,14 @@ def _refuse_empty(values: dict[str, Any], source: str) -> None:
     for name, value in values.items():
         if name.replace("-", "_") in ("served_model_name", "api_key") and not str(value).strip():
             raise ConfigError(f"{source}: {name} is empty; give one, or leave it out")
+
+
+def _refuse_zero_limits(values: dict[str, Any], source: str) -> None:
+    """Raises ConfigError for a limit of 0 on latency. No request meets it, and it is no way to set none."""
+    found = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in ("slo_ttft_ms", "slo_tpot_ms"):
+        if found.get(name) == 0:
+            raise ConfigError(f"{source}: {name}=0: a limit must be above 0; leave it out for no limit")
 
 
 def _with_absolute_paths(config: ServeConfig) -> ServeConfig:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig, parse_racks
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.control.events import GatewayLost, RankLost
 from mooncake_lite.errors import ConfigError, UserError
@@ -37,6 +37,7 @@ from mooncake_lite.roles.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerp
 from mooncake_lite.roles.process import RankProcess
 from mooncake_lite.roles.traced import keep_lines, rank_tracer
 from mooncake_lite.roles.traced_conductor import TracedConductorRole
+from mooncake_lite.scheduling_options import parse_racks
 from mooncake_lite.sizes import block_layout, context_length
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub

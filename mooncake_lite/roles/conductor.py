@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig, parse_racks
+from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -32,6 +32,7 @@ from mooncake_lite.roles.pool_answers import PoolAnswers
 from mooncake_lite.roles.predictions import Predictions
 from mooncake_lite.roles.timed_choice import TimedChoice
 from mooncake_lite.roles.translation import event_of, message_of, rank_of
+from mooncake_lite.scheduling_options import parse_racks
 from scheduler.costs import CostConfig
 from scheduler.placement import Decisions
 from store.layout import BlockLayout
@@ -59,6 +60,7 @@ def control_config(
         copy_cold_s=config.copy_cold_s,
         max_queue=config.max_queue,
         policy=config.policy,
+        balancing_threshold=config.balancing_threshold,
         admission=config.admission,
         queue=config.queue,
         queue_ageing=config.queue_ageing,

@@ -9,7 +9,7 @@ from scheduler.placement.contract import Policy, Ranked
 from scheduler.placement.decisions import Decisions, Explanation
 from scheduler.placement.dynamo import DynamoCost
 from scheduler.placement.global_cache import GlobalCache
-from scheduler.placement.kvcache_centric import KVCacheCentric
+from scheduler.placement.kvcache_centric import THRESHOLD, KVCacheCentric
 from scheduler.placement.least_loaded import LeastLoaded
 from scheduler.placement.local_cache import LocalCache
 from scheduler.placement.random_choice import RandomChoice
@@ -30,8 +30,19 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 """By the names that configurations use."""
 
+COPYING = frozenset({KVCacheCentric.name})
+"""Those under which hot blocks are copied to the nodes that read them: the last line of Algorithm 1."""
+
+
+def policy_of(name: str, balancing_threshold: float = THRESHOLD) -> Policy:
+    """Return the policy of this name. balancing_threshold: see KVCacheCentric, the only one that has it."""
+    return KVCacheCentric(balancing_threshold) if name == KVCacheCentric.name else POLICIES[name]()
+
+
 __all__ = [
+    "COPYING",
     "POLICIES",
+    "THRESHOLD",
     "Candidate",
     "Comparison",
     "Decisions",
@@ -42,4 +53,5 @@ __all__ = [
     "compare",
     "explain",
     "other_decode",
+    "policy_of",
 ]

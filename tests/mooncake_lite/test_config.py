@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from kernels_numba.codecs import CODECS
-from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, parse_racks, read_toml
+from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, read_toml
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.scheduling_options import parse_racks
 from store.layout import PLAIN
 from store.policies import POLICIES
 from store.segment_file import PLAIN_NUMBER
@@ -64,9 +65,14 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ),
         ({"policy": "best"}, "policy='best': use one of kvcache-centric, global-cache, "),
         ({"queue": "lifo"}, "queue='lifo': use one of fcfs, "),
-        ({"slo_ttft_ms": -1.0}, "slo_ttft_ms=-1: give a number, 0 or more"),
-        ({"slo_tpot_ms": math.nan}, "slo_tpot_ms=nan: give a number, 0 or more"),
-        ({"queue_ageing": math.inf}, "queue_ageing=inf: give a number, 0 or more"),
+        ({"slo_ttft_ms": -1.0}, "slo_ttft_ms=-1: give a number above 0, or leave it out"),
+        ({"slo_tpot_ms": math.nan}, "slo_tpot_ms=nan: give a number above 0, or leave it out"),
+        ({"queue_ageing": math.inf}, "queue_ageing=inf: give a number above 0"),
+        ({"queue_ageing": 0.0}, "queue_ageing=0: give a number above 0"),
+        ({"balancing_threshold": 0.99}, "balancing_threshold=0.99: give a number, 1 or more"),
+        ({"balancing_threshold": math.nan}, "balancing_threshold=nan: give a number, 1 or more"),
+        ({"trust": 1.01}, "trust=1.01: give a part of the decode slots, 0 to 1"),
+        ({"trust": math.nan}, "trust=nan: give a part of the decode slots, 0 to 1"),
         (
             {"classes": '{"a": {"slo_ttft_ms": 0}}'},
             "class a: slo_ttft_ms=0 must be above 0; leave it out for",
