@@ -26,6 +26,7 @@ from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.modes import COMPUTE_ROLES
 from mooncake_lite.profiles.file import profile_of
+from mooncake_lite.scheduling_options import parse_racks
 from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.tracing.tracer import parts_folder
 
@@ -39,6 +40,9 @@ the machine where this was measured."""
 
 MPI_SHARED_BYTES = 20 * 2**20
 """Open MPI's own shared-memory file of one rank, beside the window."""
+
+JOB_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
+"""Variables of a job whose nodes mpirun takes without --hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +82,7 @@ def preflight(
     """
     check_platform()
     check_hosts(config)
+    check_racks(config)
     check_device(config)
     check_mpi_profile(config)
     check_port(config)
@@ -116,6 +121,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _is_here(host: str) -> bool:
+    return host in (socket.gethostname(), socket.gethostname().split(".")[0]) or _is_loopback(host)
+
+
 def check_platform() -> None:
     """Ranks need Linux: /dev/shm, /proc, process death signals."""
     if sys.platform != "linux":
@@ -133,6 +142,25 @@ def check_hosts(config: ServeConfig) -> None:
             f"hosts={config.hosts!r} has {sum(slots for _, slots in hosts)} slots for {config.ranks} ranks; "
             "write HOST:SLOTS with more slots"
         )
+
+
+def check_racks(config: ServeConfig) -> None:
+    """--racks must name a rack for each node. Nodes that are not known yet are the conductor's to check."""
+    if config.racks and (nodes := _planned_nodes(config)):
+        parse_racks(config.racks, nodes)
+
+
+def _planned_nodes(config: ServeConfig) -> int:
+    """Return how many nodes mpirun will use, as it fills hosts by slots; 0 where it may do otherwise."""
+    is_told = config.mpi_arg or world_from_environment() is not None
+    if is_told or any(name in os.environ for name in JOB_SYSTEMS):
+        return 0
+    used, left = set(), config.ranks
+    for name, slots in parse_hosts(config.hosts) or [("localhost", left)]:
+        if left > 0:
+            used.add("" if _is_here(name) else name)
+            left -= slots
+    return len(used)
 
 
 def check_device(config: ServeConfig) -> None:
@@ -257,9 +285,8 @@ def roles_here(config: ServeConfig) -> list[str]:
     if not hosts:
         return roles
     mine, first = [], 0
-    names = {socket.gethostname(), socket.gethostname().split(".")[0]}
     for name, slots in hosts:
-        if name in names or _is_loopback(name):
+        if _is_here(name):
             mine += roles[first : first + slots]
         first += slots
     return mine

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from mooncake_lite.bench.result import machine
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
@@ -220,7 +221,7 @@ def profile_of(config: ServeConfig, folder: Path, model: ModelConfig) -> Profile
     folder   of the model
 
     Without --profile it is the one that the package has for this model. Raises ConfigError, with the fix,
-    when there is none, or it was measured with another model, dtype or (with a real engine) device.
+    when there is none, or it was measured with another model, dtype or (with a real engine) device or CPU.
     """
     path = config.profile
     wanted: dict[str, str] = {"dtype": config.dtype}
@@ -242,7 +243,17 @@ def profile_of(config: ServeConfig, folder: Path, model: ModelConfig) -> Profile
         used = getattr(profile.compute.engine, name)
         if used != value:
             raise ConfigError(f"{told} was measured with {name} {used}, not {value}; {_fix(folder, wanted)}")
+    _check_machine(config, profile, told, _fix(folder, wanted))
     return profile
+
+
+def _check_machine(config: ServeConfig, profile: Profile, told: str, fix: str) -> None:
+    """Raise ConfigError when a real engine would be predicted by what another machine takes."""
+    measured, here = profile.machine.get("cpu"), machine()["cpu"]
+    if config.engine == "real" and measured != here:
+        raise ConfigError(
+            f"{told} was measured on {measured or 'another machine'}, and this is {here}; {fix}"
+        )
 
 
 def _fix(folder: Path, wanted: dict[str, str]) -> str:

@@ -137,6 +137,33 @@ def test_a_request_of_the_longest_length_must_fit_everywhere(wishes: dict[str, i
     assert words in refusal(**wishes)
 
 
+@pytest.mark.parametrize(
+    ("racks", "hosts", "nodes"),
+    [
+        ("0,1", "", 1),
+        ("0", "a:2,b:2", 2),
+        ("0,1,1,2", "a:2,b:1,c:1,d:1", 3),
+        ("0,1", "localhost:2,127.0.0.1:2", 1),
+    ],
+)
+def test_racks_must_be_as_many_as_the_nodes_that_the_ranks_fill_by_slots(
+    racks: str, hosts: str, nodes: int
+) -> None:
+    said = refusal(racks=racks, hosts=hosts)
+    assert f"the ranks are on {nodes}; give one rack for each node, as in {','.join(['0'] * nodes)}" in said
+    enough = ",".join(["7"] * nodes)
+    preflight(ServeConfig(port=free_port(), racks=enough, hosts=hosts), model=SMALL_MODEL, machine=ROOMY)
+
+
+def test_racks_of_nodes_that_a_job_system_or_the_user_chooses_are_checked_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = ServeConfig(port=free_port(), racks="0,1", mpi_arg=("--hostfile x",))
+    preflight(own, model=SMALL_MODEL, machine=ROOMY)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    preflight(ServeConfig(port=free_port(), racks="0,1"), model=SMALL_MODEL, machine=ROOMY)
+
+
 def test_hosts_must_be_readable_and_have_a_slot_for_every_rank() -> None:
     assert "write a:2,b:2" in refusal(hosts="a:two")
     assert "has 3 slots for 4 ranks" in refusal(hosts="a:2,b")
