@@ -3,6 +3,7 @@
     arrived a 40 tokens keys x1..x2 max 10 limit 5     a request; without keys nothing may be reused
     arrived a 40 tokens answers 3                      a request for three answers: branches 0, 1 and 2
     arrived a 16 tokens ttft 500 tbt 35                limits in milliseconds
+    arrived a 16 tokens class 2 tenant t               a service class, 0 the highest; a tenant
     cancelled a | cancelled a branch 1
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
     ended a tokens 5                                   its answer was whole, and had 5 tokens
@@ -122,7 +123,16 @@ def arrived(context: Context, words: list[str]) -> ev.Event:
     class_id = int(after(words, "class") or 0)
     limits_s = [float(after(words, name) or "inf") / 1000 for name in ("ttft", "tbt")]
     return ev.RequestArrived(
-        words[1], int(words[2]), max_tokens, keys, digests, class_id, limit_s, n, "", *limits_s
+        words[1],
+        int(words[2]),
+        max_tokens,
+        keys,
+        digests,
+        class_id,
+        limit_s,
+        n,
+        after(words, "tenant") or "",
+        *limits_s,
     )
 
 
@@ -131,7 +141,8 @@ def prefilled(context: Context, words: list[str]) -> ev.Event:
     order = context.order(fx.StartPrefill, request_id=words[1])
     computed = BLOCK_TOKENS * (len(order.store) + (order.tail is not None))  # the tail counts as full
     checksums = [SUMS] * len(order.store)
-    return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, 0.1, 0.01, computed)
+    compute_s = 0.1 * computed / BLOCK_TOKENS
+    return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, compute_s, 0.01, computed)
 
 
 def failed(context: Context, words: list[str]) -> ev.Event:
@@ -216,7 +227,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
     "computed": lambda context, words: ev.PromptComputed(
-        *context.job(words, fx.StartServe), int(words[2]), 0.1
+        *context.job(words, fx.StartServe), int(words[2]), 0.1 * int(words[2]) / BLOCK_TOKENS
     ),
     "ended": lambda context, words: ev.DecodeEnded(
         *context.job(words, *DECODES), int(after(words, "branch") or 0), int(after(words, "tokens") or 0)

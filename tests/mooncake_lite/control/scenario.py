@@ -4,13 +4,18 @@
     cluster prefill 1 decode 1 store 1 blocks 8 slots 4      its ranks; blocks of each store rank
     cluster prefill 1 decode 1 store 1 share 50              the first class keeps half of the blocks
     cluster admission predictive profile                     a form of admission; PROFILE is known
+    cluster order srpt queue 8 slots 4 trust 50              a queue; how many may wait; trust in percent
+    cluster policy topology nodes 0012 racks 010             a node for each rank, and a rack for each node
+    cluster profile link 200 rack 10 terms                   milliseconds for a block between nodes, in a rack
+    cluster threshold 150 cold 5                             balancing threshold in percent; copy_cold_s
     cluster mode split prefill 1 decode 2 lend 4 slots 4     roles of another mode; blocks of each lender
     > arrived a 40 tokens keys x1 x2                         an event (COMMANDS)
       StartPrefill rank 1 a/1 load - store 3:0 3:1 tail 3:2  an effect; 3:0 is the first block of rank 3
       pool: 2 visible, ...                                   the books, at the end and after `> books`
 
 A block has 16 tokens. Keys are names. a/1 is the first attempt of request a. One millisecond passes before
-each event. `> wait 120` lets so many seconds pass, with the Ticks that were asked for.
+each event. `> wait 120` lets so many seconds pass, with the Ticks that were asked for. With the word `terms`,
+decisions show the terms of their prefill instances, in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.modes import DUTIES, MODES, ROLES
 from mooncake_lite.simulator.workload import digest_of
+from scheduler import Terms
 from scheduler.classes import DEFAULT_CLASSES
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 from store.objects import BlockRef, BlockRemoved, BlockStored
@@ -40,6 +46,14 @@ PROFILE = CostConfig(
 """0.1 s to prefill a block, 10 ms for a decode step and 10 ms for each sequence in it."""
 
 
+def profile(link_ms: int, rack_ms: int) -> CostConfig:
+    """PROFILE, in which a block takes so long between nodes and within a rack; 0: no time."""
+    if not link_ms:
+        return PROFILE
+    far, rack = (BLOCK_BYTES * 1000 / ms if ms else 0.0 for ms in (link_ms, rack_ms))
+    return replace(PROFILE, transfer=TransferCost(1e12, far, 0.0, rack))
+
+
 class Scenario:
     """A control plane, and what a scenario may refer to: the orders that it gave."""
 
@@ -47,17 +61,21 @@ class Scenario:
         """words: of the line `cluster`, a word for each size and a number after it."""
         mode = after(words, "mode") or "pooled"
         sizes = {role: MODES[mode].ranks.get(role, 0) for role in ROLES}
-        sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64, "share": 0}
+        sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64, "share": 0, "link": 0, "rack": 0}
+        sizes |= {"trust": 50, "threshold": 150, "cold": 60}
         sizes |= {name: int(after(words, name) or 0) for name in sizes if name in words}
         roles = ["conductor", *(role for role in ROLES for _ in range(sizes[role]))]
         nodes = [int(node) for node in (after(words, "nodes") or "0" * len(roles))]
+        self._shows_terms = "terms" in words
         self._tier = words_after(words, "tier") if "tier" in words else None
         highest, *others = DEFAULT_CLASSES
         config = ControlConfig(
             layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None,
             mode=mode, admission=after(words, "admission") or "bounded-queue",
-            policy=after(words, "policy") or "kvcache-centric",
-            costs=PROFILE if "profile" in words else CostConfig(),
+            policy=after(words, "policy") or "kvcache-centric", balancing_threshold=sizes["threshold"] / 100,
+            queue=after(words, "order") or "fcfs", trust=sizes["trust"] / 100, copy_cold_s=sizes["cold"],
+            costs=profile(sizes["link"], sizes["rack"]) if "profile" in words else CostConfig(),
+            racks=[int(rack) for rack in after(words, "racks") or ""],
             classes=[replace(highest, cache_share=sizes["share"] / 100), *others],
         )  # fmt: skip
         self.control = Control(config)
@@ -148,6 +166,7 @@ class Scenario:
                     f"{effect.request_id}/{effect.attempt} prefill {effect.prefill} decode {effect.decode}"
                 ]
                 words += [f"cached {effect.cached_tokens}"]
+                words += [shown_terms(effect.terms)] if self._shows_terms else []
             case fx.StartPrefill():
                 words += [f"{effect.request_id}/{effect.attempt} load {places(effect.load)}"]
                 words += [f"store {places(effect.store)} tail {places([effect.tail])}"]
@@ -221,6 +240,12 @@ class Scenario:
         return [
             name for name in self._context.requests if self.control.requests.stage_of(name).value != "over"
         ]
+
+
+def shown_terms(terms: Terms) -> str:
+    """The terms of a decision in milliseconds."""
+    parts = ("queue", terms.queue_s), ("transfer", terms.transfer_s), ("prefill", terms.prefill_s)
+    return " ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in parts)
 
 
 def place(effect: Any) -> tuple[int, str]:

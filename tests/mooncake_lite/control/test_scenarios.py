@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from scheduler import ADMISSIONS
+from scheduler.placement import POLICIES
+from scheduler.queues import QUEUES
+from tests.mooncake_lite.control.commands import after
 from tests.mooncake_lite.control.scenario import Scenario
 
 pytestmark = pytest.mark.quick
@@ -49,6 +53,16 @@ def lines(text: str) -> Iterator[str]:
 
 def test_there_are_scenarios() -> None:
     assert len(FILES) >= 4
+
+
+@pytest.mark.parametrize(
+    ("word", "names"), [("policy", POLICIES), ("admission", ADMISSIONS), ("order", QUEUES)]
+)
+def test_every_policy_form_of_admission_and_queue_has_a_scenario(word: str, names: Iterable[str]) -> None:
+    clusters = [
+        line.split() for file in FILES for line in file.read_text().splitlines() if line.startswith("cluster")
+    ]
+    assert {after(words, word) for words in clusters} == {None, *names}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
