@@ -132,6 +132,9 @@ def _measured(
     folder: Path, sizes: ModelConfig, used: EngineUsed, quick: bool, time_scale: float, tier_folder: Path
 ) -> dict[str, msgspec.Struct]:
     """Load the model, time passes, prompts and moves, and fit their costs. Returns sections by name."""
+    from mooncake_lite.launch.threads import set_thread_environment
+
+    set_thread_environment(used.threads)  # torch reads it when it is imported, by `measure`
     from mooncake_lite.profiles import measure
     from mooncake_lite.profiles.compute import CHUNK_TOKENS
     from mooncake_lite.profiles.file import ComputeSection, PrefillSection
@@ -162,10 +165,8 @@ def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
     from mooncake_lite.engine.warm import warm_up
-    from mooncake_lite.launch.threads import set_thread_environment
     from mooncake_lite.model import load_model
 
-    set_thread_environment(used.threads)
     use_threads(used.threads)
     if use := kernel_use(folder, used.dtype, used.device, used.weights, "none"):  # type: ignore[arg-type]
         with console_compiling() as report:

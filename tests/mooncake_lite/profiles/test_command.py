@@ -62,6 +62,27 @@ def test_a_measured_profile_serves_its_model_and_the_fit_is_shown_beside_the_mea
     assert emulated_engine(config, folder, load_config(folder)).num_pages > 0
 
 
+TOLD_BEFORE_TORCH = """
+import sys
+from mooncake_lite.cli import main
+from mooncake_lite.launch import threads
+
+def told(count):
+    sys.exit(f"told {count}, torch is loaded: {'torch' in sys.modules}")
+
+threads.set_thread_environment = told
+main(sys.argv[1:])
+"""
+
+
+def test_threads_are_limited_before_torch_is_imported(tmp_path: Path) -> None:
+    folder = emulation.model_folder(tmp_path / "model")
+    arguments = ["profile", str(folder), "--out", str(tmp_path / "out"), "--threads", "1"]
+    command = [sys.executable, "-c", TOLD_BEFORE_TORCH, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "told 1, torch is loaded: False"
+
+
 @pytest.mark.quick
 def test_what_cannot_be_written_or_is_another_models_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
