@@ -47,15 +47,28 @@ def load_of(chunks: Iterable[Chunk]) -> PassLoad:
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one kind of pass: base_s + per_token_s * tokens + per_key_s * keys. None is negative."""
+    """Seconds of one kind of pass: base_s + per_token_s * tokens + per_key_s * keys. None is negative.
+
+    short_tokens   passes of at most so many tokens use other kernels: short_base_s and short_per_token_s
+                   replace the first two terms; 0: no pass does
+    """
 
     base_s: float
     per_token_s: float
     per_key_s: float
+    short_tokens: int = 0
+    short_base_s: float = 0.0
+    short_per_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.base_s, self.per_token_s, self.per_key_s) < 0:
-            raise ValueError("base_s, per_token_s and per_key_s must be 0 or more")
+        if min(msgspec.structs.astuple(self)) < 0:
+            raise ValueError("every term must be 0 or more")
+
+    def linear(self, tokens: int) -> tuple[float, float]:
+        """Return the seconds of a pass of `tokens` tokens, and of each of them."""
+        if tokens <= self.short_tokens:
+            return self.short_base_s, self.short_per_token_s
+        return self.base_s, self.per_token_s
 
 
 class ComputeCost(msgspec.Struct, frozen=True):
@@ -71,14 +84,16 @@ class ComputeCost(msgspec.Struct, frozen=True):
     def seconds(self, load: PassLoad) -> float:
         """Return the seconds of a pass: one base, and the terms of every token in it.
 
-        A pass of both kinds reads the weights once. So it pays the larger of the two bases, not both.
+        A pass of both kinds reads the weights once. So it pays the larger of the two bases, not both. The
+        tokens of both kinds together decide which kernels it uses.
         """
-        bases, seconds = [0.0], 0.0
+        bases, seconds, rows = [0.0], 0.0, load.new_tokens + load.sequences
         for terms, tokens, keys in (
             (self.prefill, load.new_tokens, load.pairs),
             (self.decode, load.sequences, load.context),
         ):
             if tokens:
-                bases.append(terms.base_s)
-                seconds += terms.per_token_s * tokens + terms.per_key_s * keys
+                base_s, per_token_s = terms.linear(rows)
+                bases.append(base_s)
+                seconds += per_token_s * tokens + terms.per_key_s * keys
         return max(bases) + seconds

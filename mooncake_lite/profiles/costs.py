@@ -29,7 +29,8 @@ def costs_of(profile: Profile) -> CostConfig:
     return CostConfig(
         prefill=PrefillCost(
             scale * prefill.base_s, scale * prefill.per_token_s, scale * prefill.per_pair_s,
-            scale * prefill.per_cached_token_s,
+            scale * prefill.per_cached_token_s, prefill.short_tokens, scale * prefill.short_base_s,
+            scale * prefill.short_per_token_s,
         ),
         decode=DecodeCost(scale * decode.base_s, scale * decode.per_token_s, scale * decode.per_key_s),
         transfer=TransferCost(
@@ -49,7 +50,10 @@ def costs_of(profile: Profile) -> CostConfig:
 def in_chunks(fit: ComputeCost) -> PrefillCost:
     """Return the cost of whole prompts, from that of passes: a prompt pays a base for each of its chunks."""
     terms = fit.prefill
-    return PrefillCost(terms.base_s, terms.per_token_s + terms.base_s / CHUNK_TOKENS, terms.per_key_s)
+    return PrefillCost(
+        terms.base_s, terms.per_token_s + terms.base_s / CHUNK_TOKENS, terms.per_key_s, 0.0,
+        terms.short_tokens, terms.short_base_s, terms.short_per_token_s,
+    )  # fmt: skip
 
 
 def serving_costs(config: ServeConfig, folder: Path, model: ModelConfig) -> CostConfig:

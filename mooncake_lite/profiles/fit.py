@@ -6,12 +6,25 @@ Used by `mooncake-lite profile`. Pure. Explained in docs/explain/emulation.md.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassLoad, Terms
 from scheduler.costs import PrefillCost
+
+GAIN = 0.5
+"""Two ranges of tokens must bring the squared error below this share of that of one range. The two terms more
+would otherwise fit noise."""
+
+
+class _Few(NamedTuple):
+    """The terms of passes of few tokens: see `short_tokens` of compute.Terms."""
+
+    tokens: int = 0
+    base_s: float = 0.0
+    per_token_s: float = 0.0
 
 
 class MeasuredPass(msgspec.Struct, frozen=True):
@@ -41,7 +54,8 @@ def fit_prompts(prompts: Seq[MeasuredPrompt]) -> PrefillCost:
     features = [
         (1, one.num_tokens - one.cached, pairs_of(one.num_tokens, one.cached), one.cached) for one in prompts
     ]
-    return PrefillCost(*_least_squares(features, [one.seconds for one in prompts]))
+    (base_s, token_s, pair_s, cached_s), few = _in_two_ranges(features, [one.seconds for one in prompts])
+    return PrefillCost(base_s, token_s, pair_s, cached_s, *few)
 
 
 def pairs_of(num_tokens: int, cached: int) -> int:
@@ -56,13 +70,46 @@ def fit(passes: Seq[MeasuredPass]) -> ComputeCost:
     """
     prefill = [one for one in passes if one.kind == "prefill"]
     decode = [one for one in passes if one.kind == "decode"]
-    prefill_terms = _least_squares(
+    (base_s, token_s, key_s), few = _in_two_ranges(
         [(1, one.load.new_tokens, one.load.pairs) for one in prefill], [one.seconds for one in prefill]
     )
-    decode_terms = _least_squares(
+    step_s, sequence_s, context_s = _least_squares(
         [(1, one.load.sequences, one.load.context) for one in decode], [one.seconds for one in decode]
     )
-    return ComputeCost(Terms(*prefill_terms), Terms(*decode_terms))
+    return ComputeCost(Terms(base_s, token_s, key_s, *few), Terms(step_s, sequence_s, context_s))
+
+
+def _in_two_ranges(features: Seq[tuple[int, ...]], seconds: Seq[float]) -> tuple[list[float], _Few]:
+    """Fit the first two terms, of a base and of tokens, apart for few tokens and for many.
+
+    features   (1, tokens, others...) of each row
+
+    Returns the terms, and those of few tokens. Few are less than a chunk, and each range has at least two
+    numbers of tokens.
+    """
+    terms = _least_squares(features, seconds)
+    found, least = (terms, _Few()), GAIN * _squared_error(features, terms, seconds)
+    for limit in sorted({row[1] for row in features})[1:-2]:
+        if limit >= CHUNK_TOKENS:
+            break
+        split = [_by_range(row, row[1] <= limit) for row in features]
+        terms = _least_squares(split, seconds)
+        error = _squared_error(split, terms, seconds)
+        if error < least:
+            found, least = (terms[:-2], _Few(limit, *terms[-2:])), error
+    return found
+
+
+def _by_range(row: tuple[int, ...], is_short: bool) -> tuple[int, ...]:
+    """Move the first two features of a row to its end if it is of few tokens; zeros take their place."""
+    one, tokens, *others = row
+    return (0, 0, *others, one, tokens) if is_short else (one, tokens, *others, 0, 0)
+
+
+def _squared_error(features: Seq[tuple[int, ...]], terms: Seq[float], seconds: Seq[float]) -> float:
+    """Return the sum of the squared relative errors."""
+    shares = np.array(features, np.float64) @ np.array(terms) / np.array(seconds) - 1
+    return float(shares @ shares)
 
 
 def _least_squares(features: Seq[tuple[int, ...]], seconds: Seq[float]) -> list[float]:

@@ -71,6 +71,8 @@ def plan(longest: int, quick: bool) -> Plan:
     shapes += [Shape(new, half, batch, half) for new, batch in ((32, 4), (128, 8), (256, 16))]
     lengths = [length for length in (64, 256, 1024, 2048)[: 3 if quick else 4] if length <= longest]
     prompts = [(length, int(share * length)) for length in lengths for share in (0.0, 0.5, 0.95)]
+    few = (8, 32, 64, 128) if quick else (1, 8, 16, 24, 32, 40, 64, 96, 128, 192)
+    prompts += [(half + count, half) for count in few if half + count <= longest]
     shapes = [shape for shape in shapes if shape.longest <= longest]
     return Plan(shapes, 3 if quick else 5, prompts, 1 if quick else 3)
 

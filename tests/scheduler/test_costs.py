@@ -37,6 +37,15 @@ def test_a_prefill_pays_each_computed_token_and_each_pair_of_its_attention(n: in
     assert CONFIG.prefill.marginal_s(n, cached) == pytest.approx(wanted - 0.06 - 2e-6 * cached, rel=1e-6)
 
 
+def test_a_prefill_of_few_tokens_pays_terms_of_its_own() -> None:
+    cost = PrefillCost(0.05, 1e-3, 2e-7, 3e-5, 32, 0.01, 5e-4)
+    pairs_s = 2e-7 * sum(range(101, 133))
+    assert cost.seconds(132, 100) == pytest.approx(0.01 + 32 * 5e-4 + pairs_s + 100 * 3e-5)
+    assert cost.seconds(133, 100) == pytest.approx(0.05 + 33 * 1e-3 + pairs_s + 133 * 2e-7 + 100 * 3e-5)
+    cached = np.array([0.0, 100.0, 101.0, 132.0])
+    assert cost.seconds(133, cached).tolist() == pytest.approx([cost.seconds(133, one) for one in cached])
+
+
 def test_blocks_computed_one_after_the_other_cost_what_their_prompt_costs() -> None:
     parts = [CONFIG.prefill.marginal_s(start + 64, start) for start in range(0, 6400, 64)]
     assert sum(parts) == pytest.approx(CONFIG.prefill.marginal_s(6400, 0))

@@ -7,17 +7,19 @@ import random
 import pytest
 
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
-from mooncake_lite.profiles.fit import MeasuredPass, errors, fit
+from mooncake_lite.profiles.fit import MeasuredPass, MeasuredPrompt, error_of, errors, fit, fit_prompts
+from scheduler.costs import PrefillCost
 
 pytestmark = pytest.mark.quick
 
 COST = ComputeCost(prefill=Terms(0.04, 1.5e-3, 2e-7), decode=Terms(0.03, 4e-3, 3e-6))
+TWO_RANGES = ComputeCost(prefill=Terms(0.04, 1.5e-3, 2e-7, 32, 0.01, 5e-4), decode=COST.decode)
 
 
 def passes(cost: ComputeCost, noise: float = 0.0) -> list[MeasuredPass]:
     """Passes that take what `cost` says, times 1 +- noise."""
     chosen = random.Random(3)
-    prompts = [(new, start) for new in (8, 64, 256) for start in (0, 1024, 3072)]
+    prompts = [(new, start) for new in (8, 32, 64, 256) for start in (0, 1024, 3072)]
     loads = [PassLoad(new, new * start + new * (new + 1) // 2) for new, start in prompts]
     loads += [PassLoad(0, 0, batch, batch * context) for batch in (1, 4, 16) for context in (64, 1024, 3072)]
     loads += [PassLoad(128, 128 * 1024, 8, 8 * 1024)]
@@ -38,6 +40,34 @@ def test_a_fit_finds_the_terms_again() -> None:
     assert terms(found) == pytest.approx(terms(COST), rel=1e-6)
     assert all(error.largest < 1e-6 for error in errors(found, measured).values())
     assert set(errors(found, measured)) == {"prefill", "decode", "mixed"}
+
+
+def test_passes_of_few_tokens_get_terms_of_their_own_where_they_use_other_kernels() -> None:
+    measured = passes(TWO_RANGES, noise=0.02)
+    found = fit(measured).prefill
+    assert found.short_tokens == 32
+    assert terms_of_few(found) == pytest.approx([0.01, 5e-4], rel=0.1)
+    assert fit(passes(COST, noise=0.02)).prefill.short_tokens == 0, "one range, and noise"
+
+
+def terms_of_few(found: Terms) -> list[float]:
+    return [found.short_base_s, found.short_per_token_s]
+
+
+def test_whole_prompts_of_few_tokens_get_terms_of_their_own_too() -> None:
+    cost = PrefillCost(0.05, 1e-3, 2e-7, 3e-5, 32, 0.01, 5e-4)
+    lengths = [(cached + new, cached) for new in (8, 32, 33, 64, 256) for cached in (0, 512, 1024)]
+    prompts = [MeasuredPrompt(n, cached, cost.seconds(n, cached)) for n, cached in lengths]
+    found = fit_prompts(prompts)
+    assert found.short_tokens == 32
+    assert error_of(found, prompts).largest < 1e-6
+
+
+def test_all_tokens_of_a_mixed_pass_decide_which_kernels_it_uses() -> None:
+    few, many = PassLoad(24, 300, 8, 800), PassLoad(24, 300, 9, 900)
+    attention_s = 300 * 2e-7 + 800 * 3e-6
+    assert TWO_RANGES.seconds(few) == pytest.approx(0.03 + 24 * 5e-4 + 8 * 4e-3 + attention_s)
+    assert TWO_RANGES.seconds(many) == pytest.approx(0.04 + 24 * 1.5e-3 + 9 * 4e-3 + attention_s + 3e-4)
 
 
 def test_noise_makes_no_term_negative_and_the_error_tells_of_it() -> None:
