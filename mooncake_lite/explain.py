@@ -169,7 +169,7 @@ def _show(found: Explanation) -> None:
     if not found.candidates:
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("prefill", "decode", "score", "TTFT", "queue", "transfer", "compute"):
+    for name in ("prefill", "decode", "score", "TTFT", "queue", "transfer", "start", "compute"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("near", "reused", "best", "fetch", "batch", "TBT"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -178,8 +178,8 @@ def _show(found: Explanation) -> None:
     console = Console()
     (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
     click.echo(
-        "times: predicted, in ms. near, reused, best: leading blocks near the instance, not computed there, "
-        "and anywhere in the pool"
+        "times: predicted, in ms. start: loads from DRAM of its node, and messages. near, reused, best: "
+        "leading blocks near the instance, not computed there, and anywhere in the pool"
     )
 
 
@@ -195,7 +195,7 @@ def _headline(found: Explanation) -> str:
 
 def _cells(row: Candidate) -> list[str]:
     terms = row.terms
-    times = terms.ttft_s, terms.queue_s, terms.transfer_s, terms.prefill_s
+    times = terms.ttft_s, terms.queue_s, terms.transfer_s, terms.start_s, terms.prefill_s
     return [
         str(row.prefill), str(row.decode), f"{terms.score:.4g}", *(f"{1e3 * each:,.1f}" for each in times),
         str(terms.near_blocks), str(terms.reused_blocks), str(terms.best_blocks),

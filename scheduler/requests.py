@@ -61,6 +61,7 @@ class Terms(msgspec.Struct, frozen=True):
     best_blocks     leading blocks that the pool has anywhere
     decode_batch    sequences of the decode instance before this request
     tbt_s           of the decode instance with this request
+    start_s         for blocks that it reads from DRAM of its node, and for messages; no policy compares it
     """
 
     score: float
@@ -72,11 +73,12 @@ class Terms(msgspec.Struct, frozen=True):
     best_blocks: int
     decode_batch: int
     tbt_s: float
+    start_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
         """Predicted time to the first token, from the decision on."""
-        return self.queue_s + self.transfer_s + self.prefill_s
+        return self.queue_s + self.transfer_s + self.start_s + self.prefill_s
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -207,7 +207,7 @@ class Dispatcher:
     def _prefill(self, record: RequestRecord, now: float) -> None:
         self._requests.move(record, Step.PREFILL)
         record.attempt += 1
-        record.worker = record.prefill
+        record.worker, record.ordered_s = record.prefill, now
         self._emit(self._first_order(record, now - record.since_s))
         if record.worker == record.decode:
             for branch in sorted(record.dropped):

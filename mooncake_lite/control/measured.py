@@ -9,18 +9,25 @@ from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import DecodeEnded, DecodeLoaded, PrefillEnded, PromptComputed
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
-from scheduler import Costs
+from scheduler import State
 
 
 class Measurements:
     """Turns reports into measurements. Today each instance is one rank, so a rank's number names it."""
 
-    def __init__(self, costs: Costs, members: Members) -> None:
-        self._costs, self._members = costs, members
+    def __init__(self, state: State, members: Members) -> None:
+        self.state, self._costs, self._members = state, state.costs, members
 
-    def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed) -> None:
-        """Add the times of a prompt: of its computing, and of the loads before."""
+    def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed, now: float) -> None:
+        """Add the times of a prompt: of its computing, of the loads before, and of messages.
+
+        The time of messages is not known of a prompt whose rank computed others meanwhile.
+        """
         reused = record.num_tokens - ended.computed_tokens
+        if len(self.state.prefills[ended.rank].running) == 1:
+            store_s = ended.store_s if isinstance(ended, PrefillEnded) else 0.0
+            taken_s = now - record.ordered_s
+            self._costs.measured_messages(taken_s - ended.load_s - ended.compute_s - store_s)
         self._costs.measured_prefill(ended.rank, record.num_tokens, reused, ended.compute_s)
         self._fetched(ended, record.load)
         for rank, seconds, nbytes, _ in record.promoted:

@@ -38,7 +38,7 @@ class Reports:
     ) -> None:
         self._state, self._directory, self._pool, self._emit = state, directory, pool, emit
         self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
-        self._measured = Measurements(state.costs, members)
+        self._measured = Measurements(state, members)
         self._admission, self._handover = dispatcher.admission, config.handover
         self._block_tokens = config.block_layout.block_tokens
 
@@ -47,7 +47,7 @@ class Reports:
         record = self._requests.current(ended, Step.PREFILLED, Step.DROP)
         if record is None:
             return
-        self._measured.prefilled(record, ended)
+        self._measured.prefilled(record, ended, now)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
         record.branches -= {*ended.finished, *record.dropped}
         if record.stage is Stage.CANCELLED:
@@ -111,7 +111,7 @@ class Reports:
         record = self._requests.current(computed, Step.COMPUTED, Step.DROP)
         if record is None:
             return
-        self._measured.prefilled(record, computed)
+        self._measured.prefilled(record, computed, now)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.COMPUTED):
             self._requests.move(record, Step.COMPUTED)

@@ -34,8 +34,9 @@ class _Request:
 class Predictions:
     """Compares the first prediction for each request with what ranks report about its first attempt.
 
-    TTFT is from the arrival to the report that the prompt is computed. TBT is the time of decoding, from the
-    loading of the KV on, divided by the tokens after the first. Preempted requests are not compared any more.
+    TTFT is from the arrival to the report that the prompt is computed, without the store before it. TBT is
+    the time of decoding, from the loading of the KV on, divided by the tokens after the first. Preempted
+    requests are not compared any more.
     """
 
     def __init__(self, costs: Costs, observe: Observe) -> None:
@@ -83,8 +84,10 @@ class Predictions:
         request = self._of(event)
         if request is None:
             return
-        if request.ttft_s and now > request.arrived_s:
-            self._observe("ttft", request.ttft_s / (now - request.arrived_s))
+        store_s = event.store_s if isinstance(event, ev.PrefillEnded) else 0.0
+        taken_s = now - store_s - request.arrived_s
+        if request.ttft_s and taken_s > 0:
+            self._observe("ttft", request.ttft_s / taken_s)
         request.ttft_s = 0.0  # a report that comes again is not compared
         if isinstance(event, ev.PromptComputed):
             request.decodes_s = now

@@ -4,7 +4,8 @@ Kept by `scheduler.state`; asked by placement, admission and the simulator. One 
 Numbers and NumPy columns are taken alike; the factors of instances are a column too. Explained in
 docs/explain/costs.md.
 
-    TTFT = queue + fetch + prefill        fetch = transfer from other nodes + load from DRAM + load from SSD
+    TTFT = queue + fetch + messages + prefill
+           fetch = transfer from other nodes + load from DRAM + load from SSD
     TBT  = decode step with the request in the batch
 """
 
@@ -20,7 +21,7 @@ from scheduler.costs.decode import DecodeCost
 from scheduler.costs.lengths import Lengths
 from scheduler.costs.load import LoadCost, Tier
 from scheduler.costs.prefill import PrefillCost
-from scheduler.costs.refine import LIMIT, Corrections
+from scheduler.costs.refine import LIMIT, Average, Corrections
 from scheduler.costs.transfer import TransferCost
 
 FULL_TOKENS, FULL_STEPS, FULL_NBYTES = 256, 16, 2**24
@@ -55,6 +56,7 @@ class Costs:
         self.lengths = Lengths()
         limit = inf if config.is_guess else LIMIT
         load, transfer = config.load, config.transfer
+        self._message = Average()
         self._prefill = Corrections(config.prefill.seconds(FULL_TOKENS, 0), limit)
         self._step = Corrections(FULL_STEPS * config.decode.step_s(1, 0), limit)
         self._transfer = Corrections(transfer.seconds(FULL_NBYTES, True), limit)
@@ -121,6 +123,11 @@ class Costs:
         seconds = self.load_s(instance, "dram", near) + self.transfer_s(instance, far, True, flows)
         return seconds + self._load["ssd"].of_all * self.config.load.seconds("ssd", ssd)
 
+    @property
+    def message_s(self) -> float:
+        """Predict the part of a prefill that its rank does not report: messages, and passes of others."""
+        return self._message.value if self._message.is_measured else 0.0
+
     def mean_step_s(self, batch: float, context_tokens: float) -> float:
         """Predict a decode step of an instance that is like all of them together."""
         return self._step.of_all * float(self.config.decode.step_s(batch, context_tokens))
@@ -141,6 +148,10 @@ class Costs:
         """Add a measured prefill. compute_s includes neither loads nor stores."""
         if cached < num_tokens:
             self._prefill.measured(instance, self.config.prefill.seconds(num_tokens, cached), compute_s)
+
+    def measured_messages(self, seconds: float) -> None:
+        """Add a measured prefill's time from its order to its report, without what its rank reports."""
+        self._message.add(max(0.0, seconds))
 
     def measured_steps(
         self, instance: int, steps: int, sequences: int, context_tokens: int, seconds: float

@@ -87,7 +87,7 @@ def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
 class Comparison:
     """What one decision compared: columns of its own, which no later change of the books alters.
 
-    Rows of terms are made when they are asked for. A comparison of n instances keeps about 80 n bytes.
+    Rows of terms are made when they are asked for. A comparison of n instances keeps about 100 n bytes.
     """
 
     def __init__(self, view: View, ranked: Ranked) -> None:
@@ -97,6 +97,8 @@ class Comparison:
         self._prefills, self._decodes = state.prefill_columns.instance, decodes.instance
         self._near, self._best, self._queue_s = view.near, view.best, view.queue_s
         self._prefill_s, self._cached = view.prefill_s(ranked.reused), view.tokens(ranked.reused)
+        self._in_pages, self._message_s = view.in_pages, state.costs.message_s
+        self._block_s = state.costs.load_s(self._prefills, "dram", state.block_nbytes)
         self._batch, load = decodes.batch.copy(), (decodes.batch, decodes.context)
         self._tbt_s = state.costs.tbt_s(decodes.instance, *load, request.context, request.n)
         tbt_s = self._tbt_s + TIE_S * self._batch
@@ -127,6 +129,11 @@ class Comparison:
         own = int(self._decodes.searchsorted(instance))
         return own if own < len(self._decodes) and self._decodes[own] == instance else None
 
+    def _loaded(self, row: int) -> float:
+        """Return the blocks that an instance reads from DRAM of its node."""
+        reused = min(self._near[row], _at(self._ranked.reused, row))
+        return max(0, reused - _at(self._in_pages, row))
+
     def _candidate(self, row: int) -> Candidate:
         """Return a row. Its decode instance is that with the least predicted time between tokens."""
         own, ranked = self._own_decode(row), self._ranked
@@ -141,6 +148,7 @@ class Comparison:
             best_blocks=self._best,
             decode_batch=int(self._batch[decode]),
             tbt_s=float(self._tbt_s[decode]),
+            start_s=self._message_s + float(self._loaded(row) * self._block_s[row]),
         )
         fetch = bool(_at(ranked.fetch, row))
         return Candidate(int(self._prefills[row]), int(self._decodes[decode]), fetch, terms)

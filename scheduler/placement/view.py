@@ -23,6 +23,7 @@ class View:
     pool      what the pool has of the prompt
     best      leading blocks that the pool has anywhere, in any tier
     near      (n,) leading blocks in DRAM of each instance's node, or in its own pages if those are more
+    in_pages  (n,) leading blocks in each instance's own pages
     queue_s   (n,) predicted seconds until each instance could begin (the paper's T_queue)
     """
 
@@ -33,8 +34,10 @@ class View:
         self.best = self.pool.blocks
         self.near: np.ndarray = self.pool.near_columns()[columns.node_column]
         pages = state.pages.leading(request.keys)
+        self.in_pages = ZERO
         if pages.blocks:
-            self.near = np.maximum(self.near, pages.near_columns()[columns.page_column])
+            self.in_pages = pages.near_columns()[columns.page_column]
+            self.near = np.maximum(self.near, self.in_pages)
         self.queue_s = state.queue_s(now)
         self._fetch_s: np.ndarray | None = None
         self._in_rack: np.ndarray | None = None
@@ -57,10 +60,15 @@ class View:
         return self._fetch_s
 
     def fetch_beyond_s(self, had: np.ndarray) -> np.ndarray:
-        """(n,) predicted seconds to move what the longest prefix has beyond the first `had` blocks."""
+        """(n,) predicted seconds to move what the longest prefix has beyond the first `had` blocks.
+
+        Blocks on SSD are counted as far if there are other nodes: the index does not tell on which they are.
+        """
         state, pool = self.state, self.pool
         moved = np.maximum(self.best - had, 0) * state.block_nbytes
         ssd = np.minimum(pool.ssd_blocks * state.block_nbytes, moved)
+        if len(state.index.nodes) == 1:
+            return state.costs.fetch_s(state.prefill_columns.instance, moved, ssd=ssd)  # type: ignore[no-any-return]
         flows = state.least_flows(pool)
         return state.costs.fetch_s(state.prefill_columns.instance, 0, moved, flows, ssd)  # type: ignore[no-any-return]
 

@@ -63,7 +63,7 @@ def record(path: Path, *, digest: bool = True) -> None:
     tell(ev.GatewayReady("gateway"), 0.2)
     (order,) = (one for one in tell(arrived("first", 66, KEYS), 1.0) if isinstance(one, StartPrefill))
     sums = [[1, 2]] * (len(order.store))
-    tell(ev.PrefillEnded(order.rank, 0, "first", 1, sums, [0], 0.0, 0.66, 0.0, 66, 0), 2.0)
+    tell(ev.PrefillEnded(order.rank, 0, "first", 1, sums, [0], 0.0, 0.66, 0.0, 66, 0), 1.67)
     tell(arrived("busy", 200, [*KEYS, *range(21, 29)]), 3.0)
     tell(arrived("second", 70, KEYS), 3.5)
     for number in range(4):
@@ -81,13 +81,16 @@ def close(found: Candidate, wanted: Candidate) -> bool:
 
 
 def test_a_recording_explains_a_request_with_every_candidate_and_term(tmp_path: Path) -> None:
-    """Rank 2 would fetch 4 KiB at 100 kB/s and compute 6 tokens. Rank 1 is busy for 0.86 s more."""
+    """Rank 2 would fetch 4 KiB at 100 kB/s and compute 6 tokens. Rank 1 is busy for 0.86 s more.
+
+    It would load 4 KiB at 1 MB/s. Messages take 10 ms.
+    """
     record(tmp_path / "run")
     found = from_recording("second", tmp_path / "run")
     assert (found.policy, found.outcome, found.reason) == ("kvcache-centric", "placed", "")
     rows = [
-        candidate(2, True, 0.06 + 0.04096, 0.0, 0.04096, 0.06, 0, 4, 4, 1, 0.022),
-        candidate(1, True, 0.06 + 1.36 - 0.5, 1.36 - 0.5, 0.0, 0.06, 4, 4, 4, 1, 0.022),
+        candidate(2, True, 0.06 + 0.04096, 0.0, 0.04096, 0.06, 0, 4, 4, 1, 0.022, 0.01),
+        candidate(1, True, 0.06 + 1.36 - 0.5, 1.36 - 0.5, 0.0, 0.06, 4, 4, 4, 1, 0.022, 0.014096),
     ]
     assert len(found.candidates) == 2
     assert all(map(close, found.candidates, rows))
@@ -120,9 +123,10 @@ def test_the_command_prints_a_table_or_json_and_names_the_nearest_ids(
         "2",
         "3",
         "0.101",
-        "101.0",
+        "111.0",
         "0.0",
         "41.0",
+        "10.0",
         "60.0",
         "0",
         "4",

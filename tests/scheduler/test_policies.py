@@ -236,6 +236,23 @@ def test_blocks_on_ssd_count_with_the_time_to_load_them() -> None:
     assert placement.terms.transfer_s == pytest.approx(2 * 10 * BLOCK_NBYTES / 1e9)
 
 
+def test_blocks_on_ssd_of_the_only_node_are_not_transferred() -> None:
+    state = cluster(instances=1)
+    state.index.stored_run(KEYS, 0, 21, "ssd")
+    terms = chosen("kvcache-centric", state).terms
+    assert terms.transfer_s == pytest.approx(10 * BLOCK_NBYTES / 1e9 + 10 * BLOCK_NBYTES / 5e9)
+
+
+def test_loads_from_dram_of_the_node_and_messages_delay_the_first_token_and_decide_nothing() -> None:
+    state = cluster(instances=1)
+    state.index.stored_run(KEYS[:8], 0, 21, "dram")
+    state.holds(1, KEYS[:3], [])
+    state.costs.measured_messages(0.25)
+    terms = chosen("kvcache-centric", state).terms
+    assert terms.start_s == pytest.approx(0.25 + 5 * BLOCK_NBYTES / 5e9), "8 blocks, 3 of them in its pages"
+    assert terms.ttft_s == pytest.approx(terms.score + terms.start_s)
+
+
 def test_blocks_on_ssd_alone_are_fetched_below_the_threshold_too() -> None:
     state = cluster(instances=1)
     state.index.stored_run(KEYS[:8], 0, 21, "dram")

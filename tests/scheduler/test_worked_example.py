@@ -51,7 +51,7 @@ def test_the_worked_example_of_the_page_is_what_the_policy_computes() -> None:
     for row in sorted(rows, key=lambda row: row.prefill):
         t = row.terms
         ratio = f"{t.best_blocks / t.near_blocks:.2f}" if t.near_blocks else "none"
-        times = t.transfer_s, t.queue_s, t.prefill_s, t.ttft_s
+        times = t.transfer_s, t.queue_s, t.prefill_s, t.score
         cells = [row.prefill, t.near_blocks, ratio, t.reused_blocks, *(f"{each:.3f}" for each in times)]
         assert f"| {' | '.join(map(str, cells))} |" in page
         assert (t.reused_blocks == 12) == (t.best_blocks > THRESHOLD * t.near_blocks or t.near_blocks == 12)

@@ -12,6 +12,7 @@ from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.simulator.compute_ranks import PREFILL_S_PER_TOKEN, STEP_S
 from mooncake_lite.simulator.world import World
+from scheduler import State
 from scheduler.costs import CostConfig, Costs
 
 pytestmark = pytest.mark.quick
@@ -27,17 +28,18 @@ def setup() -> tuple[Costs, Measurements, RequestRecord]:
         roles=["conductor", "prefill", "store", "decode", "store"],
         nodes=[0, 0, 0, 1, 1],
     )
-    costs = Costs(config.costs)
+    state = State(64, Costs(config.costs))
+    state.add_instance(1, 0, ["prefill"], 2)
     record = RequestRecord.of(ev.RequestArrived("a", 640, 16, [], []), config.classes[0], 0.0)
     record.load = [BlockRef(number, rank, 0, BLOCK_NBYTES) for number, rank in enumerate((4, 4, 2, 2))]
     record.promoted = [(2, 0.5, 10**8, 6)]
-    return costs, Measurements(costs, Members(config)), record
+    return state.costs, Measurements(state, Members(config)), record
 
 
 def test_only_the_blocks_that_were_read_count_and_near_ones_are_loads() -> None:
     costs, measured, record = setup()
     near_s = 2 * BLOCK_NBYTES / 1e9  # 1 GB/s, where 5 GB/s were guessed
-    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], near_s, 3.2, 0.0, 64, 2))
+    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], near_s, 3.2, 0.0, 64, 2), 9.0)
     assert costs.load_s(1, "dram", 10**9) == pytest.approx(1.0)
     assert costs.transfer_s(1, 10**9, True) == TRANSFER.seconds(10**9, True)
     assert costs.prefill_s(1, 64, 0) == pytest.approx(3.2)
@@ -47,9 +49,22 @@ def test_only_the_blocks_that_were_read_count_and_near_ones_are_loads() -> None:
 def test_a_read_of_near_and_far_blocks_corrects_both_costs_alike() -> None:
     costs, measured, record = setup()
     expected = LOAD.seconds("dram", 2 * BLOCK_NBYTES) + TRANSFER.seconds(2 * BLOCK_NBYTES, True)
-    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], 3 * expected, 0.0, 0.0, 0, 4))
+    measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], 3 * expected, 0.0, 0.0, 0, 4), 9.0)
     assert costs.load_s(1, "dram", 10**9) == pytest.approx(3 * LOAD.seconds("dram", 10**9))
     assert costs.transfer_s(1, 10**9, True) == pytest.approx(3 * TRANSFER.seconds(10**9, True))
+
+
+def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed_others_too() -> None:
+    costs, measured, record = setup()
+    ended = ev.PrefillEnded(1, 0, "a", 1, [], [], 0.5, 3.0, 0.2, 64, 2)
+    record.ordered_s = 5.0
+    running = measured.state.prefills[1].running
+    running |= {"a": None, "b": None}
+    measured.prefilled(record, ended, 9.0)
+    assert costs.message_s == 0.0
+    del running["b"]
+    measured.prefilled(record, ended, 9.0)
+    assert costs.message_s == pytest.approx(9.0 - 5.0 - 0.5 - 3.0 - 0.2)
 
 
 def test_a_decode_rank_that_loads_is_measured_too() -> None:

@@ -33,8 +33,8 @@ def seen(*steps: tuple[float, ev.Event, *tuple[fx.Effect, ...]], is_guess: bool 
     return dict(found)
 
 
-def prefilled(attempt: int = 1) -> ev.PrefillEnded:
-    return ev.PrefillEnded(1, 0, "a", attempt, [], [], 0.0, 0.1, 0.0)
+def prefilled(attempt: int = 1, store_s: float = 0.0) -> ev.PrefillEnded:
+    return ev.PrefillEnded(1, 0, "a", attempt, [], [], 0.0, 0.1, store_s)
 
 
 def ended(tokens: int = 11) -> ev.DecodeEnded:
@@ -52,6 +52,10 @@ def test_the_times_of_a_request_are_compared_with_the_terms_of_its_decision() ->
 def test_the_time_that_a_request_was_held_counts_as_predicted_when_it_is_placed() -> None:
     ratios = seen((5.0, ARRIVED), (6.0, ev.Tick(), decided()), (9.0, prefilled()))
     assert ratios == {"ttft": pytest.approx(1.0)}
+
+
+def test_the_first_token_is_sent_before_the_blocks_of_the_prompt_are_stored() -> None:
+    assert seen((5.0, ARRIVED, decided()), (9.0, prefilled(store_s=2.0))) == {"ttft": pytest.approx(3 / 2)}
 
 
 def test_a_rank_that_decodes_what_it_prefills_has_no_load() -> None:
