@@ -7,6 +7,7 @@ docs/explain/costs.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,9 @@ class Corrections:
         _factors   (largest measured instance + 2,) float64   by instance number
         _is_own    the same length, bool                      whether that instance was measured
 
+    What is known before the first measurement counts as one of full size: the profile, and for an instance
+    the factor over all instances. A guess does not count.
+
     Invariant: a factor that is not its instance's own is the one over all instances. The last factor stands
     for all larger numbers and is never an instance's own.
     """
@@ -75,6 +79,8 @@ class Corrections:
         self._full_s, self._limit = max(full_s, 1e-9), limit  # above 0, also where every prediction is 0
         self.of_all = 1.0
         self._all = Average()
+        if limit < inf:
+            self._all.add(1.0)
         self._own: dict[int, Average] = {}
         self._factors = np.ones(1)
         self._is_own = np.zeros(1, bool)
@@ -85,7 +91,11 @@ class Corrections:
         if size < LEAST_SIZE or measured_s <= 0:
             return
         factor = min(max(measured_s / predicted_s, 1 / self._limit), self._limit)
-        own = self._own.setdefault(instance, Average())
+        own = self._own.get(instance)
+        if own is None:
+            own = self._own[instance] = Average()
+            if self._all.is_measured:
+                own.add(self.of_all)
         own.add(factor, size)
         self._all.add(factor, size)
         if missing := max(0, instance + 2 - len(self._factors)):
@@ -102,4 +112,4 @@ class Corrections:
     @property
     def is_measured(self) -> bool:
         """Tell whether there was a measurement on any instance."""
-        return self._all.is_measured
+        return bool(self._own)

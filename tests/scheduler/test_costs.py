@@ -190,20 +190,34 @@ def test_a_profile_is_corrected_by_a_factor_of_8_at_most_and_counts_as_measured(
     costs = Costs(CONFIG)
     assert costs.is_measured
     assert costs.is_step_measured
-    prefilled(costs, 4096, 1000.0)
+    prefilled(costs, 4096, 1000.0, times=60)
     assert costs.prefill_s(1, 4096, 0) == pytest.approx(8 * CONFIG.prefill.seconds(4096, 0))
     prefilled(costs, 4096, 1e-6, times=60)
     assert costs.prefill_s(1, 4096, 0) == pytest.approx(CONFIG.prefill.seconds(4096, 0) / 8, rel=0.01)
 
 
-def test_an_instance_has_its_own_correction_and_others_have_that_of_all() -> None:
+def test_a_profile_counts_as_one_measurement_before_the_first_and_a_guess_does_not() -> None:
+    for limit, expected in ((8.0, average_of(1.0, 4.0)), (float("inf"), 4.0)):
+        corrections = Corrections(1.0, limit)
+        assert not corrections.is_measured
+        corrections.measured(2, 1.0, 4.0)
+        assert corrections.of(2) == corrections.of_all == pytest.approx(expected)
+
+
+def test_a_short_first_measurement_hardly_changes_what_a_profile_says() -> None:
     corrections = Corrections(1.0, 8.0)
+    corrections.measured(2, 0.1, 0.4)
+    assert 1.0 < corrections.of(2) < 1.4
+
+
+def test_an_instance_has_its_own_correction_and_others_have_that_of_all() -> None:
+    corrections = Corrections(1.0, float("inf"))
     assert corrections.of(7) == corrections.of_all == 1.0
     corrections.measured(2, 1.0, 4.0)
     assert list(corrections.of(np.array([0, 2, 3, 9]))) == [4.0, 4.0, 4.0, 4.0]
     corrections.measured(5, 1.0, 1.0)
     found = corrections.of(np.array([0, 2, 5, 6, 99]))
-    assert (found[1], found[2]) == (4.0, 1.0)
+    assert (found[1], found[2]) == (4.0, pytest.approx(average_of(4.0, 1.0)))
     assert found[0] == found[3] == found[4] == pytest.approx(corrections.of_all)
     assert 1.0 < corrections.of_all < 4.0
     corrections.measured(2, 1.0, 1.0)
@@ -220,18 +234,19 @@ def average_of(*values: float) -> float:
 def test_a_slow_step_corrects_every_step_of_its_instance() -> None:
     costs = Costs(CONFIG)
     costs.measured_steps(4, 50, 200, 10**6, 2 * CONFIG.decode.steps_s(50, 200, 10**6))
-    assert costs.step_s(4, 7, 900) == pytest.approx(2 * CONFIG.decode.step_s(7, 900))
+    assert costs.step_s(4, 7, 900) == pytest.approx(average_of(1.0, 2.0) * CONFIG.decode.step_s(7, 900))
 
 
 def test_a_fetch_corrects_loads_and_transfers_in_their_predicted_shares() -> None:
     costs = Costs(CONFIG)
     expected = costs.fetch_s(1, 4 * 10**9, 4 * 10**9)
     costs.measured_fetch(1, 4 * 10**9, 4 * 10**9, 3 * expected)
-    assert costs.load_s(1, "dram", 10**9) == pytest.approx(3 * CONFIG.load.seconds("dram", 10**9))
-    assert costs.transfer_s(1, 10**9, True) == pytest.approx(3 * CONFIG.transfer.seconds(10**9, True))
+    factor = average_of(1.0, 3.0)
+    assert costs.load_s(1, "dram", 10**9) == pytest.approx(factor * CONFIG.load.seconds("dram", 10**9))
+    assert costs.transfer_s(1, 10**9, True) == pytest.approx(factor * CONFIG.transfer.seconds(10**9, True))
     costs.measured_load(3, "ssd", 10**9, 2.01)
-    assert costs.load_s(3, "ssd", 10**9) == pytest.approx(2.01)
-    assert costs.fetch_s(9, 0, ssd=10**9) == pytest.approx(2.01)
+    assert costs.load_s(3, "ssd", 10**9) == pytest.approx(average_of(1.0, 2.0) * 1.005)
+    assert costs.fetch_s(9, 0, ssd=10**9) == pytest.approx(average_of(1.0, 2.0) * 1.005)
 
 
 # ------------------------------------------------------------------------------ lengths
