@@ -14,19 +14,30 @@ import numpy as np
 class PrefillColumns:
     """Instances that prefill.
 
+    row           (n,) int64     0, 1, ... n - 1
     instance      (n,) int64     number
     node_column   (n,) int64     of its node, in the index of the pool
     page_column   (n,) int64     of the instance, in the index of pages
+    decode_row    (n,) int64     its row in DecodeColumns, if it has both duties, or else -1
+    num_both      number of instances that have both duties
     waiting_s     (n,) float64   predicted seconds of the prefills in its queue, without corrections
     ends_s        (n,) float64   predicted time at which those that have started end; at most now: none runs
     """
 
     def __init__(
-        self, instances: Sequence[int], node_columns: Sequence[int], page_columns: Sequence[int]
+        self,
+        instances: Sequence[int],
+        node_columns: Sequence[int],
+        page_columns: Sequence[int],
+        decode_rows: Sequence[int],
     ) -> None:
+        self.row = np.arange(len(instances))
+        self.row.flags.writeable = False  # it is handed out
         self.instance = np.array(instances, np.int64)
         self.node_column = np.array(node_columns, np.int64)
         self.page_column = np.array(page_columns, np.int64)
+        self.decode_row = np.array(decode_rows, np.int64)
+        self.num_both = sum(row >= 0 for row in decode_rows)
         self.waiting_s = np.zeros(len(instances))
         self.ends_s = np.zeros(len(instances))
 

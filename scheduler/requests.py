@@ -48,6 +48,10 @@ class Request(msgspec.Struct, frozen=True):
         """Tokens that each of its sequences attends to, in the mean over its answer."""
         return self.num_tokens + self.predicted_tokens / 2
 
+    def cached_tokens(self, blocks: int) -> int:
+        """Return the tokens that reused blocks save. The last token of a prompt is always computed."""
+        return min(blocks * self.block_tokens, self.num_tokens - 1)
+
 
 class Terms(msgspec.Struct, frozen=True):
     """Record the numbers that decided a placement, or those of one candidate. Times are predictions.

@@ -46,6 +46,7 @@ class State:
     max_queue         most requests that may wait; `scheduler.admission` refuses more
     placed            number of requests that were placed so far
     held              accepted requests without a place
+    decode_slots      of all decode instances together
     block_nbytes      bytes of one block
     racks             which nodes are near each other
     """
@@ -67,14 +68,14 @@ class State:
         self.pages = PrefixIndex()
         self.prefills: dict[int, PrefillInstance] = {}
         self.decodes: dict[int, DecodeInstance] = {}
-        self.prefill_columns = PrefillColumns((), (), ())
+        self.prefill_columns = PrefillColumns((), (), (), ())
         self.decode_columns = DecodeColumns((), ())
         self.placed = 0
         self.held = HeldLine(self.queue)
         self._placed: dict[str, Placed] = {}
         self._num_queued = 0
+        self.decode_slots = 0
         self._free_decode_slots = 0
-        self._num_both = 0  # instances of both duties
         self._may_start: OrderedDict[int, None] = OrderedDict()  # instances to look at in startable()
         self._deferred: OrderedDict[str, int] = OrderedDict()  # request -> its prefill instance
         self.decode_load = DecodeLoad()
@@ -100,18 +101,20 @@ class State:
             assert instance not in self.decodes, f"instance {instance} decodes already"
             self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
+            self.decode_slots += slots
             self._free_decode_slots += slots
             self.held.slots.add(slots)
-        self._num_both = len(self.prefills.keys() & self.decodes.keys())
         self._make_columns()
 
     def _make_columns(self) -> None:
         """Number the instances anew."""
         prefills, decodes = self.prefills.values(), self.decodes.values()
+        decode_rows = {instance: row for row, instance in enumerate(self.decodes)}
         self.prefill_columns = PrefillColumns(
             list(self.prefills),
             [self.index.add_node(one.node) for one in prefills],
             [self.pages.add_node(one.instance) for one in prefills],
+            [decode_rows.get(instance, -1) for instance in self.prefills],
         )
         for row, prefill in enumerate(prefills):
             prefill.row = row
@@ -152,14 +155,12 @@ class State:
 
         Policies choose among these, so that no policy has to know about instances of both duties.
         """
-        free = self.decode_columns.free
-        rows = np.arange(len(self.prefill_columns))
-        if self._free_decode_slots < n or free.max(initial=0) < n:
-            return rows[:0]
-        if not self._num_both:
-            return rows
-        full = self.decode_columns.instance[free < n]
-        return rows[~np.isin(self.prefill_columns.instance, full)]
+        free, columns = self.decode_columns.free, self.prefill_columns
+        if self._free_decode_slots < n or (n > 1 and free.max() < n):
+            return columns.row[:0]
+        if not columns.num_both:
+            return columns.row
+        return columns.row[(columns.decode_row < 0) | (free[columns.decode_row] >= n)]
 
     def queue_s(self, now: float) -> np.ndarray:
         """Predict the seconds until each prefill instance could begin another prefill, by row."""
@@ -172,7 +173,7 @@ class State:
     def hold(self, request: Request, now: float, *, front: bool = False) -> None:
         """Keep an accepted request without a place, in one line for all instances."""
         assert request.request_id not in self, f"request {request.request_id} is tracked already"
-        cached = cached_tokens(request, self.index.leading(request.keys))
+        cached = request.cached_tokens(self.index.leading(request.keys).blocks)
         prefill_s = self._prefill_s(request, cached)
         self.held.add(request, prefill_s, now, front=front)
 
@@ -381,6 +382,11 @@ class State:
         """Return the number of requests in prefill or decode."""
         return len(self._placed) - self._num_queued
 
+    @property
+    def num_taken(self) -> int:
+        """Return the number of decode slots that requests have: the sum of `decode_columns.batch`."""
+        return self.decode_slots - self._free_decode_slots
+
     def _prefill_of(self, request_id: str) -> PrefillInstance:
         return self.prefills[self._placed[request_id].placement.prefill]
 
@@ -406,6 +412,7 @@ class State:
             self._check_decode(decode)
         assert sum(self._flows.values()) == sum(map(len, self._sources.values()))
         assert self._num_queued == sum(len(one.queue) for one in self.prefills.values())
+        assert self.decode_slots == sum(one.slots for one in self.decodes.values())
         assert self._free_decode_slots == sum(one.free for one in self.decodes.values())
         assert len(self._placed) == sum(len(one.taken) for one in self.decodes.values())
         for request_id, instance in self._deferred.items():
@@ -441,8 +448,3 @@ class State:
         head = prefill.queue.head()
         if head is not None and len(prefill.running) < prefill.slots and head not in self._deferred:
             assert prefill.instance in self._may_start, f"request {head} would never start"
-
-
-def cached_tokens(request: Request, leading: Leading) -> int:
-    """Return the tokens of the request that the pool holds anywhere. The last token is always computed."""
-    return min(leading.blocks * request.block_tokens, request.num_tokens - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduler.admission.bounded_queue import predicted_wait_s
 from scheduler.requests import Placement, Request
-from scheduler.state import State, cached_tokens
+from scheduler.state import State
 
 
 def ttft_s(state: State, request: Request, placement: Placement | None, now: float) -> float:
@@ -19,7 +19,7 @@ def ttft_s(state: State, request: Request, placement: Placement | None, now: flo
         return 0.0
     if placement is not None:
         return placement.terms.ttft_s
-    cached = cached_tokens(request, state.index.leading(request.keys))
+    cached = request.cached_tokens(state.index.leading(request.keys).blocks)
     prefill_s = state.costs.held_s(float(state.costs.config.prefill.seconds(request.num_tokens, cached)))
     return max(_slots_s(state, request), predicted_wait_s(state, now)) + prefill_s
 
@@ -27,7 +27,7 @@ def ttft_s(state: State, request: Request, placement: Placement | None, now: flo
 def _slots_s(state: State, request: Request) -> float:
     """Predict the time until the slots are free that those held and this request need."""
     decode_s = state.decode_load.decode_s or 0.0
-    return decode_s * (state.held.sequences + request.n) / max(1.0, float(state.decode_columns.batch.sum()))
+    return decode_s * (state.held.sequences + request.n) / max(1, state.num_taken)
 
 
 def tbt_now_s(state: State, request: Request, decode: int) -> float:
@@ -53,7 +53,7 @@ def mean_tbt_s(state: State, request: Request, others: int) -> float:
     if not state.costs.is_step_measured:
         return 0.0
     columns = state.decode_columns
-    each = float(columns.context.sum()) / max(1.0, float(columns.batch.sum()))
+    each = float(columns.context.sum()) / max(1, state.num_taken)
     context = each * others + request.n * request.context
     return state.costs.mean_step_s((others + request.n) / len(columns), context / len(columns))
 

@@ -25,5 +25,4 @@ class Predictive(Early):
     ) -> float:
         """Predict TBT when the first token comes. Requests that are held begin before."""
         others = state.decode_load.sequences(now + ttft, now) + state.held.sequences
-        slots = sum(one.slots for one in state.decodes.values())
-        return mean_tbt_s(state, request, max(0, min(others, slots - request.n)))
+        return mean_tbt_s(state, request, max(0, min(others, state.decode_slots - request.n)))

@@ -109,6 +109,10 @@ class Costs:
         """Predict a load: "dram" by an instance, "ssd" by the store rank of this number."""
         return self._load[tier].of(instance) * self.config.load.seconds(tier, nbytes)
 
+    def mean_load_s(self, tier: Tier, nbytes: int) -> float:
+        """Predict a load of an instance that is like all of them together."""
+        return self._load[tier].of_all * float(self.config.load.seconds(tier, nbytes))
+
     def fetch_s(
         self, instance: Column, near: Column, far: Column = 0, flows: Column = 0, ssd: Column = 0
     ) -> Any:

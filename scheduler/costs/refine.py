@@ -67,6 +67,7 @@ class Corrections:
 
         _factors   (largest measured instance + 2,) float64   by instance number
         _is_own    the same length, bool                      whether that instance was measured
+        _column    the last column of instances, and its factors: most decisions ask for the same ones
 
     What is known before the first measurement counts as one of full size: the profile, and for an instance
     the factor over all instances. A guess does not count.
@@ -84,6 +85,7 @@ class Corrections:
         self._own: dict[int, Average] = {}
         self._factors = np.ones(1)
         self._is_own = np.zeros(1, bool)
+        self._column: tuple[Column, Column] | None = None
 
     def measured(self, instance: int, predicted_s: float, measured_s: float) -> None:
         """Add a measurement, with the uncorrected prediction. Without a time, nothing changes."""
@@ -104,10 +106,20 @@ class Corrections:
         self._is_own[instance] = True
         self.of_all = self._factors[~self._is_own] = self._all.value
         self._factors[instance] = own.value
+        self._column = None
 
     def of(self, instances: Column) -> Any:
-        """Return the factors of instances; of one without measurements, the one over all instances."""
-        return self._factors.take(instances, mode="clip")  # type: ignore[call-overload]
+        """Return the factors of instances; of one without measurements, the one over all instances.
+
+        The result for a column is kept for the next call, so a column must not be changed after a call.
+        """
+        if self._column is not None and self._column[0] is instances:
+            return self._column[1]
+        found = self._factors.take(instances, mode="clip")  # type: ignore[call-overload]
+        if isinstance(instances, np.ndarray):
+            found.flags.writeable = False
+            self._column = instances, found
+        return found
 
     @property
     def is_measured(self) -> bool:

@@ -40,7 +40,7 @@ def choose(policy: Policy, state: State, request: Request, now: float) -> Placem
     `Rejection`: there will be none.
     """
     found = compare(policy, state, request, now)
-    return found.placement() if isinstance(found, Comparison) else found
+    return found.placement(request) if isinstance(found, Comparison) else found
 
 
 def explain(policy: Policy, state: State, request: Request, now: float) -> list[Candidate]:
@@ -93,25 +93,26 @@ class Comparison:
     def __init__(self, view: View, ranked: Ranked) -> None:
         state, request = view.state, view.request
         decodes = state.decode_columns
-        self._rows, self._ranked, self._request_id = view.rows, ranked, request.request_id
-        self._prefills, self._decodes = state.prefill_columns.instance, decodes.instance
+        self._rows, self._ranked = view.rows, ranked
+        self._prefills, self._decodes = state.prefill_columns, decodes.instance
         self._near, self._best, self._queue_s = view.near, view.best, view.queue_s
-        self._prefill_s, self._cached = view.prefill_s(ranked.reused), view.tokens(ranked.reused)
         self._in_pages, self._message_s = view.in_pages, state.costs.message_s
-        self._block_s = state.costs.load_s(self._prefills, "dram", state.block_nbytes)
+        self._block_s = state.costs.mean_load_s("dram", state.block_nbytes)
         self._batch, load = decodes.batch.copy(), (decodes.batch, decodes.context)
         self._tbt_s = state.costs.tbt_s(decodes.instance, *load, request.context, request.n)
         tbt_s = self._tbt_s + TIE_S * self._batch
         self._fastest = int(np.where(decodes.free >= request.n, tbt_s, np.inf).argmin())
 
-    def placement(self) -> Placement:
-        """Return the choice."""
-        score, rows = self._ranked.score, self._rows
-        least = rows[score[rows] == score[rows].min()]
-        row = int(least[0] if len(least) == 1 else self._order(least)[0])
+    def placement(self, request: Request) -> Placement:
+        """Return the choice for the request that was compared."""
+        score = self._ranked.score[self._rows]
+        least = self._rows[score == score[score.argmin()]]
+        if len(least) > 1 and self._prefills.num_both:
+            least = self._order(least)
+        row = int(least[0])
         one = self._candidate(row)
-        cached = int(_at(self._cached, row))
-        return Placement(self._request_id, one.prefill, one.decode, one.fetch, cached, one.terms)
+        cached = request.cached_tokens(one.terms.reused_blocks)
+        return Placement(request.request_id, one.prefill, one.decode, one.fetch, cached, one.terms)
 
     def candidates(self) -> list[Candidate]:
         """Return every instance that was compared, the choice first."""
@@ -119,15 +120,14 @@ class Comparison:
 
     def _order(self, rows: np.ndarray) -> np.ndarray:
         """Sort rows: the least score first, then the fewest sequences to decode, then the lowest number."""
-        own = [self._own_decode(row) for row in rows.tolist()]
-        decoding = [0.0 if row is None else self._batch[row] for row in own]
+        own = self._prefills.decode_row[rows]
+        decoding = np.where(own < 0, 0.0, self._batch[own])
         return rows[np.lexsort((decoding, self._ranked.score[rows]))]
 
-    def _own_decode(self, row: int) -> int | None:
-        """Return the row of the only decode instance that may follow: one of both duties does both."""
-        instance = self._prefills[row]
-        own = int(self._decodes.searchsorted(instance))
-        return own if own < len(self._decodes) and self._decodes[own] == instance else None
+    def _decode_of(self, row: int) -> int:
+        """Return the row of the decode instance that follows. An instance of both duties does both."""
+        own = int(self._prefills.decode_row[row])
+        return self._fastest if own < 0 else own
 
     def _loaded(self, row: int) -> float:
         """Return the blocks that an instance reads from DRAM of its node."""
@@ -135,23 +135,22 @@ class Comparison:
         return max(0, reused - _at(self._in_pages, row))
 
     def _candidate(self, row: int) -> Candidate:
-        """Return a row. Its decode instance is that with the least predicted time between tokens."""
-        own, ranked = self._own_decode(row), self._ranked
-        decode = self._fastest if own is None else own
+        """Return a row with its terms."""
+        decode, ranked = self._decode_of(row), self._ranked
         terms = Terms(
             score=float(ranked.score[row]),
             queue_s=float(self._queue_s[row]),
             transfer_s=float(_at(ranked.transfer_s, row)),
-            prefill_s=float(self._prefill_s[row]),
+            prefill_s=float(ranked.prefill_s[row]),
             near_blocks=int(self._near[row]),
             reused_blocks=int(_at(ranked.reused, row)),
-            best_blocks=self._best,
+            best_blocks=int(self._best),
             decode_batch=int(self._batch[decode]),
             tbt_s=float(self._tbt_s[decode]),
-            start_s=self._message_s + float(self._loaded(row) * self._block_s[row]),
+            start_s=self._message_s + float(self._loaded(row) * self._block_s),
         )
         fetch = bool(_at(ranked.fetch, row))
-        return Candidate(int(self._prefills[row]), int(self._decodes[decode]), fetch, terms)
+        return Candidate(int(self._prefills.instance[row]), int(self._decodes[decode]), fetch, terms)
 
 
 def _at(values: np.ndarray, row: int) -> Any:

@@ -12,6 +12,9 @@ import numpy as np
 
 from scheduler.placement.view import View
 
+NOTHING_S = np.zeros(())
+NEVER = np.zeros((), bool)
+
 
 class Ranked(NamedTuple):
     """What a policy says of every prefill instance: arrays over their rows, or one value for all.
@@ -19,13 +22,20 @@ class Ranked(NamedTuple):
     score        what it minimises; the first of equal instances is chosen
     reused       leading blocks that the instance would not compute
     transfer_s   predicted seconds for those of them that come from elsewhere
-    fetch        whether they may come from elsewhere: other nodes and SSD
+    prefill_s    predicted seconds to compute the other blocks
+    fetch        whether blocks may come from elsewhere: other nodes and SSD
     """
 
     score: np.ndarray
     reused: np.ndarray
     transfer_s: np.ndarray
+    prefill_s: np.ndarray
     fetch: np.ndarray
+
+
+def near_only(view: View, score: np.ndarray) -> Ranked:
+    """Rank by a score where each instance reuses what it happens to have near it, and fetches nothing."""
+    return Ranked(score, view.near, NOTHING_S, view.prefill_s(view.near), NEVER)
 
 
 class Policy(Protocol):

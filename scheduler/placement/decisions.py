@@ -60,7 +60,7 @@ class Decisions:
         found = compare(self._policy, state, request, now)
         if isinstance(found, Comparison):
             self._keep(request.request_id, _Decision(found, "waits", "others wait"))
-            return found.placement()
+            return found.placement(request)
         self._keep(request.request_id, _Decision(None, "waits", found.reason))
         return found
 

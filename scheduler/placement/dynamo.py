@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 OVERLAP_WEIGHT = 1.0
 """Its default: a block to compute counts as much as a block to decode."""
@@ -31,4 +31,4 @@ class DynamoCost:
         own = [state.decode_of(instance) for instance in state.prefills]
         decoding = np.array([one.context if one else 0.0 for one in own])
         score = (OVERLAP_WEIGHT * (pending + uncached) + decoding) / size
-        return Ranked(score, view.near, ZERO, NEVER)
+        return near_only(view, score)

@@ -19,8 +19,10 @@ class GlobalCache:
 
     def rank(self, view: View) -> Ranked:
         """Score: predicted seconds to the first token."""
-        compute_s, fetched_s = view.prefill_s(view.near), view.fetch_s + view.prefill_s(np.array(view.best))
-        fetch = fetched_s < compute_s
-        score = view.queue_s + np.where(fetch, fetched_s, compute_s)
-        reused, transfer_s = np.where(fetch, view.best, view.near), np.where(fetch, view.fetch_s, 0.0)
-        return Ranked(score, reused, transfer_s, fetch | (view.near == view.best))  # see kvcache_centric.py
+        near, best = view.near, view.best
+        near_s, best_s = view.prefill_s(near), view.prefill_s(best)
+        fetch = view.fetch_s + best_s < near_s
+        transfer_s, prefill_s = np.where(fetch, view.fetch_s, 0.0), np.where(fetch, best_s, near_s)
+        reused = np.where(fetch, best, near)
+        may_fetch = reused == best  # see kvcache_centric.py
+        return Ranked(view.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s, may_fetch)

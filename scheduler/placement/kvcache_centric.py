@@ -34,13 +34,10 @@ class KVCacheCentric:
     def rank(self, view: View) -> Ranked:
         """Score: predicted seconds to the first token."""
         near, best = view.near, view.best
-        compute_s, transfer_s = view.prefill_s(near), view.fetch_s
-        fetched_s = transfer_s + view.prefill_s(np.array(best))
-        is_longer = (best > self.threshold * near) | (best - near <= view.pool.ssd_blocks)
-        fetch = is_longer & (fetched_s < compute_s)
-        return Ranked(
-            view.queue_s + np.where(fetch, fetched_s, compute_s),
-            np.where(fetch, best, near),
-            np.where(fetch, transfer_s, 0.0),
-            fetch | (near == best),  # nothing to fetch now; there may be when the prefill begins
-        )
+        near_s, best_s = view.prefill_s(near), view.prefill_s(best)
+        is_longer = (near < best / self.threshold) | (near >= best - view.pool.ssd_blocks)
+        fetch = is_longer & (view.fetch_s + best_s < near_s)
+        transfer_s, prefill_s = np.where(fetch, view.fetch_s, 0.0), np.where(fetch, best_s, near_s)
+        reused = np.where(fetch, best, near)
+        may_fetch = reused == best  # also where nothing is fetched now: there may be when the prefill begins
+        return Ranked(view.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s, may_fetch)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 
 class LeastLoaded:
@@ -13,4 +13,4 @@ class LeastLoaded:
 
     def rank(self, view: View) -> Ranked:
         """Score: seconds of the queue."""
-        return Ranked(view.queue_s, view.near, ZERO, NEVER)
+        return near_only(view, view.queue_s)

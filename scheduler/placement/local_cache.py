@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 
 class LocalCache:
@@ -13,4 +13,4 @@ class LocalCache:
 
     def rank(self, view: View) -> Ranked:
         """Score: predicted seconds to the first token without fetching."""
-        return Ranked(view.queue_s + view.prefill_s(view.near), view.near, ZERO, NEVER)
+        return near_only(view, view.queue_s + view.prefill_s(view.near))

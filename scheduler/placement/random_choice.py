@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 
 class RandomChoice:
@@ -20,4 +20,4 @@ class RandomChoice:
         """Score: 0 for the instance that is drawn, 1 for the others."""
         score = np.ones(len(view.near))
         score[view.rows[view.draw(self.name) % len(view.rows)]] = 0.0
-        return Ranked(score, view.near, ZERO, NEVER)
+        return near_only(view, score)

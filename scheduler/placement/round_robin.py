@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 
 class RoundRobin:
@@ -17,4 +17,4 @@ class RoundRobin:
         """Score: 0 for the instance whose turn it is, 1 for the others."""
         score = np.ones(len(view.near))
         score[view.rows[view.state.placed % len(view.rows)]] = 0.0
-        return Ranked(score, view.near, ZERO, NEVER)
+        return near_only(view, score)

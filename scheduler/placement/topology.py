@@ -28,9 +28,12 @@ class Topology:
         rack_s = view.rack_fetch_s
         fetch_s = np.stack([np.zeros(len(near)), rack_s, rack_s + view.fetch_beyond_s(in_rack)])
         reused = np.stack([near, in_rack, anywhere])
-        seconds = fetch_s + view.prefill_s(reused)
-        fastest, rows = seconds.argmin(axis=0), np.arange(len(near))
-        fetch = (reused[fastest, rows] > near) | (near == view.best)  # see kvcache_centric.py
+        prefill_s = view.prefill_s(reused)
+        fastest = (fetch_s + prefill_s).argmin(axis=0), np.arange(len(near))
         return Ranked(
-            view.queue_s + seconds[fastest, rows], reused[fastest, rows], fetch_s[fastest, rows], fetch
+            view.queue_s + fetch_s[fastest] + prefill_s[fastest],
+            reused[fastest],
+            fetch_s[fastest],
+            prefill_s[fastest],
+            (reused[fastest] > near) | (near == view.best),  # see kvcache_centric.py
         )

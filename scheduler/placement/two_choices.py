@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.placement.contract import Ranked
-from scheduler.placement.view import NEVER, ZERO, View
+from scheduler.placement.contract import Ranked, near_only
+from scheduler.placement.view import View
 
 
 class TwoChoices:
@@ -25,4 +25,4 @@ class TwoChoices:
         two = view.rows[[first, second]]
         score = np.full(len(view.near), np.inf)
         score[two] = view.queue_s[two]
-        return Ranked(score, view.near, ZERO, NEVER)
+        return near_only(view, score)

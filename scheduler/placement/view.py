@@ -6,18 +6,22 @@ docs/explain/conductor.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from scheduler.costs.columns import Column
 from scheduler.requests import Request
 from scheduler.state import State
 
-ZERO = np.zeros(())
-NEVER = np.zeros((), bool)
+NOTHING = np.zeros(())
 
 
 class View:
     """One request among the prefill instances. Lengths of prefixes are in blocks, times in seconds.
+
+    Lengths are float64 as times are: NumPy takes twice as long to multiply integers by floats.
 
     rows      of the instances that may be chosen: their requests would have a decode slot
     pool      what the pool has of the prompt
@@ -31,10 +35,10 @@ class View:
         self.state, self.request, self.now, self.rows = state, request, now, rows
         columns = state.prefill_columns
         self.pool = state.index.leading(request.keys)
-        self.best = self.pool.blocks
-        self.near: np.ndarray = self.pool.near_columns()[columns.node_column]
+        self.best = float(self.pool.blocks)
+        self.near: np.ndarray = self.pool.near_columns()[columns.node_column].astype(np.float64)
         pages = state.pages.leading(request.keys)
-        self.in_pages = ZERO
+        self.in_pages: np.ndarray = NOTHING
         if pages.blocks:
             self.in_pages = pages.near_columns()[columns.page_column]
             self.near = np.maximum(self.near, self.in_pages)
@@ -42,12 +46,12 @@ class View:
         self._fetch_s: np.ndarray | None = None
         self._in_rack: np.ndarray | None = None
 
-    def tokens(self, blocks: np.ndarray) -> np.ndarray:
-        """Tokens that this many reused blocks save: the last token of a prompt is always computed."""
+    def tokens(self, blocks: Column) -> Any:
+        """Return what `Request.cached_tokens` gives, for a number or a column of blocks."""
         request = self.request
         return np.minimum(blocks * request.block_tokens, request.num_tokens - 1)
 
-    def prefill_s(self, reused: np.ndarray) -> np.ndarray:
+    def prefill_s(self, reused: Column) -> np.ndarray:
         """(n,) predicted seconds of each instance for the prompt without its first `reused` blocks."""
         columns, cached = self.state.prefill_columns, self.tokens(reused)
         return self.state.costs.prefill_s(columns.instance, self.request.num_tokens, cached)  # type: ignore[no-any-return]
@@ -66,7 +70,7 @@ class View:
         """
         state, pool = self.state, self.pool
         moved = np.maximum(self.best - had, 0) * state.block_nbytes
-        ssd = np.minimum(pool.ssd_blocks * state.block_nbytes, moved)
+        ssd = np.minimum(pool.ssd_blocks * state.block_nbytes, moved) if pool.ssd_blocks else 0
         if len(state.index.nodes) == 1:
             return state.costs.fetch_s(state.prefill_columns.instance, moved, ssd=ssd)  # type: ignore[no-any-return]
         flows = state.least_flows(pool)

@@ -224,6 +224,15 @@ def test_an_instance_has_its_own_correction_and_others_have_that_of_all() -> Non
     assert corrections.of(2) == pytest.approx(average_of(4.0, 1.0))
 
 
+def test_a_column_that_was_asked_for_before_gets_the_factors_of_now() -> None:
+    corrections, instances = Corrections(1.0, 8.0), np.array([1, 2])
+    before = corrections.of(instances)
+    corrections.measured(2, 1.0, 4.0)
+    corrections.measured(1, 1.0, 2.0)
+    assert list(corrections.of(instances)) == list(corrections.of(instances.copy())) == [2.0, 4.0]
+    assert list(before) == [1.0, 1.0], "a decision keeps the factors that it was made with"
+
+
 def average_of(*values: float) -> float:
     average = Average()
     for value in values:

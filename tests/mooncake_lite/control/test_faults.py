@@ -188,7 +188,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "withheld tokens are never released": (Reports, "_release", skip),
     "the queue has no bound": (BoundedQueue, "on_arrival", skip),
     "reports of pages are forgotten": (State, "holds", skip),
-    "any rank may decode": (Comparison, "_own_decode", lambda self, row: None),
+    "any rank may decode": (Comparison, "_decode_of", lambda self, row: self._fastest),
 }
 
 
