@@ -15,11 +15,8 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import client_id_of
 from mooncake_lite.modes import DUTIES
 from mooncake_lite.simulator.surroundings import Surroundings
-from mooncake_lite.simulator.workload import Request, Workload, digest_of
+from mooncake_lite.simulator.workload import Request, Source, digest_of
 from scheduler import ADMISSIONS
-
-BEFORE_READY = 0.02
-"""Share of requests that come while the cluster still starts."""
 
 What = Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
 COMMANDS: tuple[What, ...] = ("get", "verify", "compact", "rm", "rm", "rm-all", "pin", "pin")
@@ -35,23 +32,20 @@ ToClient = (
 
 
 class Clients:
-    """Send requests at random times, go away at random times, and keep what they are told.
+    """Send the requests of a source, go away at random times, and keep what they are told.
 
-    num_requests   of the run
     last_sent_s    when the latest request was sent
     _commands      number of each pool command -> how often it has ended
     _last_words    why the cluster ends before its time
     """
 
-    def __init__(self, world: Surroundings, workload: Workload, random: Random, num_requests: int) -> None:
-        self._world, self._workload, self._random = world, workload, random
-        self.num_requests = num_requests
+    def __init__(self, world: Surroundings, source: Source, random: Random) -> None:
+        self._world, self._source, self._random = world, source, random
         self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
-        self._left = num_requests
+        self._left = source.num_requests
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
         self._last_words = ""
-        self._gap_s = random.choice((0.1, 0.4, 0.8, 2.0)) / world.shape.at_once
         self.last_sent_s = 0.0
 
     @property
@@ -63,13 +57,13 @@ class Clients:
     def begin(self) -> None:
         """Send the first request; a run may lose a rank at some time."""
         world, random = self._world, self._random
-        world.clock.after(random.random() * 0.01, self._send)
+        self._send_later()
         if random.random() < world.faults.rank_lost:
-            world.clock.after(random.random() * self._gap_s * self.num_requests, self._lose)
+            world.clock.after(random.random() * self._source.lasts_s, self._lose)
 
     def known_keys(self, rank: int) -> list[int]:
         """Draw the keys that the tier of a rank holds from an earlier run."""
-        return [key for key in self._workload.known_keys() if self._random.random() < 0.5]
+        return [key for key in self._source.known_keys() if self._random.random() < 0.5]
 
     @staticmethod
     def indexed(rank: int, keys: list[int], *, last: bool) -> ev.TierIndexed:
@@ -78,16 +72,19 @@ class Clients:
 
     # ------------------------------------------------------------------------------ what they send
 
-    def _send(self) -> None:
+    def _send_later(self) -> None:
+        request = self._source.next()
+        self._world.clock.after(request.after_s, lambda: self._send(request))
+
+    def _send(self, request: Request) -> None:
         world, random = self._world, self._random
         if world.stopped is not None:
             return
-        if not world.ready and random.random() > BEFORE_READY:
-            world.clock.after(0.01, self._send)
+        if not world.ready and random.random() > world.faults.unready:
+            world.clock.after(0.01, lambda: self._send(request))
             return
         self._left -= 1
-        self.last_sent_s = world.clock.now
-        request = self._workload.next()
+        self.last_sent_s = request.sent_s = world.clock.now
         world.requests[request.request_id] = request
         keys = list(request.keys)
         world.from_clients(
@@ -109,7 +106,7 @@ class Clients:
         if random.random() < world.faults.command:
             self._command(request)
         if self._left:
-            world.clock.after(random.expovariate(1 / self._gap_s), self._send)
+            self._send_later()
 
     def _cancel(self, request: Request, branch: int) -> None:
         if not all(one.ends for one in self._family(request.request_id)):
@@ -215,7 +212,7 @@ class Clients:
             alone = part is not request and part.request_id in self._world.requests
             if branch not in request.dropped and not alone:
                 assert part.answered == part.answer_tokens, f"{part.request_id} ends too soon"
-                self._workload.ended(part)
+                self._source.ended(part)
 
     def check_ends(self) -> None:
         """Assert that every request has had one end, and every command that was not abandoned."""

@@ -35,6 +35,7 @@ class Faults:
     cancelled          a client goes away
     command            a pool command comes with a request; abandoned: its sender goes away
     rank_lost          in a run, a rank or the gateway is lost, or the cluster is told to stop
+    unready            a client does not wait until the cluster has started
     """
 
     slow_link: float = 0.02
@@ -58,6 +59,7 @@ class Faults:
     command: float = 0.08
     abandoned: float = 0.2
     rank_lost: float = 0.1
+    unready: float = 0.02
 
     @classmethod
     def none(cls) -> Faults:
@@ -69,6 +71,6 @@ class Faults:
         factors = {
             field.name: min(0.5, getattr(self, field.name) * random.choice((0.0, 0.3, 1.0, 3.0)))
             for field in fields(self)
-            if field.name not in ("slow_link_s", "may_still_write", "rank_lost")
+            if field.name not in ("slow_link_s", "may_still_write", "rank_lost", "unready")
         }
         return replace(self, **factors)

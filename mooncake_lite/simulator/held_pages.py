@@ -29,6 +29,10 @@ class HeldPages:
         self._number = number
         self._world = world
 
+    def leading(self, keys: Sequence[int]) -> int:
+        """Return how many leading blocks of a prompt are here."""
+        return next((number for number, key in enumerate(keys) if key not in self.keys), len(keys))
+
     def use(self, keys: Sequence[int]) -> None:
         """Bring the blocks of a prompt into pages. The end of the oldest prompt is evicted first."""
         for key in reversed(keys):

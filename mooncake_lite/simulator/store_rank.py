@@ -6,7 +6,7 @@ file is sealed, and evicted when the tier is full. Explained in docs/explain/con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from mooncake_lite.control import effects as fx
@@ -60,7 +60,7 @@ class StoreModel:
             case fx.LoadBlocks():
                 self._later(lambda slow: self._load(order, slow))
             case fx.CopyBlocks():
-                self._later(lambda slow: self._copy(order, slow))
+                self._later(lambda slow: self._copy(order, slow), order.sources)
             case fx.CheckBlocks():
                 self._later(lambda _: self._check(order))
             case fx.RemoveBlocks():
@@ -70,12 +70,18 @@ class StoreModel:
             case _:
                 raise AssertionError(f"a store rank gets {order}")
 
-    def _later(self, action: Callable[[bool], None]) -> None:
-        """Run an action after a while. It is told whether the order was given up meanwhile."""
-        dice = self._world.dice
-        slow = dice.random() < self._world.faults.slow_store
-        seconds = dice.uniform(*SLOW_STORE_S) if slow else dice.random() * WORK_S
-        self._world.clock.after(seconds, lambda: action(slow))
+    def _later(self, action: Callable[[bool], None], sources: Sequence[BlockRef] = ()) -> None:
+        """Run an action when these blocks are read, or after a while.
+
+        It is told whether the order was given up meanwhile.
+        """
+        world, dice = self._world, self._world.dice
+        if dice.random() < world.faults.slow_store:
+            world.clock.after(dice.uniform(*SLOW_STORE_S), lambda: action(True))
+        elif sources:
+            world.hardware.read(self.number, sources, lambda: action(False))
+        else:
+            world.clock.after(dice.random() * WORK_S, lambda: action(False))
 
     # ------------------------------------------------------------------------------ saves
 

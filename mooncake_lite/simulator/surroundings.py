@@ -12,6 +12,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.hardware import Hardware
 from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.workload import Request
@@ -27,6 +28,7 @@ class Surroundings(Protocol):
     """
 
     clock: Clock
+    hardware: Hardware
     memory: Memory
     dice: Random
     faults: Faults

@@ -9,8 +9,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
+
+from mooncake_lite.simulator.hardware import Seconds
 
 DOCUMENTS = 6
 """Beginnings that many prompts share; each is continued in three ways."""
@@ -47,12 +51,11 @@ class Text:
         """Return the tokens of prompt and answer."""
         return len(self.keys) * self.block_tokens + self.rest
 
-    def append(self) -> None:
-        """Add one token."""
-        self.rest += 1
-        if self.rest == self.block_tokens:
+    def append(self, num_tokens: int = 1) -> None:
+        """Add tokens."""
+        blocks, self.rest = divmod(self.rest + num_tokens, self.block_tokens)
+        for _ in range(blocks):
             self.keys.append(mixed(self.keys[-1] if self.keys else 0, self.flavour))
-            self.rest = 0
 
     def copy(self) -> Text:
         """Return a copy that grows on its own."""
@@ -66,6 +69,8 @@ class Request:
     text          prompt and answer so far
     reuse         whether its blocks have keys for others
     max_tokens    of the answer, at most; answer_tokens: as many it will have
+    after_s       when it is sent: seconds after the one before
+    sent_s        when it was sent
     answered      tokens of the answer so far
     attempt       the latest that a rank was given
     on_rank       where its latest order was sent
@@ -74,6 +79,7 @@ class Request:
     live          branches that its latest rank has not ended; dropped: those that the client does not want
     arrived       its RequestArrived has reached the control plane; cancelled: a RequestCancelled has
     released      its client may have its tokens, where these are withheld at first
+    token_times_s when its tokens left their ranks, in pieces
     ends          outcomes that the control plane gave it
     told          what its client was told: "Reject" or "Fail"
     """
@@ -84,7 +90,9 @@ class Request:
     max_tokens: int
     answer_tokens: int
     wait_limit_s: float
+    after_s: float = 0.0
     answered: int = 0
+    sent_s: float = 0.0
     attempt: int = -1
     on_rank: int = -1
     n: int = 1
@@ -95,6 +103,7 @@ class Request:
     arrived: bool = False
     cancelled: bool = False
     released: bool = False
+    token_times_s: list[Seconds] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -113,23 +122,60 @@ class Request:
                 part.text.flavour = mixed(part.text.flavour, branch)
                 part.parts = {branch: part}
 
+    def first_token(self, now: float) -> None:
+        """Note that its rank sends the first token that it computes of this prompt."""
+        self.token_times_s.append(np.array([now]))
+
+    def generate(self, times_s: Seconds) -> None:
+        """Add tokens of the answer, which its rank sends at these times."""
+        self.text.append(len(times_s))
+        self.answered += len(times_s)
+        self.token_times_s.append(times_s)
+
     @property
     def keys(self) -> list[int]:
         """Return the keys of its full blocks; none when nothing is reused."""
         return self.text.keys if self.reuse else []
 
 
-class Workload:
-    """Makes requests; some go on where an earlier one has ended.
+class Source(Protocol):
+    """Where the requests of a run come from.
 
+    num_requests   of the run
+    lasts_s        about how long it takes until the last one has come
+    """
+
+    num_requests: int
+    lasts_s: float
+
+    def next(self) -> Request:
+        """Return one more request."""
+
+    def ended(self, request: Request) -> None:
+        """Note that a request is answered, so that a later one may continue it."""
+
+    def known_keys(self) -> list[int]:
+        """Return keys that prompts are likely to begin with."""
+
+
+TOO_LARGE = 0.02
+"""Share of prompts that are several times as long as those that fit."""
+
+
+class Workload:
+    """Makes requests at random; some go on where an earlier one has ended.
+
+    gap_s            mean time between two
     largest_tokens   of a prompt that fits; a few are several times as long
     """
 
-    def __init__(self, random: Random, block_tokens: int, largest_tokens: int, too_large: float) -> None:
-        self._random = random
+    def __init__(
+        self, random: Random, num_requests: int, gap_s: float, block_tokens: int, largest_tokens: int
+    ) -> None:
+        self.num_requests, self.lasts_s = num_requests, num_requests * gap_s
+        self._random, self._gap_s = random, gap_s
         self._block_tokens = block_tokens
         self._largest_tokens = largest_tokens
-        self._too_large = too_large
         self._ended: list[Text] = []
         self._made = 0
 
@@ -137,7 +183,7 @@ class Workload:
         """Return one more request."""
         random = self._random
         self._made += 1
-        if random.random() < self._too_large:
+        if random.random() < TOO_LARGE:
             text = self._continued(
                 Text(self._block_tokens, [], 0, 0), self._largest_tokens * random.randint(2, 5)
             )
@@ -152,7 +198,10 @@ class Workload:
         limit_s = random.choice((float("inf"), float("inf"), 600.0, 20.0))
         more = random.choice((0, 0, 40))
         n = random.choice((1, 1, 1, 1, 2, 3))
-        return Request(f"r{self._made}", text, reuse, answer_tokens + more, answer_tokens, limit_s, n=n)
+        return Request(
+            f"r{self._made}", text, reuse, answer_tokens + more, answer_tokens, limit_s,
+            random.expovariate(1 / self._gap_s), n=n,
+        )  # fmt: skip
 
     def ended(self, request: Request) -> None:
         """Note that a request is answered, so that a later one may continue it."""
@@ -184,6 +233,5 @@ class Workload:
     def _continued(self, text: Text, num_tokens: int, *, fixed: bool = False) -> Text:
         """Add tokens to a text: always the same ones, or some that no other text has."""
         text.flavour = mixed(text.flavour, 1) if fixed else self._random.getrandbits(64)
-        for _ in range(num_tokens):
-            text.append()
+        text.append(num_tokens)
         return text

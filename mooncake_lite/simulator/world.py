@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from random import Random
 
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
@@ -17,14 +16,16 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
-from mooncake_lite.simulator.compute_ranks import ComputeModel, DecodeModel, PrefillModel
 from mooncake_lite.simulator.custody import Custody
+from mooncake_lite.simulator.decode_rank import DecodeModel
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.memory import Memory
-from mooncake_lite.simulator.shapes import Shape
+from mooncake_lite.simulator.prefill_rank import PrefillModel
+from mooncake_lite.simulator.serving_rank import ComputeModel
+from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stale import OF_ATTEMPT, OF_ORDER, forged
 from mooncake_lite.simulator.store_rank import StoreModel
-from mooncake_lite.simulator.workload import Request, Workload
+from mooncake_lite.simulator.workload import Request
 
 CONDUCTOR, CLIENTS = 0, -1
 """Ends of links; ranks have their own numbers."""
@@ -53,31 +54,27 @@ class World:
 
     control     the control plane under test
     requests    all that have arrived
-    dice        decides about faults and times; clients have a generator of their own
+    hardware    how long its ranks take
+    dice        decides about faults; clients have a generator of their own
     trace       the last events, with what each led to
     stopped     the control plane has said Stop
     """
 
     def __init__(
         self,
-        seed: int,
+        setting: Setting,
         *,
-        num_requests: int = 100,
         check_every: int = 50,
-        faults: Faults | None = None,
         observe: Observer | None = None,
     ) -> None:
         """
         check_every   events between two checks of every invariant of the control plane
-        faults        how often things go wrong where they do; None: often
         observe       called with each event, its time and its effects
         """
-        random = Random(seed)
-        self.seed = seed
-        self.shape = Shape.drawn(random)
-        self.faults = (faults or Faults()).drawn(random)
-        self.dice = Random(random.getrandbits(64))
+        self.seed, self.shape, self.faults = setting.seed, setting.shape, setting.faults
+        self.dice = setting.dice
         self.clock = Clock()
+        self.hardware = setting.hardware(self.clock)
         self.requests: dict[str, Request] = {}
         self.control = Control(self.shape.config)
         layout = self.shape.layout
@@ -95,12 +92,25 @@ class World:
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
         self._answers: dict[str, list[ev.RankEvent]] = {}
-        largest = self.shape.largest_blocks * layout.block_tokens
-        workload = Workload(Random(random.getrandbits(64)), layout.block_tokens, largest, too_large=0.02)
-        self.clients = Clients(self, workload, Random(random.getrandbits(64)), num_requests)
+        self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
+        self.clients = Clients(self, setting.source, setting.client_dice)
         self.ranks = {
             rank: self._model(rank, role) for rank, role in enumerate(self.shape.config.roles) if rank
         }
+
+    @classmethod
+    def drawn(
+        cls,
+        seed: int,
+        *,
+        num_requests: int = 100,
+        check_every: int = 50,
+        faults: Faults | None = None,
+        observe: Observer | None = None,
+    ) -> World:
+        """Make a world in which everything is drawn with a seed; see Setting.drawn."""
+        setting = Setting.drawn(seed, num_requests, faults)
+        return cls(setting, check_every=check_every, observe=observe)
 
     def _model(self, rank: int, role: str) -> PrefillModel | DecodeModel | ComputeModel | StoreModel:
         if self.shape.segments[rank]:
@@ -144,13 +154,12 @@ class World:
         self.from_clients(ev.GatewayReady("gateway"))
 
     def _run_until(self, done: Callable[[], bool]) -> None:
-        limit = MOST_EVENTS_PER_REQUEST * self.clients.num_requests
         while not done():
             assert self.clock.step(), f"nothing happens any more: {self._open()} are open"
             waited = self.clock.now - self.clients.last_sent_s
             late = waited >= PATIENCE_S and not self.clients.done
             assert not late, f"after {PATIENCE_S:g} s {self._open()} are still open"
-            assert self.num_events < limit, f"{limit} events for {self.clients.num_requests} requests"
+            assert self.num_events < self._most_events, f"{self.num_events} events"
 
     def _open(self) -> list[str]:
         return [request.request_id for request in self.requests.values() if not request.ends]

@@ -10,7 +10,7 @@ from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.measured import Measurements
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
-from mooncake_lite.simulator.compute_ranks import PREFILL_S_PER_TOKEN, STEP_S
+from mooncake_lite.simulator.hardware import PREFILL_S_PER_TOKEN, STEP_S
 from mooncake_lite.simulator.world import World
 from scheduler import State
 from scheduler.costs import CostConfig, Costs
@@ -82,7 +82,7 @@ def test_a_decode_rank_that_loads_is_measured_too() -> None:
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
-    world = World(seed)
+    world = World.drawn(seed)
     world.run()
     costs = world.control.state.costs
     assert costs.recompute_s(1000, 0) == pytest.approx(1000 * PREFILL_S_PER_TOKEN, rel=0.2)

@@ -1,0 +1,58 @@
+"""What a run of the world is about: the cluster, its machines, its requests, and what goes wrong.
+
+Made by tests, with a seed that draws everything, and by `experiment.py`, where all of it is given. Explained
+in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from mooncake_lite.simulator.clock import Clock
+from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.hardware import DrawnHardware, Hardware
+from mooncake_lite.simulator.shapes import Shape
+from mooncake_lite.simulator.workload import Source, Workload
+
+GAPS_S = (0.1, 0.4, 0.8, 2.0)
+"""Mean times between requests, for each prompt that the cluster computes at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One run.
+
+    seed          is named when the run fails
+    hardware      makes the hardware of the run, which needs its clock
+    source        of its requests
+    dice          decides about faults, client_dice about what clients do
+    """
+
+    seed: int
+    shape: Shape
+    faults: Faults
+    hardware: Callable[[Clock], Hardware]
+    source: Source
+    dice: Random
+    client_dice: Random
+
+    @classmethod
+    def drawn(cls, seed: int, num_requests: int = 100, faults: Faults | None = None) -> Setting:
+        """Draw everything. faults: how often things go wrong where they do; None: often."""
+        random = Random(seed)
+        shape = Shape.drawn(random)
+        drawn = (faults or Faults()).drawn(random)
+        dice, of_requests, client_dice = (Random(random.getrandbits(64)) for _ in range(3))
+        gap_s = client_dice.choice(GAPS_S) / shape.at_once
+        size = shape.layout.block_tokens
+        return cls(
+            seed=seed,
+            shape=shape,
+            faults=drawn,
+            hardware=lambda clock: DrawnHardware(clock, dice),
+            source=Workload(of_requests, num_requests, gap_s, size, shape.largest_blocks * size),
+            dice=dice,
+            client_dice=client_dice,
+        )
