@@ -37,6 +37,7 @@ class Pages:
             used by 1 --give_back--> free                                    a page that is not cached
             used by 1 --give_back--> idle --share--> used by 1               a cached page
                                      idle --uncache--> free
+            used by 2 --grow--> used by 1                                    the writer gets a copy
 
     Invariant: free, used and idle are disjoint, and together they are all pages. A cached page is not free.
     An idle page is cached.
@@ -104,6 +105,33 @@ class Pages:
             else:
                 self.free.append(page)
 
+    def grow(self, held: list[int], num_tokens: int, new: Sequence[int]) -> int | None:
+        """Prepare the pages of one sequence for the KV of its last token.
+
+            held         pages of the sequence, in order; changed in place
+            num_tokens   tokens of the sequence, the last one included
+            new          free pages for it, in the order of `take`; empty when it needs none
+
+        When the last token begins a page, the new pages follow those that the sequence holds. Otherwise the
+        token is written into the last page. If other sequences use that page too, it is copied first (copy
+        on write): the new page replaces it in `held`, and the page has one user less. A sole user writes
+        into its page and needs no copy.
+
+        Returns the page whose KV must be copied into the new page, or None.
+        """
+        # labs:begin 2a
+        self.take(new)
+        if self.needed(num_tokens) > len(held):
+            held += new
+            return None
+        last = held[-1]
+        if self.used[last] == 1:
+            return None
+        self.used[last] -= 1
+        held[-1] = new[0]
+        return last
+        # labs:end 2a
+
     def cache(self, pages: Sequence[int]) -> None:
         """Note that used pages are in the prefix cache now: they become idle when their last user leaves."""
         for page in pages:
@@ -131,11 +159,13 @@ class Pages:
         return pages[:end]
 
     def check(self) -> None:
-        """Assert the invariant."""
+        """Raise AssertionError unless the invariant holds. Changes nothing."""
+        # labs:begin 2d
         assert sorted([*self.free, *self.used, *self.idle]) == list(range(self.num_pages))
         assert all(users >= 1 for users in self.used.values()), "a used page has no user"
         assert self.cached.keys().isdisjoint(self.free), "a cached page is free"
         assert self.cached.keys() >= self.idle.keys(), "an idle page is not cached"
+        # labs:end 2d
 
 
 class PageDraft:

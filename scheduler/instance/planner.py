@@ -125,12 +125,9 @@ def _admit(state: State, admission: Admission, now: float) -> None:
 
 
 def _grow(state: State, growth: Growth) -> None:
-    pages = state.tasks[growth.job].sequence.pages
-    state.pages.take(growth.pages)
-    if growth.copies is not None:
-        assert pages.pop() == growth.copies
-        state.pages.give_back([growth.copies])
-    pages += growth.pages
+    sequence = state.tasks[growth.job].sequence
+    copied = state.pages.grow(sequence.pages, len(sequence.token_ids), growth.pages)
+    assert copied == growth.copies, f"page {copied} is copied, and the step copies page {growth.copies}"
 
 
 def _arrive(state: State, job: Job) -> list[Outcome]:
