@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.tracing.command:command",
         "Join the parts of a trace after a run of `serve --trace` was killed.",
     ),
+    "labs": ("mooncake_lite.labs.commands:labs", "Do the labs of a course, hand them in, and grade them."),
     "doctor": ("mooncake_lite.doctor:doctor", "Report what this machine has and what it can run."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""

@@ -8,6 +8,7 @@ UserError                exit code 2 on the command line
   TraceError             a trace that cannot be read
   RecordingError         a recording of the control plane that cannot be made or read
   TracingError           a trace of a run that cannot be made
+  LabError               a lab, a submission or a release that cannot be used
 ClusterError             exit code 1: the cluster ended because of something that happened in it
 ThreadDied               a thread of a rank died, and the rank ends with it
 RequestError             HTTP 4xx: an OpenAI error object
@@ -46,6 +47,10 @@ class RecordingError(UserError):
 
 class TracingError(UserError):
     """A trace of a run, or a part of it, cannot be made, or there are no parts to join."""
+
+
+class LabError(UserError):
+    """A lab, a student's file or a submission is not what it must be; the message says the fix."""
 
 
 class ClusterError(Exception):

@@ -104,8 +104,10 @@ class PrefixChain:
     def extend(self, token_ids: Sequence[int]) -> list[int]:
         """Append tokens; returns the keys of the blocks that they complete.
 
-        Raises TokenError, and then nothing is appended.
+        Each token is hashed once, in whatever pieces the tokens come in. Tokens of a last, partial block stay
+        in `pending`. Raises TokenError, and then nothing is appended.
         """
+        # labs:begin 2b
         tokens = [*self.pending, *token_ids] if self.pending else token_ids
         keys = []
         previous = self._before_first if self.last_key is None else self.last_key
@@ -117,6 +119,7 @@ class PrefixChain:
             self.last_key = keys[-1]
         self.pending = list(tokens[len(keys) * self.block_tokens :])
         return keys
+        # labs:end 2b
 
 
 def _array_bytes(token_ids: np.ndarray) -> memoryview:

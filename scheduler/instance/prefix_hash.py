@@ -58,7 +58,15 @@ class HashPrefix:
     def match(
         self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """Return the pages of the longest leading run of blocks, of at most most_tokens tokens."""
+        """Return the pages of the longest leading run of blocks, of at most most_tokens tokens.
+
+        known   pages of an earlier match of these tokens that are still cached: it continues after them
+
+        A block continues the run if the cache holds it under its key, with its tokens, after the block before
+        it. Equal keys alone do not suffice: they can collide, or be forged. Looks up each key after `known`
+        once, up to the first one that does not continue the run. A chain without a salt matches nothing.
+        """
+        # labs:begin 2c
         if chain.salt is None:
             return ()
         found: list[int] = []
@@ -72,6 +80,7 @@ class HashPrefix:
             found += block.pages
             before = key
         return (*known, *found)
+        # labs:end 2c
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.

@@ -65,10 +65,17 @@ class SIEVE(Policy):
             self._hand = self._end if made_room else node.newer
 
     def victims(self, now: float) -> Iterator[int]:
-        """The hand's way: what has its bit set loses it and is passed; an item that may not go is passed too.
+        """Yield the items in the order of their eviction, each once.
 
-        In the paper room is made before the new item is in: where it came first, it is judged last.
+        The hand moves from older items to newer ones, and from the newest one to the oldest. It clears a bit
+        that is set, and passes the item. It yields an item whose bit is clear. When the caller asks for the
+        next item, this one may not be evicted now, and the hand passes it too.
+
+        The paper evicts before it inserts. A pool may insert first: when it holds more items than its
+        capacity, the newest item has just come in. The hand passes that item and leaves its bit as it is;
+        it is yielded last.
         """
+        # labs:begin 2e
         newcomer = self._end.older if len(self) > self.capacity else self._end
         passed = {self._end, newcomer}
         while len(passed) < len(self._nodes) + 1:
@@ -81,6 +88,7 @@ class SIEVE(Policy):
             self._hand = node.newer
         if newcomer is not self._end:
             yield newcomer.item
+        # labs:end 2e
 
     def __len__(self) -> int:
         return len(self._nodes)

@@ -1,0 +1,180 @@
+"""Asking: the parent's side of the conversation with one child.
+
+Used by the tests of labs. It starts the child, sends inputs, and reads typed observations of limited size. A
+child that exceeds a limit is killed, and every later question gets the same reason. Knows nothing of scores.
+Explained in docs/explain/labs.md, "The judge".
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mooncake_lite.labs.child import Answer, Call, Raised
+from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Limits
+
+MOST_REPLY_BYTES = 4 << 20
+KEPT_OUTPUT_BYTES = 4 << 10
+"""Prints of a student's code that a message may show."""
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The child could not answer: it died or was killed. The message says why, to the student."""
+
+
+class Child:
+    """A child process of one task.
+
+    files    {file: digest} of the tree's files that it has loaded, after the first question
+    printed  the first bytes that the student's code has printed
+    stopped  why it answers no more; empty while it does
+    """
+
+    def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool) -> None:
+        """Start it in a tree. driver: path of drive.py from the root of the tree. Raises SandboxRefused."""
+        self.files: dict[str, str] = {}
+        self.printed = b""
+        self.stopped = ""
+        self._limits = limits
+        self._buffer = bytearray()
+        self._output = 0
+        self._cache = Path(tempfile.mkdtemp(prefix="mlab"))
+        command = [sys.executable, "-m", "mooncake_lite.labs.child", driver]
+        try:
+            self._confined = Confined(
+                command, tree, limits, isolated=isolated, env=environment(None if isolated else self._cache)
+            )
+        except BaseException:
+            shutil.rmtree(self._cache, ignore_errors=True)
+            raise
+        self._ready = False
+
+    def ask(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
+        """Return the observation of a call, or the exception that the call raised.
+
+        Raises Stopped if there is no answer, or none of this type.
+        """
+        if not self._ready:
+            self._begin()
+        said = self._exchange(msgspec.json.encode(Call(call, inputs)) + b"\n")
+        if said.raised is not None:
+            return said.raised
+        try:
+            return msgspec.convert(said.value, kind)
+        except msgspec.ValidationError as error:
+            raise Stopped(f"the answer of the region has another type than asked: {error}") from None
+
+    def close(self) -> None:
+        """Kill the child and what it started, and delete its files."""
+        self._confined.end()
+        shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _begin(self) -> None:
+        self._ready = True
+        said = self._exchange(b"")
+        self.files = said.files
+        if said.raised is not None:
+            self.stopped = f"the code cannot be imported: {in_words(said.raised)}"
+            raise Stopped(self.stopped)
+
+    def _exchange(self, line: bytes) -> Answer:
+        if self.stopped:
+            raise Stopped(self.stopped)
+        self._confined.restart_clock()
+        try:
+            self._send(line)
+            return msgspec.json.decode(self._line(), type=Answer)
+        except Stopped as error:
+            self.stopped = str(error)
+            self._confined.end()
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.stopped = "the child wrote something that is no answer"
+            self._confined.end()
+            raise Stopped(self.stopped) from None
+
+    def _send(self, line: bytes) -> None:
+        """Write to the child without waiting for it forever: it may not be reading."""
+        pipe = self._confined.process.stdin
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        while line:
+            self._read([pipe.fileno()])
+            try:
+                line = line[os.write(pipe.fileno(), line) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Stopped(self._end_in_words()) from None
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            self._read([])
+            if len(self._buffer) > MOST_REPLY_BYTES:
+                raise Stopped(f"the answer has more than {MOST_REPLY_BYTES:,} bytes")
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line
+
+    def _read(self, writable: list[int]) -> None:
+        """Read what is there, for at most one sample; look at the limits."""
+        out, err = self._confined.process.stdout, self._confined.process.stderr
+        assert out is not None
+        assert err is not None
+        ready, _, _ = select.select([out, err], writable, [], SAMPLE_S)
+        if reason := self._confined.over():
+            raise Stopped(f"it {reason}")
+        if err in ready:
+            part = os.read(err.fileno(), 1 << 16)
+            self._output += len(part)
+            self.printed = (self.printed + part)[:KEPT_OUTPUT_BYTES]
+            if self._output > self._limits.output_bytes:
+                raise Stopped(f"it printed more than {self._limits.output_bytes:,} bytes")
+        if out in ready:
+            part = os.read(out.fileno(), 1 << 16)
+            if not part:
+                raise Stopped(self._end_in_words())
+            self._buffer += part
+
+    def _end_in_words(self) -> str:
+        code = self._confined.end()
+        if code == OUT_OF_TIME:
+            return f"it used more than {self._limits.cpu_s} s of processor time"
+        return f"its process ended with exit code {code} before it answered"
+
+
+def environment(cache: Path | None) -> dict[str, str]:
+    """Variables of a child: an empty folder for Numba's cache, one thread for each library, no .pyc files.
+
+    Numba keeps a caller whose callee in another file has changed; so no run may see the cache of another.
+    """
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        **dict.fromkeys(threads, "1"),
+        "NUMBA_CACHE_DIR": str(cache or "/tmp/numba"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "OMPI_MCA_btl": "self",
+    }
+
+
+def in_words(raised: Raised) -> str:
+    """Return an exception as one line that names the place."""
+    place = f" in {raised.where[-1][0]}:{raised.where[-1][1]}" if raised.where else ""
+    return f"{raised.type}: {raised.message}{place}"
+
+
+def limits_of(seconds: int, memory_mb: int, tasks: int) -> Limits:
+    """Return the limits of one task of a lab. The clock runs three times as long as the processor may."""
+    return Limits(
+        seconds=3.0 * seconds, cpu_s=seconds, memory_mb=memory_mb, tasks=tasks, output_bytes=1 << 20
+    )

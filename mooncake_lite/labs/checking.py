@@ -1,0 +1,159 @@
+"""Checking: what `mooncake-lite labs check` does with a student's own tree.
+
+It looks at the regions, runs the public tests of those that are written, and says what it saw. It never says
+that all is well: private seeds and the report are not its business. Explained in docs/explain/labs.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.gates import look_at, outside_of
+from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.notes import read_notes, write_notes
+from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.scores import TaskScore, not_run, possible, score, sum_of
+from mooncake_lite.labs.tidy import untidy
+from mooncake_lite.labs.variant import class_of
+
+PREDICTION = "prediction.toml"
+WITHIN = 3
+
+Say = Callable[[str], None]
+
+
+def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say) -> bool:
+    """Check these tasks and report. Return whether every public test of them has passed.
+
+    Raises LabError when nothing can be tested.
+    """
+    sources = {task.file: _source(root, task.file) for task in tasks}
+    states = {task.id: look_at(lab, task, sources[task.file]).state for task in tasks}
+    ready = [task for task in tasks if not states[task.id]]
+    outcome = Outcome()
+    if ready:
+        seeds = {"public": class_of(root).seed}
+        outcome = run_tests(root, lab, [task.id for task in ready], root, seeds, isolated=False)
+    scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
+    scores |= {task.id: score(task, outcome, untidy(sources[task.file], task.function)) for task in ready}
+    predictions = read_prediction(root, lab)
+    for task in tasks:
+        _report(task, scores[task.id], predictions, say)
+    for line in (*_tested(root, sources, outcome), *_edited_outside(root, lab, sources)):
+        say(line)
+    _remember(root, lab, tasks, scores, outcome)
+    public = f"public {sum_of(scores, 'public')}/{sum(task.points.public for task in tasks)}"
+    say(f"{public} . private seeds not run . report not graded")
+    return bool(ready) and len(ready) == len(tasks) and all(not each.failed for each in scores.values())
+
+
+def read_prediction(root: Path, lab: Lab) -> dict[str, float]:
+    """Return {name of a cost: predicted number}. Raises LabError for a file that says something else."""
+    path = root / lab.folder / PREDICTION
+    if not path.exists():
+        return {}
+    return prediction_of(path.read_bytes(), str(path), lab)
+
+
+def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
+    """Return the predictions of a file. Raises LabError, which names its place."""
+    names = [task.cost.name for task in lab.tasks]
+    try:
+        found = msgspec.toml.decode(data, type=dict[str, float])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LabError(f"{place}: {error}; write one line per cost: {names[0]} = 12") from None
+    if unknown := found.keys() - set(names):
+        raise LabError(f"{place}: {', '.join(sorted(unknown))} is no cost; there are {', '.join(names)}")
+    return found
+
+
+def compared(task: Task, counted: int, predicted: float) -> str:
+    """Return how a prediction compares with what was counted."""
+    near = counted / WITHIN <= predicted <= counted * WITHIN
+    return (
+        f"{task.cost.name}: you predicted {predicted:,g}, and {counted:,} {task.cost.unit} were counted, "
+        f"{'within' if near else 'not within'} {WITHIN}x"
+    )
+
+
+def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
+    if seen.state != "graded":
+        say(f"{task.id}  {task.title}: 0/{task.points.public} public")
+        say(f"  gate       {seen.state}")
+        return
+    say(
+        f"{task.id}  {task.title}: {seen.public}/{task.points.public} public, "
+        f"{seen.passed} of {seen.tests} tests"
+    )
+    for name, message in seen.failed.items():
+        say(f"  test       {name.partition(' [')[0].replace('_', ' ')}")
+        say(textwrap.indent(message, "  "))
+    for cost in seen.costs:
+        if task.cost.name not in predictions:
+            say(f"  cost       predict {task.cost.name} in {PREDICTION} first; then the count is shown")
+            continue
+        say(f"  cost       {compared(task, cost.value, predictions[task.cost.name])}")
+        if cost.value > cost.limit:
+            say(f"  cost       at most {cost.limit:,} {task.cost.unit} are needed. {task.cost.about}")
+    for line in seen.untidy:
+        say(f"  tidiness   {line}")
+
+
+def _tested(root: Path, sources: dict[str, str], outcome: Outcome) -> list[str]:
+    """Name each file that was tested and its digest. Raises LabError if another file was tested."""
+    said = []
+    for file in sources if outcome.cases else ():
+        digest = hashlib.sha256((root / file).read_bytes()).hexdigest()[:12]
+        tested = outcome.files.get(file)
+        if tested is None:
+            said.append(f"not tested {file}: it was not imported")
+        elif tested != digest:
+            raise LabError(f"{file} was changed while it was tested; run the check again")
+        else:
+            said.append(f"tested     {file} {digest}")
+    return said
+
+
+def _edited_outside(root: Path, lab: Lab, sources: dict[str, str]) -> list[str]:
+    """In a release: say which files are changed outside their regions. Those changes are not handed in."""
+    given = class_of(root).outside
+    now = outside_of(lab, sources)
+    return [
+        f"warning    {file} differs outside of its regions; only the regions are handed in and graded"
+        for file in sources
+        if file in given and given[file] != now[file]
+    ]
+
+
+def _remember(
+    root: Path, lab: Lab, tasks: Sequence[Task], scores: dict[str, TaskScore], outcome: Outcome
+) -> None:
+    notes = read_notes(root)
+    if len(tasks) == len(lab.tasks):
+        notes.public[str(lab.number)] = sum_of(scores, "public")
+    for task in tasks:
+        notes.traces.pop(task.id, None)
+    notes.traces |= outcome.traces
+    write_notes(root, notes)
+
+
+def score_in_words(root: Path, lab: Lab) -> str:
+    """Return the points of the last check of a whole lab."""
+    points = read_notes(root).public.get(str(lab.number))
+    if points is None:
+        return "not checked yet"
+    return f"public {points}/{possible(lab, 'public')} . private seeds not run . report not graded"
+
+
+def _source(root: Path, file: str) -> str:
+    try:
+        return (root / file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{file}: {error}; restore the file") from None

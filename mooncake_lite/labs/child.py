@@ -1,0 +1,128 @@
+"""The child: imports a student's code, gets inputs and returns observations. It knows no expected value.
+
+    python -m mooncake_lite.labs.child DRIVER
+
+DRIVER is the lab's drive.py. A line on stdin is a call, `{"call": ..., "inputs": ...}`. A line on the stream
+that was stdout is its answer; prints of the student's code go to stderr.
+Explained in docs/explain/labs.md, "The judge".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Driver = dict[str, Callable[[Any], Any]]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """An input: which function of the driver to call, and with what."""
+
+    call: str
+    inputs: Any
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception: its type, its message, and (file, line, function) of each frame inside the tree."""
+
+    type: str
+    message: str
+    where: list[tuple[str, int, str]] = []
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came back. files: digests of the tree's files that are loaded, told once."""
+
+    value: Any = None
+    raised: Raised | None = None
+    files: dict[str, str] = {}
+
+
+def raised(error: BaseException) -> Raised:
+    """Describe an exception for the parent."""
+    root = os.getcwd() + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [
+        (frame.filename.removeprefix(root), frame.lineno or 0, frame.name)
+        for frame in frames
+        if frame.filename.startswith(root) and frame.filename != __file__
+    ]
+    if isinstance(error, SyntaxError) and (error.filename or "").startswith(root):
+        where.append(((error.filename or "").removeprefix(root), error.lineno or 0, ""))
+    try:
+        message = str(error)
+    except Exception:  # a student's own exception
+        message = "its message cannot be read"
+    return Raised(type(error).__name__, message[:2000], where[-20:])
+
+
+def load(path: str) -> Driver:
+    """Return the calls of a driver. Raises what the student's modules raise when they are imported."""
+    specification = importlib.util.spec_from_file_location("drive", path)
+    if specification is None or specification.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    calls: Driver = module.CALLS
+    return calls
+
+
+def loaded_files() -> dict[str, str]:
+    """Return {file: digest} of the modules that come from this tree."""
+    root = Path.cwd()
+    found = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and Path(path).is_relative_to(root):
+            found[str(Path(path).relative_to(root))] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[
+                :12
+            ]
+    return found
+
+
+def answer(driver: Driver, line: bytes) -> Answer:
+    """Make one call. What it raises is an observation too."""
+    try:
+        call = msgspec.json.decode(line, type=Call)
+        return Answer(driver[call.call](call.inputs))
+    except Exception as error:
+        return Answer(raised=raised(error))
+
+
+def main() -> None:
+    """Answer calls until stdin is closed."""
+    sys.path.insert(0, os.getcwd())
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    encoder = msgspec.json.Encoder()
+
+    def reply(said: Answer) -> None:
+        try:
+            line = encoder.encode(said)
+        except (TypeError, ValueError, RecursionError) as error:
+            line = encoder.encode(Answer(raised=raised(error)))
+        replies.write(line + b"\n")
+        replies.flush()
+
+    try:
+        driver = load(sys.argv[1])
+    except Exception as error:
+        reply(Answer(raised=raised(error), files=loaded_files()))
+        return
+    reply(Answer(files=loaded_files()))
+    for line in sys.stdin.buffer:
+        said = answer(driver, line)
+        sys.stdout.flush()
+        reply(said)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The commands of `mooncake-lite labs` for students.
+
+Each finds the tree in which one works, and leaves the rest to the module that it names. What only an
+instructor needs is in instructor_commands.py. Explained in docs/explain/labs.md.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.lab import Lab, Task, find_root, lab_in, labs_in
+
+WATCH_S = 0.3
+
+LAB = click.argument("number", type=int, metavar="LAB")
+
+
+@click.group()
+def labs() -> None:
+    """Do the labs of a course, hand them in, and grade them."""
+
+
+@labs.command("list")
+def list_labs() -> None:
+    """List the labs, their hours, and the points of your last check."""
+    from mooncake_lite.labs.checking import score_in_words
+
+    root = find_root(Path.cwd())
+    for number, lab in labs_in(root).items():
+        click.echo(f"{number:>2}  {lab.title:<28}  {lab.hours:>5} hours  {score_in_words(root, lab)}")
+
+
+@labs.command()
+@LAB
+def start(number: int) -> None:
+    """Begin a lab.
+
+    In the full repository this makes a branch with stubs in place of the lab's solutions. In a release, which
+    has stubs already, it prints the sheet.
+    """
+    from mooncake_lite.labs.starting import start as begin
+
+    root = find_root(Path.cwd())
+    click.echo(begin(root, lab_in(root, number)))
+
+
+@labs.command()
+@LAB
+@click.argument("task", required=False)
+@click.option("--watch", is_flag=True, help="Check again whenever a file of the lab is saved, until Ctrl-C.")
+def check(number: int, task: str | None, watch: bool) -> int:
+    """Test your code with the public tests, all tasks or one.
+
+    Exit code 0 means that every public test of these tasks has passed. Costs are shown once prediction.toml
+    has your prediction of them.
+    """
+    root = find_root(Path.cwd())
+    lab = lab_in(root, number)
+    tasks = [lab.task(task)] if task else lab.tasks
+    if not watch:
+        return _check_once(root, lab, tasks)
+    files = [root / file for file in lab.files]
+    while True:
+        before = _saved(files)
+        _check_once(root, lab, tasks)
+        click.echo("watching; Ctrl-C ends it")
+        while _saved(files) == before:
+            time.sleep(WATCH_S)
+
+
+@labs.command()
+@click.argument("task")
+def hint(task: str) -> None:
+    """Show the next of the three hints of a task."""
+    from mooncake_lite.labs.notes import read_notes, write_notes
+
+    root, found = _task(task)
+    notes = read_notes(root)
+    given = min(notes.hints.get(task, 0) + 1, len(found.hints))
+    notes.hints[task] = given
+    write_notes(root, notes)
+    click.echo(f"{task}, hint {given} of {len(found.hints)}: {found.hints[given - 1]}")
+
+
+@labs.command()
+@click.argument("task")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file, as SVG.")
+def show(task: str, svg: Path | None) -> None:
+    """Draw the trace of the last failing test of a task: which sequences used which pages, step by step."""
+    from mooncake_lite.labs.notes import read_notes
+    from mooncake_lite.labs.show import as_svg, as_text, read_trace_of
+
+    root, _ = _task(task)
+    trace = read_notes(root).traces.get(task)
+    if trace is None:
+        raise LabError(
+            f"no test of {task} that draws a picture has failed; run mooncake-lite labs check first"
+        )
+    drawn = read_trace_of(trace)
+    if svg is None:
+        click.echo(as_text(drawn))
+    else:
+        svg.write_text(as_svg(drawn), encoding="utf-8")
+
+
+@labs.command()
+@LAB
+def score(number: int) -> None:
+    """Show the points of your last check of the whole lab."""
+    from mooncake_lite.labs.checking import score_in_words
+
+    root = find_root(Path.cwd())
+    click.echo(score_in_words(root, lab_in(root, number)))
+
+
+def _check_once(root: Path, lab: Lab, tasks: list[Task]) -> int:
+    from mooncake_lite.labs.checking import check as run
+
+    click.echo(f"checking lab {lab.number}, {' '.join(task.id for task in tasks)}")
+    try:
+        return 0 if run(root, lab, tasks, click.echo) else 1
+    except LabError as error:
+        click.echo(str(error))
+        return 1
+
+
+def _task(task: str) -> tuple[Path, Task]:
+    """Find a task such as 2a. Raises LabError if there is none."""
+    root = find_root(Path.cwd())
+    if not task[:-1].isdigit():
+        raise LabError(f"{task!r} is no task; tasks are called 2a, 2b and so on")
+    return root, lab_in(root, int(task[:-1])).task(task)
+
+
+def _saved(files: list[Path]) -> list[int]:
+    """When each file was saved last, in ns; 0 for one that is being replaced."""
+    return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]

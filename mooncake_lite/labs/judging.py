@@ -1,0 +1,218 @@
+"""Judging: what a test of a lab may use. It draws inputs, asks the child, and says what was expected.
+
+Used by tests/labs, through its conftest. It runs in the parent only: expected values, seeds and scores never
+reach the child. Explained in docs/explain/labs.md, "The judge".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import pytest
+
+from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
+from mooncake_lite.labs.child import Raised
+from mooncake_lite.labs.lab import Lab, find_root, lab_in
+from mooncake_lite.labs.variant import Sizes, class_of, sizes
+
+MOST_SHOWN = 400
+"""Characters of a value in a message."""
+
+T = TypeVar("T")
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of the tests of a lab.
+
+    tree      whose code the child imports
+    seeds     {"public": seed} and perhaps {"private": seed}
+    isolated  whether the child runs in a sandbox
+    results   file that gets the Outcome
+    """
+
+    tree: str
+    lab: int
+    seeds: dict[str, int]
+    isolated: bool
+    results: str
+
+
+class Case(msgspec.Struct):
+    """One test: which task and seed, whether it passed, and what it says if it did not."""
+
+    task: str
+    name: str
+    seed: str
+    passed: bool
+    message: str
+
+
+class Counted(msgspec.Struct):
+    """A deterministic cost that a test has seen, and how much there may be."""
+
+    task: str
+    seed: str
+    value: int
+    limit: int
+
+
+class Outcome(msgspec.Struct):
+    """What a run came to.
+
+    files   {file: digest} of what the children have imported
+    traces  {task: what a picture of its last failure shows}
+    """
+
+    cases: list[Case] = []
+    costs: list[Counted] = []
+    files: dict[str, str] = {}
+    traces: dict[str, Any] = {}
+
+
+class Session:
+    """The children of one run, one for each task, and what the tests have seen."""
+
+    def __init__(self, run: Run, root: Path) -> None:
+        self.run = run
+        self.lab: Lab = lab_in(root, run.lab)
+        self.outcome = Outcome()
+        self._children: dict[str, Child] = {}
+
+    def child(self, task: str) -> Child:
+        """Return the child of a task; it is started for the first question."""
+        if task not in self._children:
+            given = self.lab.resources
+            limits = limits_of(given.seconds, given.memory_mb, given.tasks)
+            driver = f"{self.lab.folder}/drive.py"
+            self._children[task] = Child(Path(self.run.tree), driver, limits, isolated=self.run.isolated)
+        return self._children[task]
+
+    def close(self) -> None:
+        """Kill all children."""
+        for child in self._children.values():
+            child.close()
+
+
+class Judge:
+    """The fixture `lab` of a test.
+
+        task   id of the task, from the name of the test's file
+        seed   "public" or "private"
+        size   sizes of the variant
+        random a random source of the test's own
+
+    A test fails with `expect`; it never uses `assert` on what the child said, because only `expect` tells a
+    student what was called, what came back and what was expected.
+    """
+
+    def __init__(self, session: Session, task: str, name: str, seed: str) -> None:
+        self._session = session
+        self.task, self.seed = task, seed
+        self._number = session.run.seeds[seed]
+        self.size: Sizes = sizes(session.lab, self._number)
+        self.random = self.draw(f"{task} {name}")
+        self._trace: object = None
+
+    def draw(self, name: str) -> random.Random:
+        """Return a random source that tests of one seed share by name."""
+        return random.Random(f"{self._number} {name}")
+
+    def ask(self, call: str, inputs: object, kind: type[T]) -> T:
+        """Ask the child of the task. Fails the test if the call raises, or if there is no answer."""
+        said = self.ask_or_raised(call, inputs, kind)
+        if not isinstance(said, Raised):
+            return said
+        self._fail(f"called     {call}({_short(inputs)})", f"raised     {in_words(said)}")
+
+    def ask_or_raised(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
+        """Ask the child; an exception of the region is an answer too."""
+        child = self._session.child(self.task)
+        try:
+            return child.ask(call, inputs, kind)
+        except Stopped as error:
+            said = child.printed.decode(errors="replace").strip()
+            self._fail(f"stopped    {error}", *([f"printed    {_short(said)}"] if said else []))
+        finally:
+            self._session.outcome.files |= child.files
+
+    def expect(self, came_back: object, expected: object, called: str, breaks: str) -> None:
+        """Fail the test unless both are equal.
+
+        called   the call, as a student would write it
+        breaks   the rule that another answer breaks
+        """
+        if came_back != expected:
+            self._fail(
+                f"called     {_short(called)}",
+                f"came back  {_short(came_back)}",
+                f"expected   {_short(expected)}",
+                f"breaks     {breaks}",
+            )
+
+    def cost(self, value: int, limit: int) -> None:
+        """Note the cost of the task, and how much there may be."""
+        self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit))
+
+    def trace(self, what: object) -> None:
+        """Note what a picture of this test shows; `labs show` draws it if the test fails."""
+        self._trace = what
+
+    def _fail(self, *lines: str) -> NoReturn:
+        if self._trace is not None:
+            self._session.outcome.traces[self.task] = self._trace
+        repeat = f"repeat     mooncake-lite labs check {self._session.lab.number} {self.task}"
+        pytest.fail("\n".join([*lines, repeat]), pytrace=False)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ... ({len(text):,} characters)"
+
+
+def task_of(path: Path) -> str:
+    """Return the task of a test file: test_2a_copy_on_write.py belongs to 2a."""
+    match = re.match(r"test_(\d+[a-z])_", path.name)
+    assert match is not None, f"{path.name} must be called test_TASK_words.py"
+    return match[1]
+
+
+SESSIONS = pytest.StashKey[dict[int, Session]]()
+RUN = pytest.StashKey[Run]()
+
+
+def session_of(config: pytest.Config, number: int) -> Session:
+    """Return the run of a lab that this pytest makes: that of --lab-run, else the reference in this tree."""
+    found = config.stash.setdefault(SESSIONS, {})
+    if number not in found:
+        root = find_root(config.rootpath)
+        default = Run(str(root), number, {"public": class_of(root).seed}, isolated=False, results="")
+        found[number] = Session(config.stash.get(RUN, default), root)
+    return found[number]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of a lab once for each seed."""
+    if "lab" in metafunc.fixturenames:
+        session = session_of(metafunc.config, int(task_of(Path(metafunc.definition.path))[:-1]))
+        metafunc.parametrize("lab", list(session.run.seeds), indirect=True)
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> Judge:
+    """What a test of a lab may use; see Judge."""
+    task = task_of(request.path)
+    session = session_of(request.config, int(task[:-1]))
+    return Judge(session, task, request.function.__name__, request.param)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No child outlives the tests."""
+    yield
+    for session in request.config.stash.get(SESSIONS, {}).values():
+        session.close()

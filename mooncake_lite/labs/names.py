@@ -1,0 +1,62 @@
+"""Names: what a region may use. Checked on the syntax tree, before anything of a student's runs.
+
+Used by `labs check` and `grade`. It keeps honest students on the task; only the sandbox holds hostile code.
+Explained in docs/explain/labs.md, "Names".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.regions import FunctionNode
+
+
+def forbidden(lab: Lab, task: Task, function: FunctionNode, source: str) -> list[str]:
+    """Return what a region uses and may not, as messages with lines; empty when all is well.
+
+    function   whose body is the region, in the file `source`
+    """
+    allowed = {*lab.names, *task.names, *_arguments(function), *_bound(function.body)}
+    first = function.body[0].lineno
+    return [
+        f"line {line} of the region: {what}"
+        for line, what in sorted(set(_uses(function.body, allowed, set(task.private), first)))
+    ]
+
+
+def _uses(
+    body: list[ast.stmt], allowed: set[str], private: set[str], first: int
+) -> Iterator[tuple[int, str]]:
+    for node in (node for statement in body for node in ast.walk(statement)):
+        line = getattr(node, "lineno", first) - first + 1
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield line, "imports; a region uses only what its file has imported, as lab.toml lists it"
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield line, f"changes the outer name {', '.join(node.names)}"
+        elif isinstance(node, ast.Name) and node.id not in allowed:
+            yield line, f"uses the name {node.id}, which lab.toml does not list for this task"
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in private:
+            yield line, f"uses the private attribute {node.attr}, which lab.toml does not list for this task"
+
+
+def _arguments(function: FunctionNode | ast.Lambda) -> Iterator[str]:
+    given = function.args
+    for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
+        if argument is not None:
+            yield argument.arg
+
+
+def _bound(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that the region itself gives to something."""
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, FunctionNode):
+            yield node.name
+            yield from _arguments(node)
+        elif isinstance(node, ast.Lambda):
+            yield from _arguments(node)
+        elif isinstance(node, ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name

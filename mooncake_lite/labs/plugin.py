@@ -1,0 +1,48 @@
+"""The pytest plugin of a run of a lab's tests: it reads a `Run` and writes its `Outcome`.
+
+Loaded by running.py with `-p`. The fixture and everything that a test may use is in judging.py.
+Explained in docs/explain/labs.md, "The judge".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mooncake_lite.labs.judging import RUN, SESSIONS, Case, Run, task_of
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --lab-run."""
+    parser.addoption("--lab-run", required=True, metavar="FILE", help="the run, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the run."""
+    config.stash[RUN] = msgspec.json.decode(Path(config.getoption("--lab-run")).read_bytes(), type=Run)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note each test that passed or failed; a skipped one counts nowhere."""
+    report = yield
+    if report.skipped or (report.when != "call" and report.passed):
+        return report
+    name, _, seed = item.name.partition("[")
+    message = "" if report.passed else str(report.longrepr)
+    for session in item.config.stash.get(SESSIONS, {}).values():
+        session.outcome.cases.append(
+            Case(task_of(item.path), name.removeprefix("test_"), seed.rstrip("]"), report.passed, message)
+        )
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the outcome."""
+    for made in session.config.stash.get(SESSIONS, {}).values():
+        Path(made.run.results).write_bytes(msgspec.json.encode(made.outcome))

@@ -1,0 +1,74 @@
+"""Pictures of failing traces: a block map, as text for a terminal or as SVG.
+
+Used by `labs show`. A trace is what a test has noted with `lab.trace`. Explained in docs/explain/labs.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from typing import Any
+
+import msgspec
+
+from mooncake_lite.errors import LabError
+
+CELL = 14
+COLOURS = ("#eeeeee", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
+"""Of a page with 0, 1, 2, 3, and 4 or more users."""
+
+
+class PagesTrace(msgspec.Struct, tag_field="kind", tag="pages", frozen=True):
+    """The steps of a history, and after each step the pages that every sequence holds."""
+
+    steps: list[list[str | int]]
+    held: list[dict[str, list[int]]]
+
+
+def read_trace_of(trace: Any) -> PagesTrace:
+    """Read a trace of the notes. Raises LabError if nothing can be drawn of it."""
+    try:
+        return msgspec.convert(trace, PagesTrace)
+    except msgspec.ValidationError as error:
+        raise LabError(f"the trace cannot be drawn: {error}; run the check again") from None
+
+
+def block_map(trace: PagesTrace) -> tuple[list[int], list[list[int]]]:
+    """Return (pages, users[page][step]) of all pages that are ever held."""
+    after = [Counter(page for pages in held.values() for page in pages) for held in trace.held]
+    pages = sorted({page for users in after for page in users})
+    return pages, [[users[page] for users in after] for page in pages]
+
+
+def as_text(trace: PagesTrace) -> str:
+    """Return the block map as text: a row for each page, a column for each step."""
+    pages, users = block_map(trace)
+    lines = ["users of each page (row) after each step (column); . is no user"]
+    for page, row in zip(pages, users):
+        lines.append(f"page {page:>4}  " + "".join("." if not count else str(min(count, 9)) for count in row))
+    lines += [
+        f"step {number + 1:>4}  {' '.join(map(str, step))}" for number, step in enumerate(trace.steps[:20])
+    ]
+    if len(trace.steps) > 20:
+        lines.append(f"          ... {len(trace.steps)} steps")
+    return "\n".join(lines)
+
+
+def as_svg(trace: PagesTrace) -> str:
+    """Return the block map as SVG, darker for more users."""
+    pages, users = block_map(trace)
+    width, height = 70 + CELL * len(trace.steps), 30 + CELL * len(pages)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
+        'font-family="sans-serif"><text x="2" y="12">users of each page after each step</text>'
+    ]
+    for row, page in enumerate(pages):
+        y = 20 + CELL * row
+        parts.append(f'<text x="2" y="{y + 11}">page {page}</text>')
+        for column, count in enumerate(users[row]):
+            step = escape(" ".join(map(str, trace.steps[column])))
+            parts.append(
+                f'<rect x="{60 + CELL * column}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" '
+                f'fill="{COLOURS[min(count, 4)]}"><title>{step}: {count} users</title></rect>'
+            )
+    return "\n".join([*parts, "</svg>\n"])

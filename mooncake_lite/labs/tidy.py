@@ -1,0 +1,53 @@
+"""Tidiness: short lines, no more of them than a region may have, no left-overs. ruff finds the latter.
+
+Used by `labs check` and `grade`. Explained in docs/explain/labs.md, "Points".
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.regions import MOST_LINES, find
+
+LINE_LENGTH = 110
+RULES = "E,F,W,T20,ERA"
+"""pycodestyle, pyflakes (unused names), prints that were left, and code in comments."""
+
+
+class _Place(msgspec.Struct):
+    row: int
+
+
+class _Finding(msgspec.Struct):
+    code: str | None
+    message: str
+    location: _Place
+
+
+def untidy(source: str, function: str) -> list[str]:
+    """Return what a teacher would strike out in a region, as messages with lines of the region.
+
+    Raises LabError when ruff is not installed.
+    """
+    span = find(source, function)
+    said = []
+    if span.end - span.begin > MOST_LINES:
+        said.append(f"the region has {span.end - span.begin} lines, and {MOST_LINES} are enough")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--output-format", "json"]
+    command += ["--select", RULES, "--line-length", str(LINE_LENGTH), "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        findings = msgspec.json.decode(done.stdout, type=list[_Finding])
+    except msgspec.MsgspecError:
+        raise LabError(
+            f"ruff does not run ({done.stderr.strip()[:200]}); pip install 'mooncake-lite[test]'"
+        ) from None
+    return said + [
+        f"line {finding.location.row - span.begin} of the region: {finding.message}"
+        for finding in findings
+        if span.begin < finding.location.row <= span.end
+    ]

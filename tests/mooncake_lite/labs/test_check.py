@@ -1,0 +1,170 @@
+"""`labs check`, as a student meets it, in a copy of the tree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mooncake_lite.cli import cli
+from mooncake_lite.labs import regions
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.running import run_tests
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.patience import patient
+
+LAB = lab_in(ROOT, 2)
+KEYS = "store/keys.py"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_tree(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def tree(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of one's own, in which the test works."""
+    shutil.copytree(original, tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def labs(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def test_a_check_names_the_files_it_tested_and_never_says_that_all_is_well(tree: Path) -> None:
+    result = labs("check", "2", "2b")
+    assert result.return_value == 0
+    digest = hashlib.sha256((tree / KEYS).read_bytes()).hexdigest()[:12]
+    assert f"tested     {KEYS} {digest}" in result.output
+    assert "public 8/8 . private seeds not run . report not graded" in result.output
+    assert "all passed" not in result.output
+
+
+def test_costs_are_shown_only_after_a_prediction(tree: Path) -> None:
+    assert "bytes were counted" not in labs("check", "2", "2b").output
+    (tree / LAB.folder / "prediction.toml").write_text("bytes_hashed = 100\n")
+    result = labs("check", "2", "2b")
+    assert "bytes_hashed: you predicted 100, and " in result.output
+    assert "bytes were counted, not within 3x" in result.output
+    (tree / LAB.folder / "prediction.toml").write_text("bytes = 100\n")
+    assert "bytes is no cost; there are pages_copied, bytes_hashed" in labs("check", "2", "2b").output
+
+
+def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expected(tree: Path) -> None:
+    edit(tree / "scheduler/instance/pages.py", "        self.used[last] -= 1\n", "")
+    result = labs("check", "2", "2a")
+    assert result.return_value == 1
+    for word in (
+        "  called     ",
+        "  came back  ",
+        "  expected   ",
+        "  breaks     ",
+        "mooncake-lite labs check 2 2a",
+    ):
+        assert word in result.output
+    assert "the first writer of a shared page gets a copy of it" in result.output
+    assert "page    0  " in labs("show", "2a").output
+    labs("show", "2a", "--svg", "map.svg")
+    assert (tree / "map.svg").read_text().startswith("<svg ")
+
+
+def test_a_stub_is_found_and_its_tests_are_not_run(tree: Path) -> None:
+    source = (tree / KEYS).read_text()
+    (tree / KEYS).write_text(regions.stripped(source, {"PrefixChain.extend": "2b"}))
+    result = labs("check", "2")
+    assert result.return_value == 1
+    assert "2b  Chained keys: 0/8 public\n  gate       not written yet" in result.output
+    assert "public 32/40 . private" in result.output
+    assert "public 32/40 . private" in labs("score", "2").output
+    assert "public 32/40 . private" in labs("list").output
+
+
+def test_an_error_in_a_students_file_is_red_and_names_the_file(tree: Path) -> None:
+    with (tree / KEYS).open("a") as file:
+        file.write("1/0\n")
+    result = labs("check", "2", "2b")
+    assert result.return_value == 1
+    assert f"ZeroDivisionError: division by zero in {KEYS}:" in result.output
+    assert f"not tested {KEYS}: it was not imported" in result.output
+
+
+def test_wrong_python_is_red_and_names_the_file_and_the_line(tree: Path) -> None:
+    edit(tree / KEYS, "        keys = []\n", "        keys = [\n")
+    result = labs("check", "2", "2b")
+    assert result.return_value == 1
+    assert f"Python cannot read {KEYS}, line " in result.output
+
+
+def test_a_check_that_tests_nothing_is_red(tree: Path) -> None:
+    shutil.rmtree(tree / LAB.tests)
+    result = labs("check", "2", "2b")
+    assert result.return_value == 1
+    assert "nothing was tested" in result.output
+
+
+def test_hints_come_one_after_the_other(tree: Path) -> None:
+    task = LAB.task("2d")
+    assert [task.hints[index] in labs("hint", "2d").output for index in (0, 1, 2, 2)] == [True] * 4
+
+
+def test_watch_begins_to_test_within_two_seconds_of_a_save(tree: Path) -> None:
+    command = [sys.executable, "-m", "mooncake_lite", "labs", "check", "2", "2d", "--watch"]
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tree)}
+    watching = subprocess.Popen(command, cwd=tree, env=env, stdout=subprocess.PIPE, bufsize=0)
+    try:
+        _read_until(watching, b"watching", 60)
+        saved = time.monotonic()
+        (tree / KEYS).touch()
+        _read_until(watching, b"checking lab 2", patient(2.0))
+        assert time.monotonic() - saved < patient(2.0)
+    finally:
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(patient(10)) == 130
+        assert watching.stdout is not None
+        watching.stdout.close()
+
+
+def _read_until(process: subprocess.Popen[bytes], words: bytes, limit_s: float) -> None:
+    assert process.stdout is not None
+    seen, deadline = b"", time.monotonic() + limit_s
+    while words not in seen and time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 0.05)[0]:
+            seen += os.read(process.stdout.fileno(), 1 << 16)
+    assert words in seen
+
+
+def test_each_run_has_an_empty_numba_cache_so_a_changed_callee_is_seen(tmp_path: Path) -> None:
+    """Numba alone would not notice: it stamps the file of the caller, not that of the callee."""
+    tree = copy_of_tree(tmp_path / "tree")
+    numba = "import numba\n\n\n@numba.njit(cache=True)\n"
+    (tree / "callee.py").write_text(f"{numba}def one(x):\n    return x + 1\n")
+    (tree / "caller.py").write_text(f"from callee import one\n{numba}def two(x):\n    return one(x)\n")
+    (tree / LAB.folder / "drive.py").write_text(
+        "from caller import two\nCALLS = {'two': lambda x: int(two(x))}\n"
+    )
+    for path in (tree / LAB.tests).glob("test_*"):
+        path.unlink()
+    (tree / LAB.tests / "test_2a_cache.py").write_text(
+        "def test_one_is_added(lab):\n    lab.expect(lab.ask('two', 5, int), 6, 'two(5)', 'it adds 1')\n"
+    )
+    first = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, isolated=False)
+    edit(tree / "callee.py", "x + 1", "x + 2")
+    second = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, isolated=False)
+    assert [case.passed for case in (*first.cases, *second.cases)] == [True, False]
+    assert "came back  7" in second.cases[0].message
+    assert not list(tree.rglob("*.nb[ci]"))

@@ -1,0 +1,126 @@
+"""Regions: found by name in whole files and broken ones, taken out, put back, never anything else changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions
+from mooncake_lite.labs.gates import look_at, transplanted
+from mooncake_lite.labs.lab import lab_in
+from tests.mooncake_lite.labs.trees import ROOT
+
+pytestmark = pytest.mark.quick
+LAB = lab_in(ROOT, 2)
+
+SOURCE = '''\
+class Pool:
+    def size(self) -> int:
+        """Return it."""
+        # labs:begin 2a
+        # why
+        return 1
+        # labs:end 2a
+
+    def other(
+        self,
+    ) -> None:
+        pass
+'''
+
+
+def test_a_region_is_the_body_below_the_docstring_without_marks() -> None:
+    assert regions.body(SOURCE, "Pool.size") == "        # why\n        return 1\n"
+    assert regions.marked(SOURCE) == {"2a": regions.Span(4, 6, 8)}
+    assert regions.body(SOURCE, "Pool.other") == "        pass\n"
+
+
+def test_a_stub_takes_the_place_of_the_region_and_of_its_marks() -> None:
+    stripped = regions.stripped(SOURCE, {"Pool.size": "2a"})
+    assert stripped == SOURCE.replace(
+        "        # labs:begin 2a\n        # why\n        return 1\n        # labs:end 2a\n",
+        '        raise NotImplementedError("lab task 2a")\n',
+    )
+    assert regions.is_stub(regions.body(stripped, "Pool.size"))
+
+
+@pytest.mark.parametrize("task", LAB.tasks, ids=lambda task: task.id)
+def test_a_region_put_back_gives_the_same_file(task) -> None:
+    source = (ROOT / task.file).read_text(encoding="utf-8")
+    text = regions.body(source, task.function)
+    stripped = regions.stripped(source, {task.function: task.id})
+    assert transplanted(LAB, task, stripped, text) == regions.without_marks(source)
+    assert len(text.splitlines()) <= regions.MOST_LINES
+    assert look_at(LAB, task, source).state == ""
+    assert "is a stub" in look_at(LAB, task, stripped).state
+
+
+def test_a_region_is_found_in_a_file_that_python_cannot_parse() -> None:
+    broken = SOURCE.replace("return 1", "return (1")
+    assert regions.body(broken, "Pool.size") == "        # why\n        return (1\n"
+
+
+def test_a_function_that_was_renamed_is_missed_by_name() -> None:
+    with pytest.raises(LabError, match=r"Pool.size is not there; restore its first line"):
+        regions.body(SOURCE.replace("def size", "def length"), "Pool.size")
+    with pytest.raises(LabError, match=r"Pool.size is not there"):
+        regions.body("class Pool:\n  def other(:\n", "Pool.size")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  pass\n", "    ...\n", '    raise NotImplementedError("lab task 2a")\n', "    # nothing\n"]
+)
+def test_an_unwritten_region_is_a_stub(text: str) -> None:
+    assert regions.is_stub(text)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        "# labs:begin 2a\n# labs:begin 2b\n",
+        "# labs:end 2a\n",
+        "# labs:begin 2a\n",
+        "# labs:begin 2a\n# labs:end 2b\n",
+    ],
+)
+def test_marks_that_do_not_pair_are_refused(marks: str) -> None:
+    with pytest.raises(LabError):
+        regions.marked(marks)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("        return 1\n\n    other = 2\n", "more than the body of one function"),
+        (
+            "        return 1\n\n    def other(self):\n        return 2\n",
+            "more than the body of one function",
+        ),
+        ("        return (1\n", "Python cannot read"),
+        ("        x = 1\n" * 5000, "characters; 20,000 are allowed"),
+        ("(" * 9000, "Python cannot read"),
+    ],
+)
+def test_a_text_that_is_no_body_is_not_transplanted(text: str, says: str) -> None:
+    task = LAB.task("2a")
+    clean = regions.stripped((ROOT / task.file).read_text(encoding="utf-8"), LAB.files[task.file])
+    with pytest.raises(LabError, match=says):
+        transplanted(LAB, task, clean, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import os", "imports"),
+        ("open('x')", "uses the name open"),
+        ("self.take.__globals__", "private attribute __globals__"),
+        ("global take", "outer name take"),
+        ("[os for os in held]; eval('1')", "uses the name eval"),
+    ],
+)
+def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
+    task = LAB.task("2a")
+    source = (ROOT / task.file).read_text(encoding="utf-8")
+    wrong = regions.replace(source, task.function, f"        {line}\n        return None\n")
+    assert says in look_at(LAB, task, wrong).state
+    assert "line 1" in look_at(LAB, task, wrong).state

@@ -1,0 +1,25 @@
+"""A small copy of the tree to change in a test: the packages, lab 2 and its tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PARTS = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials/labs", "tests/labs")
+
+
+def copy_of_tree(folder: Path) -> Path:
+    """Copy what labs need into a folder. Numba's caches and compiled files stay behind."""
+    without = shutil.ignore_patterns("__pycache__", "*.nb?", "attempts")
+    for part in PARTS:
+        shutil.copytree(ROOT / part, folder / part, ignore=without)
+    shutil.copy(ROOT / "tests" / "__init__.py", folder / "tests" / "__init__.py")
+    return folder
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a text that occurs once."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{path}: {old!r} occurs {text.count(old)} times"
+    path.write_text(text.replace(old, new), encoding="utf-8")

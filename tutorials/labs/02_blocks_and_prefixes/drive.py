@@ -1,0 +1,256 @@
+"""The child's side of lab 2: calls the regions with what the tests send, and tells what was seen.
+
+It runs beside a student's code, so it knows no expected value. Each call reaches the region of one task.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, deque
+from typing import Any
+
+import store.keys
+import store.policies.sieve
+from scheduler.instance.pages import PageDraft, Pages
+from scheduler.instance.prefix import Chain
+from scheduler.instance.prefix_hash import HashPrefix
+from store.errors import TokenError
+from store.keys import PrefixChain
+from store.policies.contract import BlockFacts
+from store.policies.sieve import SIEVE
+
+# ------------------------------------------------------------------------------------------- 2a
+
+
+def books(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Play a history of sequences on one set of pages, and tell the books after each step.
+
+    Steps: ["start", name, tokens], ["fork", name, new name], ["write", name], ["end", name].
+    """
+    pages = Pages(inputs["num_pages"], inputs["page_tokens"])
+    held: dict[str, list[int]] = {}
+    tokens: dict[str, int] = {}
+    seen = []
+    for verb, name, *more in inputs["steps"]:
+        new: list[int] = []
+        copied = None
+        if verb == "start":
+            tokens[name] = more[0]
+            held[name] = new = list(itertools.islice(reversed(pages.free), pages.needed(more[0])))
+            pages.take(new)
+        elif verb == "fork":
+            pages.share(held[name])
+            held[more[0]], tokens[more[0]] = list(held[name]), tokens[name]
+        elif verb == "write":
+            tokens[name] += 1
+            needs = pages.needed(tokens[name]) - len(held[name]) or int(pages.used[held[name][-1]] > 1)
+            new = list(itertools.islice(reversed(pages.free), needs))
+            copied = pages.grow(held[name], tokens[name], tuple(new))
+        else:
+            pages.give_back(held.pop(name))
+        seen.append(
+            {
+                "new": new,
+                "copied": copied,
+                "held": {name: list(numbers) for name, numbers in held.items()},
+                "used": [[page, users] for page, users in pages.used.items()],
+                "free": list(pages.free),
+            }
+        )
+    return seen
+
+
+# ------------------------------------------------------------------------------------------- 2b
+
+
+def chain(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Feed a chain with pieces; a piece that is refused answers None in place of its keys."""
+    hashed = 0
+    real = store.keys.xxh3_64_intdigest
+
+    def counting(data: Any, *seed: int) -> int:
+        nonlocal hashed
+        hashed += memoryview(data).nbytes
+        return real(data, *seed)
+
+    grown = PrefixChain(inputs["block_tokens"], bytes.fromhex(inputs["salt"]), last_key=inputs["last_key"])
+    keys: list[Any] = []
+    store.keys.xxh3_64_intdigest = counting
+    try:
+        for piece in inputs["pieces"]:
+            try:
+                keys.append(grown.extend(piece))
+            except TokenError:
+                keys.append(None)
+    finally:
+        store.keys.xxh3_64_intdigest = real
+    return {"keys": keys, "pending": list(grown.pending), "last_key": grown.last_key, "hashed": hashed}
+
+
+# ------------------------------------------------------------------------------------------- 2c
+
+
+class CountedLookUps(dict[Any, Any]):
+    """A dictionary that counts how often it is asked for a key."""
+
+    asked = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Count a look-up."""
+        self.asked += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self.asked += 1
+        return super().__contains__(key)
+
+
+def match(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Insert computed prompts, then match others. Tells the pages of both, and the look-ups of each match."""
+    prefix = HashPrefix(Pages(inputs["num_pages"], inputs["page_tokens"]), inputs["block_tokens"])
+    inserted = []
+    for prompt in inputs["cached"]:
+        tokens = prompt["tokens"]
+        pages = list(PageDraft(prefix.pages, prefix).take(prefix.pages.needed(len(tokens))) or ())
+        prefix.pages.take(pages)
+        prefix.insert(chain_of(prompt), tokens, pages, len(tokens))
+        inserted.append(pages)
+    prefix._blocks = blocks = CountedLookUps(prefix._blocks)
+    found = []
+    for asked in inputs["asked"]:
+        before = blocks.asked
+        size = inputs["block_tokens"] // inputs["page_tokens"]
+        known = inserted[asked["from"]][: asked["known_blocks"] * size]
+        pages_found = prefix.match(chain_of(asked), asked["tokens"], asked["most_tokens"], known)
+        found.append({"pages": list(pages_found), "look_ups": blocks.asked - before})
+    return {"inserted": inserted, "found": found}
+
+
+def chain_of(prompt: dict[str, Any]) -> Chain:
+    """What the cache must know of a sequence: its salt, None for none, and its keys."""
+    salt = prompt["salt"]
+    return Chain(None if salt is None else bytes.fromhex(salt), prompt["keys"])
+
+
+# ------------------------------------------------------------------------------------------- 2d
+
+
+class CountedPage(int):
+    """A page number that counts how often it is compared or hashed."""
+
+    count = 0
+
+    def _counted(self, name: str, *other: Any) -> Any:
+        CountedPage.count += 1
+        return getattr(int, name)(self, *other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._counted("__eq__", other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._counted("__ne__", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._counted("__lt__", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._counted("__le__", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._counted("__gt__", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._counted("__ge__", other)
+
+    def __hash__(self) -> int:
+        return int(self._counted("__hash__"))
+
+
+def check(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check books as they are given. Tells what `check` raised, whether it changed them, and what it cost."""
+    seen = []
+    for given in inputs:
+        pages = Pages(given["num_pages"], given["page_tokens"])
+        pages.free = deque(map(CountedPage, given["free"]))
+        pages.used = {CountedPage(page): users for page, users in given["used"]}
+        pages.idle = OrderedDict.fromkeys(map(CountedPage, given["idle"]))
+        pages.cached = {CountedPage(page): number for number, page in enumerate(given["cached"])}
+        pages.num_cached = len(given["cached"])
+        before = repr(pages)
+        raised = ""
+        CountedPage.count = 0
+        try:
+            pages.check()
+        except Exception as error:
+            raised = type(error).__name__
+        seen.append({"raised": raised, "changed": repr(pages) != before, "comparisons": CountedPage.count})
+    return seen
+
+
+# ------------------------------------------------------------------------------------------- 2e
+
+
+def replay(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Play references to items against SIEVE. Tells the victims in order, the hits, and the hand's steps.
+
+    insert_first   a new item comes in before another is evicted, as in `simulate cache`
+    leased         items that may not be evicted
+    """
+    steps = 0
+
+    class CountedNode(store.policies.sieve._Node):  # type: ignore[name-defined]
+        """A node that counts how often its bit is read."""
+
+        __slots__ = ("_bit",)
+
+        @property
+        def visited(self) -> bool:
+            nonlocal steps
+            steps += 1
+            return bool(self._bit)
+
+        @visited.setter
+        def visited(self, bit: bool) -> None:
+            self._bit = bit
+
+    real = store.policies.sieve._Node
+    store.policies.sieve._Node = CountedNode  # type: ignore[assignment,misc]
+    try:
+        policy = SIEVE(inputs["capacity"])
+        present: set[int] = set()
+        victims: list[int] = []
+        hits = 0
+        leased = set(inputs["leased"])
+
+        def evict() -> None:
+            for item in policy.victims(0.0):
+                if item not in leased:
+                    policy.on_remove(item, evicted=True)
+                    present.remove(item)
+                    victims.append(item)
+                    return
+
+        for item in inputs["references"]:
+            if item in present:
+                hits += 1
+                policy.on_access(item, 0.0)
+                continue
+            if not inputs["insert_first"] and len(present) >= inputs["capacity"]:
+                evict()
+            policy.on_insert(item, BlockFacts(), 0.0)
+            present.add(item)
+            if inputs["insert_first"] and len(present) > inputs["capacity"]:
+                evict()
+        told = steps
+        limit = 2 * len(present) + 2
+        offered = list(itertools.islice(policy.victims(0.0), limit))
+    finally:
+        store.policies.sieve._Node = real  # type: ignore[misc]
+    return {"victims": victims, "hits": hits, "steps": told, "offered": offered}
+
+
+CALLS = {"books": books, "chain": chain, "match": match, "check": check, "replay": replay}
