@@ -7,9 +7,11 @@ Explained in docs/explain/labs.md, "The judge".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -146,6 +148,8 @@ class Child:
             self._buffer += part
 
     def _end_in_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its stream is closed: it is about to end
+            self._confined.process.wait(2.0)
         code = self._confined.end()
         if code == OUT_OF_TIME:
             return f"it used more than {self._limits.cpu_s} s of processor time"

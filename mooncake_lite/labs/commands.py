@@ -6,6 +6,7 @@ instructor needs is in instructor_commands.py. Explained in docs/explain/labs.md
 
 from __future__ import annotations
 
+import importlib
 import time
 from pathlib import Path
 
@@ -19,7 +20,30 @@ WATCH_S = 0.3
 LAB = click.argument("number", type=int, metavar="LAB")
 
 
-@click.group()
+ELSEWHERE = {
+    "pack": "mooncake_lite.labs.instructor_commands:pack",
+    "grade": "mooncake_lite.labs.instructor_commands:grade",
+}
+"""Commands that another module has; it is imported when they are used."""
+
+
+class LabsGroup(click.Group):
+    """The commands of this file, and those of ELSEWHERE."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order in which one meets them."""
+        return [*self.commands, *ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Find or import a command; None when there is none of this name."""
+        if cmd_name not in ELSEWHERE:
+            return self.commands.get(cmd_name)
+        module, attribute = ELSEWHERE[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LabsGroup)
 def labs() -> None:
     """Do the labs of a course, hand them in, and grade them."""
 

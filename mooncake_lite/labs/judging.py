@@ -135,10 +135,11 @@ class Judge:
         try:
             return child.ask(call, inputs, kind)
         except Stopped as error:
-            said = child.printed.decode(errors="replace").strip()
-            self._fail(f"stopped    {error}", *([f"printed    {_short(said)}"] if said else []))
+            why = str(error)
         finally:
             self._session.outcome.files |= child.files
+        said = child.printed.decode(errors="replace").strip()
+        self._fail(f"stopped    {why}", *([f"printed    {_short(said)}"] if said else []))
 
     def expect(self, came_back: object, expected: object, called: str, breaks: str) -> None:
         """Fail the test unless both are equal.

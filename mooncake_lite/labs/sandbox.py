@@ -25,6 +25,8 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs.confine import INSIDE_ID, REFUSED, descendants
 
 SAMPLE_S = 0.05
+MARK = "MOONCAKE_LITE_SANDBOX"
+"""Variable by which the processes of a sandbox can be found."""
 OUT_OF_TIME = 256 - signal.SIGXCPU
 """Exit code of a program that has used its processor time."""
 _CONFINE = str(Path(__file__).with_name("confine.py"))
@@ -279,7 +281,11 @@ def _specification(
         "isolated": isolated,
         "command": list(command),
         "cwd": "/lab" if isolated else str(tree),
-        "env": {"HOME": home, "TMPDIR": home, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **env},
+        "env": {
+            **{"HOME": home, "TMPDIR": home, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+            **env,
+            MARK: str(folder),
+        },
         "root": str(folder),
         "binds": [*_packages(), (str(tree), "/lab")],
         "links": [(path, os.readlink(path)) for path in _SYSTEM if os.path.islink(path)],

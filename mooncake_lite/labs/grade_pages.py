@@ -1,0 +1,80 @@
+"""What `labs grade` writes: a table, a page for each student, and a result for Gradescope.
+
+Called with finished grades. It computes nothing. A student's texts are escaped wherever they are shown.
+Explained in docs/how-to/teach-a-course.md.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mooncake_lite.labs.grading import MOST_MARKS, PARTS, Grade
+from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.scores import possible
+
+
+def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
+    """Write `out` as CSV, and a folder of its name with NAME.html and NAME.json for each student."""
+    pages = out.with_suffix("")
+    pages.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["student", "total", "automatic", *PARTS, *MOST_MARKS, *lab.ids, "messages"])
+        for grade in grades:
+            table.writerow(_row(lab, grade))
+    for grade in grades:
+        (pages / f"{grade.name}.html").write_text(page(lab, grade), encoding="utf-8")
+        (pages / f"{grade.name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade)))
+
+
+def _row(lab: Lab, grade: Grade) -> list[object]:
+    """A text that begins like a formula must not become one in a spreadsheet."""
+    marks = ["" if grade.marks.get(part) is None else grade.marks[part] for part in MOST_MARKS]
+    messages = "; ".join(" ".join(message.split()) for message in grade.messages)
+    cells = [grade.name, messages]
+    name, said = ("'" + cell if cell[:1] in "=+-@" and cell else cell for cell in cells)
+    tasks = [grade.scores[task].points for task in lab.ids]
+    return [name, grade.total, grade.automatic, *map(grade.part, PARTS), *marks, *tasks, said]
+
+
+def page(lab: Lab, grade: Grade) -> str:
+    """Return the page of one student."""
+    environment = Environment(
+        loader=PackageLoader("mooncake_lite.labs"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    parts = {part: (grade.part(part), possible(lab, part)) for part in PARTS}
+    return environment.get_template("grade.html").render(lab=lab, grade=grade, parts=parts, marks=MOST_MARKS)
+
+
+def gradescope(lab: Lab, grade: Grade) -> dict[str, object]:
+    """Return results.json as Gradescope's autograder expects it."""
+    tests = [
+        {
+            "name": f"{task.id} {task.title}: {part}",
+            "score": getattr(grade.scores[task.id], part),
+            "max_score": getattr(task.points, part),
+            "output": _output(grade, task.id) if part == "public" else "",
+        }
+        for task in lab.tasks
+        for part in PARTS
+    ]
+    return {
+        "score": grade.total,
+        "output": "\n".join([*grade.messages, *grade.predictions]),
+        "tests": tests,
+        "visibility": "after_published",
+    }
+
+
+def _output(grade: Grade, task: str) -> str:
+    seen = grade.scores[task]
+    state = [seen.state] if seen.state != "graded" else []
+    return "\n".join([*state, *(f"{name}\n{text}" for name, text in seen.failed.items()), *seen.untidy])

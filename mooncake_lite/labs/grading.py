@@ -1,0 +1,210 @@
+"""Grading: each submission is filled into a clean tree, and judged there from outside.
+
+Used by `labs grade`. It works offline; its only output is the table and the pages that it is asked for. A bad
+submission costs itself points and never the batch. Explained in docs/explain/labs.md, "Grading".
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions, sandbox
+from mooncake_lite.labs.checking import compared, prediction_of
+from mooncake_lite.labs.gates import look_at, transplanted
+from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
+from mooncake_lite.labs.submission import Submission, read_submission
+from mooncake_lite.labs.tidy import untidy
+from mooncake_lite.labs.trees import child_files, copied
+from mooncake_lite.labs.variant import private_seed, public_seed
+
+MARKS = "marks.csv"
+MOST_MARKS = {"prediction": 10, "report": 15}
+"""Points that a teacher gives."""
+
+PARTS = ("public", "private", "cost", "tidiness")
+
+
+@dataclass(slots=True)
+class Grade:
+    """The grade of one submission.
+
+    name         of the archive, without .zip
+    scores       {task: its points}
+    marks        what the teacher gave, of MOST_MARKS; None for a part that is not marked yet
+    predictions  how each prediction compares with what was counted
+    messages     what is wrong with the submission as a whole
+    """
+
+    name: str
+    submission: Submission
+    scores: dict[str, TaskScore] = field(default_factory=dict)
+    marks: dict[str, int | None] = field(default_factory=dict)
+    predictions: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def part(self, part: str) -> int:
+        """Return the points of a part."""
+        return sum_of(self.scores, part)
+
+    @property
+    def automatic(self) -> int:
+        """Return the points that no teacher has to give."""
+        return sum(each.points for each in self.scores.values())
+
+    @property
+    def total(self) -> int:
+        """Return all points so far."""
+        return self.automatic + sum(points or 0 for points in self.marks.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grader:
+    """What all submissions of a batch share.
+
+    root         the full repository, with the tests
+    clean        a release tree: packages and driver, with stubs
+    isolated     whether children run in a sandbox
+    check_names  whether a region that uses other names than lab.toml lists is refused
+    """
+
+    root: Path
+    lab: Lab
+    clean: Path
+    seeds: Mapping[str, int]
+    isolated: bool
+    check_names: bool = True
+
+    def grade(self, path: Path) -> Grade:
+        """Grade one archive. Never raises for what is in it."""
+        submission = read_submission(path, self.lab)
+        grade = Grade(path.stem, submission, messages=list(submission.messages))
+        try:
+            self._judge(submission, grade)
+        except (LabError, OSError, ValueError) as error:
+            grade.messages.append(f"the grader failed, and the teacher must look: {error}")
+            grade.scores = {task.id: not_run(task, "not graded") for task in self.lab.tasks}
+        return grade
+
+    def _judge(self, submission: Submission, grade: Grade) -> None:
+        with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+            tree = Path(folder) / "tree"
+            shutil.copytree(self.clean, tree)
+            states = {task.id: self._fill_in(task.id, submission, tree) for task in self.lab.tasks}
+            ready = [task for task in states if not states[task]]
+            outcome = Outcome()
+            if ready:
+                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, isolated=self.isolated)
+            for task in self.lab.tasks:
+                if states[task.id]:
+                    grade.scores[task.id] = not_run(task, states[task.id])
+                    continue
+                source = (tree / task.file).read_text(encoding="utf-8")
+                grade.scores[task.id] = score(task, outcome, untidy(source, task.function))
+        self._compare(submission, grade)
+
+    def _fill_in(self, task_id: str, submission: Submission, tree: Path) -> str:
+        """Put a region into the tree. Return why it is not tested; empty when it is."""
+        task = self.lab.task(task_id)
+        text = submission.regions.get(task_id, "")
+        if regions.is_stub(text):
+            return "not handed in" if not text.strip() else "not written yet: the region is a stub"
+        path = tree / task.file
+        clean = path.read_text(encoding="utf-8")
+        try:
+            filled = transplanted(self.lab, task, clean, text)
+        except LabError as error:
+            return str(error)
+        if state := look_at(self.lab, task, filled, check_names=self.check_names).state:
+            return state
+        path.write_text(filled, encoding="utf-8")
+        return ""
+
+    def _compare(self, submission: Submission, grade: Grade) -> None:
+        """Put each prediction beside what was counted, for the teacher."""
+        if not submission.prediction:
+            return
+        try:
+            predicted = prediction_of(submission.prediction.encode(), "prediction.toml", self.lab)
+        except LabError as error:
+            grade.messages.append(str(error))
+            return
+        for task in self.lab.tasks:
+            for cost in grade.scores[task.id].costs:
+                if cost.seed == "public" and task.cost.name in predicted:
+                    grade.predictions.append(compared(task, cost.value, predicted[task.cost.name]))
+
+
+def grade_folder(
+    root: Path,
+    lab: Lab,
+    folder: Path,
+    seed: str,
+    *,
+    jobs: int,
+    trusted: bool,
+    check_names: bool = True,
+    told: Callable[[Grade], None] = lambda grade: None,
+) -> list[Grade]:
+    """Grade every archive of a folder, several at a time; the result is in the order of their names.
+
+    Raises SandboxRefused before the first one where the machine refuses a sandbox, unless `trusted`, and
+    LabError for a folder without archives.
+    """
+    archives = sorted(path for path in folder.glob("*") if path.is_file() and _is_archive(path))
+    if not archives:
+        raise LabError(f"{folder} has no submissions: archives that end with .zip")
+    marks = read_marks(folder / MARKS)
+    if not trusted and (problem := sandbox.problem()):
+        raise sandbox.SandboxRefused(problem)
+    with tempfile.TemporaryDirectory(prefix="mlab") as clean:
+        copied(root, Path(clean), list(child_files(root, lab)), lab)
+        seeds = {"public": public_seed(seed), "private": private_seed(seed)}
+        grader = Grader(
+            root=root,
+            lab=lab,
+            clean=Path(clean),
+            seeds=seeds,
+            isolated=not trusted,
+            check_names=check_names,
+        )
+        with ThreadPoolExecutor(jobs) as pool:
+            grades = []
+            for grade in pool.map(grader.grade, archives):
+                grade.marks = {part: marks.get(grade.name, {}).get(part) for part in MOST_MARKS}
+                told(grade)
+                grades.append(grade)
+    return grades
+
+
+def _is_archive(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name != MARKS
+
+
+def read_marks(path: Path) -> dict[str, dict[str, int]]:
+    """Read {student: {part: points}} from marks.csv. Raises LabError, which names the line."""
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames is None or set(rows.fieldnames) != {"student", *MOST_MARKS}:
+            raise LabError(f"{path}: the first line must be student,{','.join(MOST_MARKS)}")
+        for number, row in enumerate(rows, 2):
+            marks = found.setdefault(row["student"], {})
+            for part, most in MOST_MARKS.items():
+                text = (row[part] or "").strip()
+                if text and not (text.isdigit() and int(text) <= most):
+                    raise LabError(f"{path}:{number}: {part} is {text!r}, and must be from 0 to {most}")
+                if text:
+                    marks[part] = int(text)
+    return found

@@ -1,0 +1,65 @@
+"""The commands of `mooncake-lite labs` that hand work over: pack for students, grade for teachers.
+
+Imported by commands.py when one of them is used. Explained in docs/how-to/teach-a-course.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mooncake_lite.labs.lab import find_root, lab_in
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("number", type=int, metavar="LAB")
+@click.option("--out", type=click.Path(path_type=Path), help="The archive. [default: lab-LAB.zip]")
+def pack(number: int, out: Path | None) -> None:
+    """Write the archive that you hand in: the text of your regions, prediction, report and figures."""
+    from mooncake_lite.labs.submission import pack as write
+
+    root = find_root(Path.cwd())
+    path = out or Path(f"lab-{number}.zip")
+    for line in write(root, lab_in(root, number), path):
+        click.echo(line)
+    click.echo(f"wrote {path}")
+
+
+@click.command()
+@click.argument("submissions", type=FOLDER)
+@click.option("--lab", "number", type=int, required=True, help="Number of the lab.")
+@click.option("--seed", required=True, help="Seed of the class, as it was given to `labs release`.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Submissions at a time."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("grades.csv"),
+    show_default=True,
+    help="The table. A folder of its name gets a page and a Gradescope result for each student.",
+)
+@click.option("--trusted", is_flag=True, help="Grade without a sandbox: only for code that you have read.")
+def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trusted: bool) -> None:
+    """Grade the archives in a folder.
+
+    Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. Needs the
+    full repository.
+    """
+    from mooncake_lite.labs.grade_pages import write_grades
+    from mooncake_lite.labs.grading import PARTS, Grade, grade_folder
+    from mooncake_lite.labs.scores import possible
+
+    def told(grade: Grade) -> None:
+        notes = f"  {'; '.join(grade.messages)}" if grade.messages else ""
+        click.echo(f"{grade.name:<24} {grade.automatic:>3}/{most} automatic, {grade.total:>3} in all{notes}")
+
+    root = find_root(Path.cwd())
+    lab = lab_in(root, number)
+    most = sum(possible(lab, part) for part in PARTS)
+    grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
+    write_grades(lab, grades, out)
+    click.echo(f"wrote {out} and {out.with_suffix('')}/")

@@ -1,0 +1,58 @@
+"""Trees: which files of the repository a release and a graded child get, and with what in them.
+
+Used by release.py and grading.py. It copies text and strips regions; it runs nothing.
+Explained in docs/explain/labs.md, "Releases".
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.regions import stripped
+
+PACKAGES = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport")
+_NEVER = ("__pycache__", ".pyc", ".pyo", ".nbc", ".nbi", ".so")
+
+
+def tracked_files(root: Path) -> list[str]:
+    """Return the files of a tree: those that git knows, or all but caches where there is no git."""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LabError(f"git ls-files: {error}") from None
+        names = [name for name in done.stdout.decode().split("\0") if name]
+        return sorted(name for name in names if (root / name).is_file() and not _left_out(name))
+    paths = (path for part in (*PACKAGES, "tutorials", "tests", "docs") for path in (root / part).rglob("*"))
+    names = [str(path.relative_to(root)) for path in paths if path.is_file()]
+    names += [path.name for path in root.iterdir() if path.is_file()]
+    return sorted(name for name in names if not _left_out(name))
+
+
+def _left_out(name: str) -> bool:
+    return name.endswith(_NEVER) or "__pycache__/" in name
+
+
+def copied(root: Path, into: Path, names: list[str], lab: Lab) -> None:
+    """Copy files into another tree, with stubs for the lab's regions and without any marks."""
+    for name in names:
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".py"):
+            text = (root / name).read_text(encoding="utf-8")
+            (into / name).write_text(stripped(text, lab.files.get(name, {})), encoding="utf-8")
+        else:
+            shutil.copy(root / name, into / name)
+
+
+def child_files(root: Path, lab: Lab) -> Iterator[str]:
+    """Yield what a graded child needs: the packages, and the driver of the lab. No test is among them."""
+    for name in tracked_files(root):
+        if name.split("/")[0] in PACKAGES and "/" in name:
+            yield name
+    yield f"{lab.folder}/drive.py"

@@ -1,0 +1,213 @@
+"""Grading: the sample class gets its points, damage gets a message, and nothing stays behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mooncake_lite.cli import cli
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import sandbox
+from mooncake_lite.labs.grade_pages import write_grades
+from mooncake_lite.labs.grading import Grade, grade_folder, read_marks
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
+from tests.mooncake_lite.labs.sample_class import SAMPLES, reference, text, write_archive, write_class
+from tests.mooncake_lite.labs.trees import ROOT
+
+LAB = lab_in(ROOT, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Temporary files lie in a folder of the test; at the end it is empty and no process is left."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    yield
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert sandboxed(str(tmp_path)) == []
+
+
+def sandboxed(folder: str) -> list[str]:
+    """Processes of sandboxes whose folder lies in this one."""
+    wanted = f"{sandbox.MARK}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def skip_without_sandbox() -> None:
+    if problem := sandbox.problem():
+        pytest.skip(problem)
+
+
+def points(grades: list[Grade]) -> dict[str, int]:
+    return {grade.name: grade.automatic for grade in grades}
+
+
+def test_the_sample_class_gets_its_points_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_sandbox()
+    folder = write_class(tmp_path / "class", LAB)
+    monkeypatch.setattr(socket, "socket", None)  # grading works offline
+    for place, check_names in enumerate((True, False)):
+        grades = grade_folder(ROOT, LAB, folder, "sample", jobs=2, trusted=False, check_names=check_names)
+        assert points(grades) == {name: sample.points[place] for name, sample in SAMPLES.items()}
+        said = {
+            grade.name.split("_")[0]: " ".join(
+                word for each in grade.scores.values() for word in (each.state, *each.failed.values())
+            )
+            for grade in grades
+        }
+    assert "2 is a stub" not in said["ada"]
+    assert "the region is a stub" in said["cleo"]
+    assert "Python cannot read line 1 of the region" in said["dan"]
+    assert "used more than 3 s of processor time" in said["eve"]
+    assert "started more than 32 processes and threads" in said["finn"]
+    assert "used more than 1024 MB of memory" in said["gil"]
+    assert "printed more than 1,048,576 bytes" in said["hana"]
+    assert "ended with exit code 0 before it answered" in said["ivo"]
+
+
+def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    good = reference(LAB)
+    write_archive(folder / "ada.zip", good, report__md=b"", **{"prediction.toml": b"bytes_hashed = 1\n"})
+    write_archive(folder / "ben.zip", {"2a": good["2a"], "2b": text("return ['<script>']")})
+    (folder / "marks.csv").write_text("student,prediction,report\nada,9,\nben,0,15\n")
+    grades = grade_folder(ROOT, LAB, folder, "sample", jobs=1, trusted=True)
+    (tmp_path / "out").mkdir()
+    write_grades(LAB, grades, tmp_path / "out" / "grades.csv")
+    rows = list(csv.DictReader((tmp_path / "out" / "grades.csv").open()))
+    assert [(row["student"], row["total"], row["automatic"]) for row in rows] == [
+        ("ada", "84", "75"),
+        ("ben", "30", "15"),
+    ]
+    result = json.loads((tmp_path / "out" / "grades" / "ada.json").read_text())
+    assert (result["score"], sum(test["score"] for test in result["tests"])) == (84, 75)
+    page = (tmp_path / "out" / "grades" / "ben.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    assert "not within 3x" in (tmp_path / "out" / "grades" / "ada.html").read_text()
+
+
+def test_code_that_looks_for_the_grader_finds_neither_tests_nor_solutions(tmp_path: Path) -> None:
+    skip_without_sandbox()
+    folder = tmp_path / "class"
+    folder.mkdir()
+    spying = text(
+        "import os",
+        "found = []",
+        "for top, folders, names in os.walk('/'):",
+        "    folders[:] = [each for each in folders if each not in ('usr', 'proc', 'lib')]",
+        "    found += [each for each in names if each.startswith('test_2') or each.endswith('.csv')]",
+        "solution = open('/lab/store/keys.py').read().count('intdigest(' + 'block')",
+        "secrets = [name for name in os.environ if name.endswith('_SEED')]",
+        "raise ValueError(f'found {found} {solution} {secrets} {sorted(os.listdir(\"/lab\"))}')",
+    )
+    write_archive(folder / "spy.zip", {"2b": spying})
+    (grade,) = grade_folder(ROOT, LAB, folder, "sample", jobs=1, trusted=False, check_names=False)
+    assert grade.automatic == 0
+    parts = ["kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials"]
+    assert f"ValueError: found [] 0 [] {parts}" in next(iter(grade.scores["2b"].failed.values()))
+
+
+def test_without_a_sandbox_grading_stops_and_names_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_class(tmp_path / "class", LAB)
+    monkeypatch.setattr(sandbox, "problem", lambda: f"this machine cannot make a sandbox; {sandbox.FIX}")
+    result = CliRunner().invoke(cli, ["labs", "grade", str(folder), "--lab", "2", "--seed", "sample"])
+    assert isinstance(result.exception, sandbox.SandboxRefused)
+    assert "--trusted" in str(result.exception)
+    assert "userns" in str(result.exception)
+
+
+# ------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.quick
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = write_archive(
+        tmp_path / "bomb.zip", {"2a": "x" * 50_000_000}, report__md=b"", **{"report.md": b"ok"}
+    )
+    assert path.stat().st_size < 100_000
+    found = read_submission(path, LAB)
+    assert (found.regions, found.report) == ({}, "ok")
+    assert any("2a.py has more than 65,536 bytes" in message for message in found.messages)
+
+
+@pytest.mark.quick
+def test_names_that_no_submission_has_are_left_out_by_name(tmp_path: Path) -> None:
+    names = {
+        "../../etc/passwd": b"x",
+        "/tmp/x": b"x",
+        "regions/2z.py": b"x",
+        "regions/２a.py": b"x",
+        "lösung.py": b"x",
+    }
+    found = read_submission(write_archive(tmp_path / "names.zip", {"2a": "pass"}, **names), LAB)
+    assert found.regions == {"2a": "pass"}
+    assert len(found.messages) == len(names)
+    assert all(
+        "is no part of a submission" in said or "is no task of lab 2" in said for said in found.messages
+    )
+
+
+@pytest.mark.quick
+def test_an_archive_that_is_none_gets_a_message(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"hello")
+    (tmp_path / "b.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    (tmp_path / "c.zip").write_bytes(bytes(MOST_ARCHIVE_BYTES + 1))
+    whole = write_archive(tmp_path / "d.zip", {"2a": "pass" * 99}).read_bytes()
+    (tmp_path / "d.zip").write_bytes(whole[:60] + b"\xff" * 9 + whole[69:])
+    said = {name: read_submission(tmp_path / f"{name}.zip", LAB).messages for name in "abcd"}
+    assert "the archive cannot be read" in said["a"][0]
+    assert said["b"] == []
+    assert "is not read" in said["c"][0]
+    assert said["d"]
+
+
+@pytest.mark.quick
+def test_text_that_is_no_utf8_and_members_that_come_twice_get_a_message(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "x.zip", {"2a": "pass"}, **{"regions/2b.py": b"\xff\xfe"})
+    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("regions/2a.py", "second")
+    found = read_submission(path, LAB)
+    assert found.regions == {"2a": "pass"}
+    assert found.messages == [
+        "regions/2b.py is not UTF-8 text and is not read",
+        "regions/2a.py is there twice; the first one counts",
+    ]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("name,points\n", "the first line must be"),
+        (
+            "student,prediction,report\nada,11,3\n",
+            "marks.csv:2: prediction is '11', and must be from 0 to 10",
+        ),
+        ("student,prediction,report\nada,1,x\n", "report is 'x'"),
+    ],
+)
+def test_marks_that_cannot_be_are_refused_by_line(tmp_path: Path, lines: str, says: str) -> None:
+    (tmp_path / "marks.csv").write_text(lines)
+    with pytest.raises(LabError, match=says):
+        read_marks(tmp_path / "marks.csv")
