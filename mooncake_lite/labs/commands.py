@@ -22,6 +22,7 @@ LAB = click.argument("number", type=int, metavar="LAB")
 
 ELSEWHERE = {
     "pack": "mooncake_lite.labs.instructor_commands:pack",
+    "release": "mooncake_lite.labs.instructor_commands:release",
     "grade": "mooncake_lite.labs.instructor_commands:grade",
 }
 """Commands that another module has; it is imported when they are used."""

@@ -63,3 +63,19 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
     write_grades(lab, grades, out)
     click.echo(f"wrote {out} and {out.with_suffix('')}/")
+
+
+@click.command()
+@click.argument("number", type=int, metavar="LAB")
+@click.option("--class", "class_name", required=True, help="Name of the class, for its README.")
+@click.option(
+    "--seed", required=True, help="Any text that you keep to yourself; it chooses sizes, data and questions."
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder for the release.")
+def release(number: int, class_name: str, seed: str, out: Path) -> None:
+    """Write the tree that you give to a class: stubs, one variant, no solutions, no history."""
+    from mooncake_lite.labs.release import release as write
+
+    root = find_root(Path.cwd())
+    files = write(root, lab_in(root, number), class_name, seed, out)
+    click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")

@@ -67,4 +67,4 @@ def _git(root: Path, *arguments: str) -> str:
         raise LabError(f"git does not run: {error.strerror}; install git, or use a release") from None
     if done.returncode:
         raise LabError(f"git {arguments[0]}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
-    return done.stdout.strip()
+    return done.stdout.rstrip()

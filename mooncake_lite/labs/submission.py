@@ -1,7 +1,7 @@
 """A submission: one zip archive with the text of the regions, the prediction, the report and its figures.
 
-`labs pack` writes it and `labs grade` reads it. Nothing is unpacked to a disk: the reader takes each member with
-a known name into memory, up to its limit. What is wrong with an archive becomes a message, not an exception.
+`labs pack` writes it and `labs grade` reads it. Nothing is unpacked to a disk: the reader takes each member
+with a known name into memory, up to its limit. What is wrong with an archive becomes a message.
 Explained in docs/explain/labs.md, "Submissions".
 """
 

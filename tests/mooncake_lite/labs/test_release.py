@@ -1,0 +1,197 @@
+"""Releases, `start` and `pack`: what students get, and what comes back from them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mooncake_lite.cli import cli
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions
+from mooncake_lite.labs.grading import grade_folder
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.release import leaks, release, solutions
+from tests.mooncake_lite.labs.sample_class import reference
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+
+LAB = lab_in(ROOT, 2)
+SEED = "a long secret"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release") / "lab-2"
+    release(ROOT, LAB, "Sample class", SEED, folder)
+    return folder
+
+
+@pytest.fixture
+def tree(released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A student's copy of the release, in which the test works."""
+    shutil.copytree(released, tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def labs(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def fill_in(tree: Path, texts: dict[str, str]) -> None:
+    for task in LAB.tasks:
+        if task.id in texts:
+            path = tree / task.file
+            path.write_text(regions.replace(path.read_text(), task.function, texts[task.id]))
+
+
+def test_a_release_has_no_history_no_marks_and_no_line_of_a_solution(released: Path) -> None:
+    names = {str(path.relative_to(released)) for path in released.rglob("*")}
+    assert not (released / ".git").exists()
+    assert {name for name in names if name.startswith("tests/") and name.endswith(".py")} == {
+        *("tests/__init__.py", "tests/labs/__init__.py", "tests/labs/conftest.py"),
+        *(f"{LAB.tests}/{path.name}" for path in (ROOT / LAB.tests).glob("*.py")),
+    }
+    assert not [name for name in names if name.endswith((".pyc", ".nbc", ".nbi"))]
+    marked = [
+        name for name in names if name.endswith(".py") and regions.marked((released / name).read_text())
+    ]
+    assert marked == []
+    assert leaks(released, solutions(ROOT, LAB)) == []
+
+
+def test_lines_of_a_solution_are_found_wherever_they_are(tree: Path) -> None:
+    lines = reference(LAB)["2c"].splitlines()[1:4]
+    (tree / "docs" / "notes.md").write_text("Look:\n\n" + "\n\n  ".join(lines))
+    (tree / "store" / "keys.pyc").write_bytes(b"anything")
+    assert leaks(tree, solutions(ROOT, LAB)) == ["docs/notes.md", "store/keys.pyc"]
+    (tree / "docs" / "notes.md").write_text("\n".join(lines[:2]))
+    assert leaks(tree, solutions(ROOT, LAB)) == ["store/keys.pyc"]
+
+
+def test_a_release_goes_into_a_new_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(LabError, match="is not empty; name a new folder"):
+        release(ROOT, LAB, "Sample class", SEED, tmp_path)
+
+
+def test_a_release_tells_assistants_to_coach_and_its_sheet_has_the_numbers_of_the_class(tree: Path) -> None:
+    assert "Coach, do not solve" in (tree / "AGENTS.md").read_text()
+    sheet = labs("start", "2").output
+    assert "| tokens per page | " in sheet
+    assert not re.search(r"\{\w+\}", sheet)
+    assert (tree / LAB.folder / "data" / "trace.jsonl").read_bytes().startswith(b'{"timestamp":0.0,')
+
+
+def test_an_untouched_release_gets_no_point(tree: Path, tmp_path: Path) -> None:
+    result = labs("check", "2")
+    assert result.return_value == 1
+    assert result.output.count("is a stub") == 5
+    assert "public 0/40" in result.output
+    (tmp_path / "in").mkdir()
+    assert labs("pack", "2", "--out", str(tmp_path / "in" / "zero.zip")).output.count("is a stub") == 5
+    (grade,) = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
+    assert grade.total == 0
+
+
+def test_what_passes_in_a_release_gets_all_automatic_points(tree: Path, tmp_path: Path) -> None:
+    fill_in(tree, reference(LAB))
+    assert "public 40/40 . private seeds not run" in labs("check", "2").output
+    (tmp_path / "in").mkdir()
+    labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    (grade,) = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
+    assert (grade.total, grade.messages) == (75, [])
+
+
+def test_a_change_outside_of_a_region_is_named_and_not_handed_in(tree: Path) -> None:
+    fill_in(tree, reference(LAB))
+    edit(tree / "scheduler/instance/pages.py", "return len(self.free)", "return 7")
+    assert "pages.py differs outside of its regions" in labs("check", "2", "2a").output
+    assert "keys.py differs" not in labs("check", "2", "2b").output
+
+
+def test_damage_to_the_scaffold_is_packed_with_a_message(tree: Path, tmp_path: Path) -> None:
+    fill_in(tree, reference(LAB))
+    edit(tree / "scheduler/instance/pages.py", "def grow(", "def become_larger(")
+    edit(tree / "store/keys.py", "        keys = []\n", "        keys = [\n")
+    (tree / "store/policies/sieve.py").unlink()
+    output = labs("pack", "2", "--out", str(tmp_path / "x.zip")).output
+    assert "2a is missing: Pages.grow is not there; restore its first line as it was" in output
+    assert "2b: Python cannot read store/keys.py, line " in output
+    assert "2e is missing" in output
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        assert "        keys = [\n" in archive.read("regions/2b.py").decode()
+        assert archive.read("regions/2c.py").decode() == reference(LAB)["2c"]
+
+
+def git(tree: Path, *arguments: str) -> str:
+    who = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    done = subprocess.run(
+        ["git", *arguments], cwd=tree, env=os.environ | who, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = copy_of_tree(tmp_path / "tree")
+    git(tree, "init", "-q", "-b", "main")
+    git(tree, "config", "user.name", "a")
+    git(tree, "config", "user.email", "a@b")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "all")
+    monkeypatch.chdir(tree)
+    (tree / "store" / "keys.py").write_text("")
+    with pytest.raises(LabError, match=r"the tree has changes \(store/keys.py\)"):
+        labs("start", "2")
+    git(tree, "checkout", "-q", ".")
+    assert "You are on the branch lab-2" in labs("start", "2").output
+    assert git(tree, "branch", "--show-current") == "lab-2\n"
+    assert git(tree, "status", "--porcelain") == ""
+    for task in LAB.tasks:
+        assert regions.is_stub(regions.body((tree / task.file).read_text(), task.function))
+    git(tree, "switch", "-q", "main")
+    with pytest.raises(LabError, match="the branch lab-2 is there already"):
+        labs("start", "2")
+
+
+def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path: Path, soak: int) -> None:
+    if soak == 1:
+        pytest.skip("installs everything anew, for minutes; make soak does it")
+    tree = shutil.copytree(released, tmp_path / "tree")
+    readme = (tree / "README.md").read_text()
+    assert "make venv" in readme
+    assert "mooncake-lite labs check 2" in readme
+    subprocess.run(["make", "venv"], cwd=tree, check=True, timeout=1800)
+    run = subprocess.run(
+        [".venv/bin/mooncake-lite", "labs", "check", "2"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (run.returncode, "public 0/40" in run.stdout) == (1, True), run.stdout + run.stderr
+    fill_in(tree, reference(LAB))
+    run = subprocess.run(
+        [".venv/bin/mooncake-lite", "labs", "check", "2"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (run.returncode, "public 40/40" in run.stdout) == (0, True), run.stdout + run.stderr
