@@ -24,6 +24,7 @@ ELSEWHERE = {
     "pack": "mooncake_lite.labs.instructor_commands:pack",
     "release": "mooncake_lite.labs.instructor_commands:release",
     "grade": "mooncake_lite.labs.instructor_commands:grade",
+    "dev": "mooncake_lite.labs.instructor_commands:dev",
 }
 """Commands that another module has; it is imported when they are used."""
 

@@ -86,8 +86,11 @@ class Grader:
 
     def grade(self, path: Path) -> Grade:
         """Grade one archive. Never raises for what is in it."""
-        submission = read_submission(path, self.lab)
-        grade = Grade(path.stem, submission, messages=list(submission.messages))
+        return self.judged(path.stem, read_submission(path, self.lab))
+
+    def judged(self, name: str, submission: Submission) -> Grade:
+        """Grade what was read from an archive."""
+        grade = Grade(name, submission, messages=list(submission.messages))
         try:
             self._judge(submission, grade)
         except (LabError, OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mooncake_lite.labs.lab import find_root, lab_in
+from mooncake_lite.labs.lab import find_root, lab_in, labs_in
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -79,3 +79,27 @@ def release(number: int, class_name: str, seed: str, out: Path) -> None:
     root = find_root(Path.cwd())
     files = write(root, lab_in(root, number), class_name, seed, out)
     click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
+
+
+@click.group()
+def dev() -> None:
+    """Develop labs."""
+
+
+@dev.command("check")
+@click.option("--lab", "number", type=int, help="Number of one lab. [default: all labs]")
+@click.option("--quick", is_flag=True, help="Leave out mutants and hostile code, which take minutes.")
+def check_labs(number: int | None, quick: bool) -> int:
+    """Test what every lab promises: each rule on each lab, with a line for each.
+
+    Needs the full repository, and a machine that allows a sandbox.
+    """
+    from mooncake_lite.labs.dev_check import dev_check
+
+    root = find_root(Path.cwd())
+    labs = labs_in(root) if number is None else {number: lab_in(root, number)}
+    good = True
+    for lab in labs.values():
+        click.echo(f"lab {lab.number}, {lab.title}")
+        good = dev_check(root, lab, quick=quick, say=click.echo) and good
+    return 0 if good else 1

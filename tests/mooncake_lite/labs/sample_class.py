@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite.labs import regions
+from mooncake_lite.labs.hostile import hostile_text
 from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.submission import About
 from tests.mooncake_lite.labs.trees import ROOT
@@ -42,13 +43,11 @@ SAMPLES = {
     ),
     "cleo_empty": Sample((0, 0), STUBS),
     "dan_syntax_error": Sample((60, 60), {"2b": text("keys = [", "return keys")}),
-    "eve_endless_loop": Sample((60, 60), {"2c": text("while True:", "    pass")}),
-    "finn_fork_bomb": Sample((60, 60), {"2d": text("import os", "while True:", "    os.fork()")}),
-    "gil_memory_hog": Sample(
-        (60, 60), {"2a": text('held += [b"x" * 100_000_000 for _ in range(100)]', "return None")}
-    ),
-    "hana_print_flood": Sample((60, 60), {"2b": text("while True:", '    print("x" * 10_000)')}),
-    "ivo_exit": Sample((60, 60), {"2e": text("import os", "yield from ()", "os._exit(0)")}),
+    "eve_endless_loop": Sample((60, 60), {"2c": hostile_text("endless loop")}),
+    "finn_fork_bomb": Sample((60, 60), {"2d": hostile_text("fork bomb")}),
+    "gil_memory_hog": Sample((60, 60), {"2a": hostile_text("memory hog")}),
+    "hana_print_flood": Sample((60, 60), {"2b": hostile_text("print flood")}),
+    "ivo_exit": Sample((60, 60), {"2e": hostile_text("exit")}),
     "jo_survivor": Sample(
         (60, 75),
         {

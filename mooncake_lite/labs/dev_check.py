@@ -1,0 +1,242 @@
+"""`labs dev check`: what an author of labs promises, tested on every lab of the tree.
+
+It changes one thing at a time in a copy of the tree, and looks whether the tests notice. Each rule yields
+problems; a lab is good when there are none. Explained in docs/explain/labs.md, "What labs dev check enforces".
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions
+from mooncake_lite.labs.checking import check
+from mooncake_lite.labs.gates import look_at
+from mooncake_lite.labs.grading import Grader
+from mooncake_lite.labs.hostile import HOSTILE, hostile_text
+from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.mutants import mutants
+from mooncake_lite.labs.release import KEPT_TESTS, release
+from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.scores import possible, score
+from mooncake_lite.labs.submission import Submission
+from mooncake_lite.labs.tidy import untidy
+from mooncake_lite.labs.trees import child_files, copied, tracked_files
+from mooncake_lite.labs.variant import private_seed, public_seed, sheet
+
+CHECK_S = 60.0
+"""`labs check` of a lab ends within this time."""
+
+SEEDS = {"public": public_seed("dev check"), "private": private_seed("dev check")}
+
+Problems = Iterator[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A lab under test: `root` is the repository, `tree` a copy of it that rules may change and put back."""
+
+    root: Path
+    lab: Lab
+    tree: Path
+
+    def source(self, task: Task) -> str:
+        """Return the file of a region, with the reference in it."""
+        return regions.without_marks((self.root / task.file).read_text(encoding="utf-8"))
+
+    def with_region(self, task: Task, text: str, tasks: list[str], *, public_only: bool = True) -> Outcome:
+        """Run the tests of these tasks with another text in one region, and put the reference back."""
+        path = self.tree / task.file
+        path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
+        try:
+            seeds = {"public": SEEDS["public"]} if public_only else SEEDS
+            return run_tests(self.root, self.lab, tasks, self.tree, seeds, isolated=False)
+        finally:
+            path.write_text(self.source(task), encoding="utf-8")
+
+
+def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) -> bool:
+    """Test all rules on one lab, or those that take seconds. Return whether there are no problems."""
+    rules = QUICK_RULES if quick else (*QUICK_RULES, *SLOW_RULES)
+    good = True
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        bench = Bench(root, lab, Path(folder))
+        tests = [
+            name for name in tracked_files(root) if name in KEPT_TESTS or name.startswith(lab.tests + "/")
+        ]
+        sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
+        for name in (*child_files(root, lab), *tests, *sheets):
+            (bench.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            text = (root / name).read_text(encoding="utf-8")
+            (bench.tree / name).write_text(regions.without_marks(text) if name.endswith(".py") else text)
+        for rule in rules:
+            began = time.monotonic()
+            problems = list(rule(bench))
+            say(f"{'FAILED' if problems else 'ok':<6} {_sentence(rule)} ({time.monotonic() - began:.0f} s)")
+            for problem in problems:
+                say(f"       {problem}")
+            good = good and not problems
+    return good
+
+
+def _sentence(rule: Callable[[Bench], Problems]) -> str:
+    return (rule.__doc__ or "").split("\n")[0].rstrip(".")
+
+
+# ------------------------------------------------------------------------------------------- rules
+
+
+def marks_agree(bench: Bench) -> Problems:
+    """The marks in the modules are those of lab.toml, around whole bodies of at most 40 lines."""
+    for file, tasks in bench.lab.files.items():
+        source = (bench.root / file).read_text(encoding="utf-8")
+        marked = regions.marked(source)
+        own = {task for task in marked if task.startswith(str(bench.lab.number))}
+        if own != set(tasks.values()):
+            yield f"{file} has marks for {sorted(own)}, and lab.toml names {sorted(tasks.values())}"
+            continue
+        for function, task in tasks.items():
+            body, span = regions.find(source, function), marked[task]
+            if (body.begin + 1, body.end - 1) != (span.begin, span.end):
+                yield f"{file}: the marks of {task} do not enclose the whole body of {function}"
+            if span.end - span.begin > regions.MOST_LINES:
+                yield f"{file}: {task} has more than {regions.MOST_LINES} lines"
+
+
+def sheet_is_complete(bench: Bench) -> Problems:
+    """The sheet names every task and cost, and its numbers are there for every class."""
+    for seed in range(20):
+        text = sheet(bench.lab, bench.root, seed)
+        missing = [task.id for task in bench.lab.tasks if task.id not in text or task.cost.name not in text]
+        if missing:
+            yield f"lab.md does not name {', '.join(missing)} or their costs"
+            return
+
+
+def reference_gets_all_points(bench: Bench) -> Problems:
+    """The reference gets all automatic points."""
+    outcome = run_tests(bench.root, bench.lab, bench.lab.ids, bench.tree, SEEDS, isolated=False)
+    for task in bench.lab.tasks:
+        source = bench.source(task)
+        if state := look_at(bench.lab, task, source).state:
+            yield f"{task.id}: {state}"
+        seen = score(task, outcome, untidy(source, task.function))
+        wanted = sum(getattr(task.points, part) for part in task.points.__struct_fields__)
+        if seen.points != wanted:
+            reasons = [*seen.failed.values(), *seen.untidy, seen.costs]
+            yield f"{task.id} gets {seen.points} of {wanted}: {reasons}"
+
+
+def stubs_fail_their_own_tests(bench: Bench) -> Problems:
+    """Each stub fails every test of its own task, and no other."""
+    for task in bench.lab.tasks:
+        outcome = bench.with_region(task, " " * 8 + regions.stub(task.id), bench.lab.ids)
+        for case in outcome.cases:
+            if case.passed == (case.task == task.id):
+                verb = "passes" if case.passed else "fails"
+                yield f"with a stub for {task.id}, {case.task} {case.name} {verb}"
+
+
+def errors_are_red_and_named(bench: Bench) -> Problems:
+    """A 1/0 in a student's file turns the check red and names that file."""
+    for file in bench.lab.files:
+        task = next(task for task in bench.lab.tasks if task.file == file)
+        said: list[str] = []
+        (bench.tree / file).write_text(bench.source(task) + "1/0\n", encoding="utf-8")
+        try:
+            good = check(bench.tree, bench.lab, [task], said.append)
+        finally:
+            (bench.tree / file).write_text(bench.source(task), encoding="utf-8")
+        if good or not any("ZeroDivisionError" in line and file in line for line in said):
+            yield f"1/0 in {file} is not named: {said}"
+
+
+def nothing_collected_is_red(bench: Bench) -> Problems:
+    """A check that collects no test is red."""
+    tests = bench.tree / bench.lab.tests
+    away = tests.with_name("away")
+    tests.rename(away)
+    try:
+        check(bench.tree, bench.lab, bench.lab.tasks, lambda line: None)
+        yield "a check without tests ended as if it had tested something"
+    except LabError:
+        return
+    finally:
+        away.rename(tests)
+
+
+def check_is_quick(bench: Bench) -> Problems:
+    """A check of the whole lab ends within its time."""
+    began = time.monotonic()
+    check(bench.tree, bench.lab, bench.lab.tasks, lambda line: None)
+    if (took := time.monotonic() - began) > CHECK_S:
+        yield f"labs check {bench.lab.number} took {took:.0f} s, and {CHECK_S:.0f} s are allowed"
+
+
+def nothing_survives_in_a_release(bench: Bench) -> Problems:
+    """No line of a solution survives in a release."""
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        try:
+            release(bench.root, bench.lab, "dev check", "dev check", Path(folder) / "release")
+        except LabError as error:
+            yield str(error)
+
+
+def every_test_fails_for_a_mutant(bench: Bench) -> Problems:
+    """Every test fails for some mutant of its region."""
+    for task in bench.lab.tasks:
+        yield from unkilled(bench, task)
+
+
+def unkilled(bench: Bench, task: Task) -> Problems:
+    """Yield the tests of a task that fail for no mutant. Stops to mutate when every test has failed."""
+    waiting = {case.name for case in bench.with_region(task, _region(bench, task), [task.id]).cases}
+    for text in mutants(_region(bench, task)):
+        if not waiting:
+            return
+        outcome = bench.with_region(task, text, [task.id])
+        if all("stopped" in case.message for case in outcome.cases if not case.passed):
+            continue  # a mutant that loops forever says nothing about single tests
+        waiting -= {case.name for case in outcome.cases if not case.passed}
+    for name in sorted(waiting):
+        yield f"{task.id} {name} fails for no mutant"
+
+
+def _region(bench: Bench, task: Task) -> str:
+    return regions.body(bench.source(task), task.function)
+
+
+def grading_survives_hostile_code(bench: Bench) -> Problems:
+    """Grading survives hostile code: that task gets no points, and all others keep theirs."""
+    lab = bench.lab
+    texts = {task.id: _region(bench, task) for task in lab.tasks}
+    full = sum(possible(lab, part) for part in ("public", "private", "cost", "tidiness"))
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        clean = Path(folder) / "clean"
+        copied(bench.root, clean, list(child_files(bench.root, lab)), lab)
+        grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, isolated=True, check_names=False)
+        for number, name in enumerate(HOSTILE):
+            task = lab.tasks[number % len(lab.tasks)]
+            grade = grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))
+            lost = sum(getattr(task.points, part) for part in task.points.__struct_fields__)
+            if grade.automatic != full - lost:
+                points = f"{grade.automatic} points, expected {full - lost}"
+                yield f"{name} in {task.id}: {points}; {grade.messages}"
+
+
+QUICK_RULES = (
+    marks_agree,
+    sheet_is_complete,
+    reference_gets_all_points,
+    stubs_fail_their_own_tests,
+    errors_are_red_and_named,
+    nothing_collected_is_red,
+    check_is_quick,
+    nothing_survives_in_a_release,
+)
+SLOW_RULES = (every_test_fails_for_a_mutant, grading_survives_hostile_code)

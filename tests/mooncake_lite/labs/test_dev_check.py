@@ -1,0 +1,129 @@
+"""`labs dev check`: its rules hold for every lab, and each rule finds what breaks it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.labs import sandbox
+from mooncake_lite.labs.dev_check import (
+    Bench,
+    dev_check,
+    marks_agree,
+    nothing_survives_in_a_release,
+    reference_gets_all_points,
+    unkilled,
+)
+from mooncake_lite.labs.grading import grade_folder
+from mooncake_lite.labs.lab import Lab, lab_in, labs_in
+from mooncake_lite.labs.mutants import mutants
+from tests.mooncake_lite.labs.sample_class import reference, write_archive
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+
+LABS = labs_in(ROOT)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Lab 2 in a repository of its own, which the test may break."""
+    root = copy_of_tree(tmp_path / "root")
+    tree = copy_of_tree(tmp_path / "tree")
+    return Bench(root, lab_in(root, 2), tree)
+
+
+@pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: f"lab{lab.number}")
+def test_every_lab_keeps_the_quick_rules(lab: Lab) -> None:
+    said: list[str] = []
+    assert dev_check(ROOT, lab, quick=True, say=said.append), "\n".join(said)
+
+
+@pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: f"lab{lab.number}")
+def test_every_lab_keeps_all_rules(lab: Lab, soak: int) -> None:
+    if soak == 1:
+        pytest.skip("tries every mutant and hostile code, for a minute; make soak does it")
+    if problem := sandbox.problem():
+        pytest.skip(problem)
+    began, said = time.monotonic(), []
+    assert dev_check(ROOT, lab, quick=False, say=said.append), "\n".join(said)
+    assert time.monotonic() - began < 20 * 60
+
+
+def test_twenty_differing_submissions_are_graded_at_four_a_minute(tmp_path: Path, soak: int) -> None:
+    if soak == 1:
+        pytest.skip("grades twenty submissions; make soak does it")
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        texts = {
+            task: f"        # Variant {number} of {task}.\n{text}"
+            for task, text in reference(LABS[2]).items()
+        }
+        write_archive(tmp_path / "in" / f"s{number:02}.zip", texts)
+    began = time.monotonic()
+    trusted = bool(sandbox.problem())
+    grades = grade_folder(ROOT, LABS[2], tmp_path / "in", "twenty", jobs=1, trusted=trusted)
+    assert [grade.automatic for grade in grades] == [75] * 20
+    assert time.monotonic() - began < 20 / 4 * 60
+
+
+def test_a_test_that_cannot_fail_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes with a stub, and for every mutant; two of them are enough to see that."""
+    monkeypatch.setattr("mooncake_lite.labs.dev_check.mutants", lambda text: mutants(text)[:2])
+    for path in (bench.root / bench.lab.tests).glob("test_*"):
+        path.unlink()
+    (bench.root / bench.lab.tests / "test_2d_nothing.py").write_text(
+        "def test_nothing(lab):\n    lab.ask('check', [], list)\n"
+    )
+    task = bench.lab.task("2d")
+    assert list(unkilled(bench, task)) == ["2d nothing fails for no mutant"]
+    with_stub = bench.with_region(task, 'raise NotImplementedError("lab task 2d")', ["2d"])
+    assert [case.passed for case in with_stub.cases] == [True]
+
+
+def test_marks_that_do_not_enclose_the_body_are_found(bench: Bench) -> None:
+    assert list(marks_agree(bench)) == []
+    edit(bench.root / "store/keys.py", "        # labs:end 2b\n", "")
+    edit(bench.root / "store/keys.py", "        keys = []\n", "        keys = []\n        # labs:end 2b\n")
+    assert list(marks_agree(bench)) == [
+        "store/keys.py: the marks of 2b do not enclose the whole body of PrefixChain.extend"
+    ]
+
+
+def test_a_solution_in_another_file_keeps_a_release_from_being_made(bench: Bench) -> None:
+    (bench.root / "docs").mkdir()
+    (bench.root / "docs" / "page.md").write_text(reference(bench.lab)["2e"])
+    (found,) = nothing_survives_in_a_release(bench)
+    assert "lines of a solution survive in docs/page.md" in found
+
+
+def test_a_reference_that_loses_points_is_found(bench: Bench) -> None:
+    edit(bench.root / "store/keys.py", "        keys = []\n", "        keys = []\n        print(keys)\n")
+    edit(bench.tree / "store/keys.py", "        keys = []\n", "        keys = []\n        print(keys)\n")
+    found = list(reference_gets_all_points(bench))
+    assert len(found) == 1
+    assert "2b gets 14 of 15" in found[0]
+    assert "`print` found" in found[0]
+
+
+@pytest.mark.quick
+def test_a_mutant_differs_from_its_region_in_one_place() -> None:
+    made = mutants("        total = a + 1\n        if total < b:\n            return f(total, b)\n")
+    assert len(made) == len(set(made))
+    shown = {re.sub(r"\s+", " ", text).strip() for text in made}
+    assert {
+        "pass if total < b: return f(total, b)",
+        "total = a + 1 pass",
+        "total = a + 1 if total < b: pass",
+        "total = a - 1 if total < b: return f(total, b)",
+        "total = a + 2 if total < b: return f(total, b)",
+        "total = a + 1 if total <= b: return f(total, b)",
+        "total = a + 1 if not total < b: return f(total, b)",
+        "total = a + 1 if total < b: return None",
+        "total = a + 1 if total < b: return f(total)",
+    } == shown
+
+
+def test_the_mutants_of_one_task_fail_all_of_its_tests(bench: Bench) -> None:
+    assert list(unkilled(bench, bench.lab.task("2d"))) == []
