@@ -1,7 +1,8 @@
 """`labs dev check`: what an author of labs promises, tested on every lab of the tree.
 
 It changes one thing at a time in a copy of the tree, and looks whether the tests notice. Each rule yields
-problems; a lab is good when there are none. Explained in docs/explain/labs.md, "What labs dev check enforces".
+problems; a lab is good when there are none.
+Explained in docs/explain/labs.md, "What labs dev check enforces".
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def transplanted(lab: Lab, task: Task, clean: str, text: str) -> str:
         same = regions.outside(filled, functions) == regions.outside(clean, functions)
     except SyntaxError as error:
         begin = regions.find(clean, task.function).begin
-        line = (error.lineno or 0) - begin
+        line = max(1, (error.lineno or 0) - begin)
         raise LabError(f"Python cannot read line {line} of the region: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise LabError(f"Python cannot read the region: {type(error).__name__}") from None

@@ -86,15 +86,17 @@ class Grader:
 
     def grade(self, path: Path) -> Grade:
         """Grade one archive. Never raises for what is in it."""
-        return self.judged(path.stem, read_submission(path, self.lab))
+        name = path.stem if path.suffix == ".zip" else path.name
+        return self.judged(name, read_submission(path, self.lab))
 
     def judged(self, name: str, submission: Submission) -> Grade:
         """Grade what was read from an archive."""
         grade = Grade(name, submission, messages=list(submission.messages))
         try:
             self._judge(submission, grade)
-        except (LabError, OSError, ValueError) as error:
-            grade.messages.append(f"the grader failed, and the teacher must look: {error}")
+        except Exception as error:  # whatever it is, the batch goes on
+            what = f"{type(error).__name__}: {error}"
+            grade.messages.append(f"the grader failed, and the teacher must look: {what}")
             grade.scores = {task.id: not_run(task, "not graded") for task in self.lab.tasks}
         return grade
 

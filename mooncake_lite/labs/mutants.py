@@ -1,7 +1,7 @@
 """Mutants: a region with one small mistake in it. A test that fails for none of them tests nothing.
 
-Used by `labs dev check`. Pure: text in, texts out. cosmic-ray has more kinds of mistakes, but none that drops a
-statement, as students do. It would also bring a database and an HTTP client into every installation.
+Used by `labs dev check`. Pure: text in, texts out. cosmic-ray has more kinds of mistakes, but none that
+drops a statement, as students do. It would also bring a database and an HTTP client into every installation.
 Explained in docs/explain/labs.md, "What labs dev check enforces".
 """
 

@@ -127,8 +127,9 @@ def is_stub(text: str) -> bool:
     tree = parsed(text)
     if tree is None:
         return False
-    raised = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
-    if any("NotImplementedError" in ast.unparse(what) for what in raised if what is not None):
+    raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc is not None]
+    names = (node for what in raised for node in ast.walk(what) if isinstance(node, ast.Name))
+    if any(node.id == "NotImplementedError" for node in names):
         return True
     return all(isinstance(node, ast.Pass) or _is_text(node) for node in tree.body)
 

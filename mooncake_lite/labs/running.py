@@ -60,15 +60,18 @@ def run_tests(
             f"{folder}/run.json",
         ]
         command += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
-        done = subprocess.run(
-            [*command, *map(str, files)],
-            cwd=root,
-            env=_environment(root),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*command, *map(str, files)],
+                cwd=root,
+                env=_environment(root),
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s") from None
         if done.returncode == NOTHING_COLLECTED or not results.exists():
             raise LabError(f"nothing was tested: {_last_words(done.stdout + done.stderr)}")
         outcome = msgspec.json.decode(results.read_bytes(), type=Outcome)

@@ -99,6 +99,10 @@ def test_marks_that_do_not_pair_are_refused(marks: str) -> None:
         ("        return (1\n", "Python cannot read"),
         ("        x = 1\n" * 5000, "characters; 20,000 are allowed"),
         ("(" * 9000, "Python cannot read"),
+        ("        return " + "a+" * 9000 + "a\n", "Python cannot read the region"),
+        ("        raise a" + ".a" * 9000 + "\n", "Python cannot read the region"),
+        ("        return " + "-" * 19000 + "1\n", "Python cannot read the region"),
+        ("        return '\0'\n", "null bytes"),
     ],
 )
 def test_a_text_that_is_no_body_is_not_transplanted(text: str, says: str) -> None:

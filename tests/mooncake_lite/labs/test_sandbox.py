@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.labs.asking import Child, Stopped
+from mooncake_lite.labs.lab import Lab, labs_in
 from mooncake_lite.labs.sandbox import MARK, Limits, problem, run
 from mooncake_lite.launch.mpirun import COMMON, PROFILES
+from tests.mooncake_lite.labs.trees import ROOT
 from tests.mpi import find_mpirun
 from tests.patience import patient
 
@@ -84,6 +87,20 @@ def test_a_program_that_exceeds_a_limit_is_killed_and_the_limit_is_named(
     code, _, reason = python(tmp_path, program, Limits(seconds=seconds, cpu_s=1, memory_mb=256, tasks=12))
     assert code != 0
     assert reason == says
+
+
+@pytest.mark.parametrize("lab", labs_in(ROOT).values(), ids=lambda lab: f"lab{lab.number}")
+def test_a_graded_child_loads_neither_torch_nor_mpi(lab: Lab) -> None:
+    program = (
+        "import sys\n"
+        "from mooncake_lite.labs.child import load\n"
+        f"assert load('{lab.folder}/drive.py')\n"
+        "print({'torch', 'mpi4py'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
 def test_a_daemon_dies_with_its_program(tmp_path: Path) -> None:
