@@ -68,8 +68,9 @@ def on_plain_slots_alone(plain: int, jobs: list[Job]) -> list[float]:
     return starts(FCFS(), plain, [job._replace(n=min(job.n, plain)) for job in jobs])
 
 
-JOBS = st.builds(Job, TENTHS, TENTHS, st.integers(1, 50).map(float), st.integers(1, 6))
-ANY = st.lists(JOBS, min_size=1, max_size=25)
+SOON = st.integers(0, 100).map(lambda tenths: tenths / 10)
+JOBS = st.builds(Job, SOON, TENTHS, st.integers(1, 50).map(float), st.integers(1, 6))
+ANY = st.lists(JOBS, min_size=8, max_size=25)
 TRUST = st.sampled_from([0.25, 0.5, 0.75])
 
 
@@ -88,7 +89,7 @@ def test_no_request_starts_later_than_first_come_first_served_on_the_plain_slots
         assert ours_s <= theirs_s + 1e-9
 
 
-@given(jobs=st.lists(JOBS, min_size=2, max_size=12), slots=st.integers(2, 6), trust=TRUST)
+@given(jobs=st.lists(JOBS, min_size=4, max_size=12), slots=st.integers(2, 6), trust=TRUST)
 @QUICK
 def test_a_predictor_that_is_against_one_request_cannot_delay_it_further(
     jobs: list[Job], slots: int, trust: float
@@ -118,9 +119,9 @@ def test_each_request_wider_than_the_plain_slots_adds_at_most_the_longest_servic
 
 
 def test_a_wide_request_that_is_called_the_longest_begins_while_short_ones_keep_coming() -> None:
-    """It needs 3 of 4 slots, and 2 are plain. Under the lengths alone it would begin when no other comes."""
+    """It needs all 4 slots, and 2 are plain. By the lengths alone it would begin when no other comes."""
     short = [Job(0.1 * number, 1.0, predicted=1.0) for number in range(400)]
-    wide = Job(2.0, 1.0, predicted=1e9, n=3)
+    wide = Job(2.0, 1.0, predicted=1e9, n=4)
     found = starts(Predicted(0.5), 4, [*short, wide])
     assert found[-1] < 20.0
     assert starts(Predicted(1.0), 4, [*short, wide])[-1] > 90.0
@@ -130,6 +131,8 @@ def test_a_short_answer_takes_no_plain_slot_that_the_first_in_the_line_waits_for
     """The first needs both plain slots, and one of them is free from 4 s on."""
     jobs = [Job(0.0, 9.0), Job(0.0, 4.0), Job(0.5, 1.0, 50.0, n=2), Job(0.6, 9.0, 1.0), Job(0.7, 9.0, 1.0)]
     assert starts(Predicted(0.34), 3, jobs)[2:] == [9.0, 0.6, 9.6]
+    jobs = [Job(0.0, 9.0), Job(0.5, 1.0, 50.0, n=2), Job(0.6, 20.0, 1.0)]
+    assert starts(Predicted(0.34), 3, jobs)[1:] == [9.0, 0.6], "it takes the trusted slot"
 
 
 def test_good_predictions_shorten_the_mean_wait() -> None:

@@ -1,21 +1,15 @@
-"""In which order waiting requests begin, as sentences and as bounds."""
+"""In which order waiting requests begin. The bounds are in test_queue_properties.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import scheduler as s
 from scheduler.line import FIRST, Line
 from scheduler.queues import QUEUES, QueueConfig
-from scheduler.queues.aged_srpt import AgedSRPT
 from scheduler.queues.fair import FairShares
 
 pytestmark = pytest.mark.quick
-
-SECONDS = st.integers(1, 400).map(lambda tenths: tenths / 10)
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def request(name: str, arrived_s: float = 0.0, **more: object) -> s.Request:
@@ -46,22 +40,6 @@ def test_a_request_without_a_limit_has_the_last_deadline() -> None:
     assert order("deadline", [(request("a"), 1.0), (request("b", 9.0, slo_ttft_s=1e6), 1.0)]) == "ba"
 
 
-@given(
-    jobs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=30),
-    ageing=st.sampled_from([0.05, 0.1, 1.0]),
-)
-@QUICK
-def test_nobody_who_comes_later_than_s_over_a_passes_a_request_under_aged_srpt(
-    jobs: list[tuple[float, float]], ageing: float
-) -> None:
-    queue = AgedSRPT(ageing)
-    keys = [(at, work, queue.key(request("r", at), work, at)) for at, work in jobs]
-    for arrived_s, work_s, key in keys:
-        for later_s, _, other in keys:
-            if later_s > arrived_s + work_s / ageing:
-                assert other > key
-
-
 def served(queue: FairShares, jobs: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
     """Serve jobs (class, tenant, seconds) that all wait from the start, on one server; in their order."""
     line, waiting = Line(), {}
@@ -77,26 +55,6 @@ def served(queue: FairShares, jobs: list[tuple[int, str, float]]) -> list[tuple[
         queue.on_leave(wanted, key, started=True)
         done.append(job)
     return done
-
-
-@given(jobs=st.lists(st.tuples(st.integers(0, 2), st.just("t"), SECONDS), min_size=3, max_size=40))
-@QUICK
-def test_two_classes_that_wait_get_seconds_by_their_weights_within_the_published_bound(
-    jobs: list[tuple[int, str, float]],
-) -> None:
-    """|W_f / r_f - W_g / r_g| <= l_f / r_f + l_g / r_g (Goyal, Vin and Cheng, 1997)."""
-    weights = (4.0, 2.0, 1.0)
-    left = [sum(job[0] == one for job in jobs) for one in range(3)]
-    longest = [max((job[2] for job in jobs if job[0] == one), default=0.0) for one in range(3)]
-    got = [0.0, 0.0, 0.0]
-    for class_id, _, work_s in served(FairShares(weights), jobs):
-        got[class_id] += work_s / weights[class_id]
-        left[class_id] -= 1
-        waiting = [one for one in range(3) if left[one]]
-        for f in waiting:
-            for g in waiting:
-                bound = longest[f] / weights[f] + longest[g] / weights[g]
-                assert abs(got[f] - got[g]) <= bound + 1e-9
 
 
 def test_tenants_of_a_class_share_what_the_class_gets() -> None:

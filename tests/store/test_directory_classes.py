@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import NamedTuple
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from store.directory import Directory
 from store.errors import PoolFull
@@ -28,6 +33,50 @@ def put(directory: Directory, class_id: int, *keys: int, now: float = 0.0) -> No
         obj = directory.allocate("r", BLOCK, now=now, key=key, digest=key, class_id=class_id)
         directory.put_end(obj.object_id, SUMS, now)
     directory.check()
+
+
+class Use(NamedTuple):
+    """What a class does: put blocks, read them, or read and keep them until the next such use."""
+
+    class_id: int
+    what: str
+    keys: range
+
+
+USES = st.builds(
+    Use,
+    st.integers(0, 2),
+    st.sampled_from(["put", "put", "read", "keep"]),
+    st.builds(lambda first, count: range(first, first + count), st.integers(0, 20), st.integers(1, 4)),
+)
+
+
+@given(
+    uses=st.lists(USES, min_size=20, max_size=60),
+    shares=st.sampled_from([(0.5, 0.0, 0.0), (0.25, 0.25, 0.5)]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_no_use_by_one_class_takes_a_share_from_another(uses: list[Use], shares: tuple[float, ...]) -> None:
+    directory = Directory(SMALL, policy=policy_factory("lru", shares=shares))
+    directory.add_segment(1, 8 * BLOCK, 0)
+    for now, use in enumerate(uses):
+        before = {obj.key: obj.class_id for obj in directory.visible_objects()}
+        if use.what == "put":
+            wanted = [Wanted(BLOCK, key, key, class_id=use.class_id) for key in use.keys]
+            with suppress(PoolFull):
+                for obj in directory.allocate_many("r", wanted, now=now):
+                    directory.put_end(obj.object_id, SUMS, now)
+        else:
+            found = directory.lookup(list(use.keys), list(use.keys), now, class_id=use.class_id)
+            if use.what == "keep":
+                directory.release("reader", now)
+                directory.lease("reader", [obj.object_id for obj in found], now, now + 10.0)
+        directory.release("r", now)
+        directory.check()
+        for other, share in enumerate(shares):
+            mine = [key for key, class_id in before.items() if class_id == other]
+            evicted = len(mine) - len(there(directory, *mine))
+            assert other == use.class_id or evicted <= max(0, len(mine) - int(8 * share))
 
 
 def there(directory: Directory, *keys: int) -> list[int]:

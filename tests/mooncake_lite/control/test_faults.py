@@ -14,11 +14,13 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Step
 from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.reports import Reports
@@ -31,6 +33,7 @@ from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State
 from scheduler.admission import BoundedQueue
+from scheduler.held_line import HeldLine
 from scheduler.placement import Comparison
 from store.directory import Directory
 from store.quarantine import Quarantine
@@ -189,6 +192,13 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the queue has no bound": (BoundedQueue, "on_arrival", skip),
     "reports of pages are forgotten": (State, "holds", skip),
     "any rank may decode": (Comparison, "_decode_of", lambda self, row: self._fastest),
+    "prefill and decode ranks are confused": (
+        Dispatcher,
+        "_ranks_of",
+        lambda self, placement: (placement.decode, placement.prefill),
+    ),
+    "full ranks get requests": (State, "open_prefills", lambda self, n=1: np.arange(len(self.prefills))),
+    "the line for decode slots is not served": (HeldLine, "head", lambda self: None),
 }
 
 

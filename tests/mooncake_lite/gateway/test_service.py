@@ -18,6 +18,11 @@ from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S
 TENANTS = json.dumps({"alice": {"key": "a-key", "class": "batch"}, "bob": {"key": "b-key"}})
 INTERACTIVE, STANDARD, BATCH = range(3)
 
+BODIES = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
@@ -79,5 +84,13 @@ def test_the_cluster_is_told_the_class_the_tenant_and_the_limits(start: Start) -
         error = refused.json()["error"]
         assert "no service class is called 'gold'; there are interactive, standard, batch" in error["message"]
         assert error["param"] == "x-service-class"
+        for path, body in BODIES.items():
+            refused = http.post(path, json=body, headers=bearer("b-key") | {"x-slo-tpot-ms": "0"})
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error.pop("message").startswith(
+                "x-slo-tpot-ms='0' must be a number of milliseconds above 0"
+            )
+            assert error == {"type": "invalid_request_error", "param": "x-slo-tpot-ms", "code": None}
         assert http.get("/v1/models").status_code == 401
     gateway.close()

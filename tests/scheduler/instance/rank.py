@@ -78,6 +78,7 @@ class Rank:
         before = copy.deepcopy(self.state) if unchanged else None
         step = next_step(self.state, self.now)
         assert before is None or before == self.state, "next_step has changed the state"
+        self._check_budget(step)
         begin(self.state, step)
         self.state.check()
         result = self.runner.run(step)
@@ -86,6 +87,16 @@ class Rank:
         self.state.check()
         self.said += said
         return step, said
+
+    def _check_budget(self, step: Step) -> None:
+        """Prompts share the tokens that the running batch leaves, and at least one."""
+        limits = self.state.limits
+        prompts = [len(chunk.token_ids) for chunk in step.chunks if chunk.prompt]
+        left = max(1, limits.tokens - (len(step.chunks) - len(prompts)))
+        assert len(prompts) <= limits.prefills, "too many prompts at once"
+        assert sum(prompts) <= left or (not limits.chunked and len(prompts) == 1), (
+            f"{prompts} of {left} tokens"
+        )
 
     def until(self, kind: type, limit: int = 200) -> Any:
         """Go on until an outcome of this kind; return it."""
