@@ -30,6 +30,7 @@ CONFIG = CostConfig(
 
 @given(st.integers(1, 2000), st.data())
 def test_a_prefill_pays_each_computed_token_and_each_pair_of_its_attention(n: int, data: Any) -> None:
+    """The paper: "T_prefill: a polynomial in (length, prefix length), fitted offline"."""
     cached = data.draw(st.integers(0, n - 1))
     pairs = sum(position + 1 for position in range(cached, n))
     wanted = 0.06 + 1e-4 * (n - cached) + 1e-9 * pairs + 2e-6 * cached

@@ -264,6 +264,10 @@ def test_shedding_refuses_a_share_that_grows_with_the_load_and_the_same_requests
 def test_a_request_goes_to_another_decode_instance_where_its_limit_is_kept(
     limit_s: float, slots: int, better: tuple[int, float] | None
 ) -> None:
+    """Section 3: a decode node checks the TBT limit again on arrival and may still refuse.
+
+    Ours moves the request or keeps it. It does not refuse it, because its first token has been sent.
+    """
     state = cluster(decode=2, slots=slots)
     decoding(state, "a")
     decoding(state, "gone", n=slots)

@@ -68,3 +68,10 @@ def test_a_codec_that_is_unknown_or_cannot_take_the_heads_is_refused() -> None:
         BlockLayout(1, 1, 16, 8, 4, "zip")
     with pytest.raises(LayoutError, match=r"int4.*head_dim=7"):
         BlockLayout(1, 1, 16, 7, 4, "int4")
+
+
+def test_kv_of_a_token_takes_what_the_paper_says() -> None:
+    """ "layers * 2 * kv_heads * head_dim * bytes": LLaMA3-70B in bf16 320 KiB, 128k tokens 40 GiB."""
+    llama = BlockLayout(layers=80, kv_heads=8, block_tokens=256, head_dim=128, itemsize=2)
+    assert llama.nbytes == 256 * 320 * 2**10
+    assert 128 * 2**10 // 256 * llama.nbytes == 40 * 2**30
