@@ -31,7 +31,7 @@ OUT_OF_TIME = 256 - signal.SIGXCPU
 """Exit code of a program that has used its processor time."""
 _CONFINE = str(Path(__file__).with_name("confine.py"))
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-_OURS = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport")
+_SECRET = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tests", "tutorials", ".git")
 
 FIX = (
     "as root: sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
@@ -277,6 +277,7 @@ def _specification(
     """What confine.py has to know."""
     home = "/tmp" if isolated else str(folder)
     megabyte = 1 << 20
+    packages = _packages()
     return {
         "isolated": isolated,
         "command": list(command),
@@ -287,9 +288,9 @@ def _specification(
             MARK: str(folder),
         },
         "root": str(folder),
-        "binds": [*_packages(), (str(tree), "/lab")],
+        "binds": [*packages, (str(tree), "/lab")],
         "links": [(path, os.readlink(path)) for path in _SYSTEM if os.path.islink(path)],
-        "hidden": _installed_copies(),
+        "hidden": _hidden(packages),
         "tmp_mb": limits.file_mb,
         "shm_mb": limits.shm_mb,
         "etc": {
@@ -317,12 +318,11 @@ def _packages() -> list[tuple[str, str]]:
     return [(path, path) for path in wanted]
 
 
-def _installed_copies() -> list[str]:
-    """Copies of our packages among the installed ones: they hold the solutions."""
+def _hidden(binds: Sequence[tuple[str, str]]) -> list[str]:
+    """Folders with solutions or tests inside what is bound: installed copies, and the tree of this code."""
     folders = {path for path in [*site.getsitepackages(), *sys.path] if "site-packages" in path}
+    folders.add(str(Path(__file__).resolve().parents[2]))
+    found = [f"{folder}/{name}" for folder in sorted(folders) for name in _SECRET]
     return [
-        f"{folder}/{name}"
-        for folder in sorted(folders)
-        for name in _OURS
-        if os.path.isdir(f"{folder}/{name}")
+        path for path in found if os.path.isdir(path) and any(Path(path).is_relative_to(b) for b, _ in binds)
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lite.labs import sandbox
 from mooncake_lite.labs.asking import Child, Stopped
 from mooncake_lite.labs.lab import Lab, labs_in
 from mooncake_lite.labs.sandbox import MARK, Limits, problem, run
@@ -42,6 +43,17 @@ def test_a_program_sees_its_tree_and_can_change_nothing(tmp_path: Path) -> None:
         "    except OSError as error: print(error.errno)\n"
     )
     assert python(tmp_path, program) == (0, "inside 1000 [] False\n30\n30\n30\n30", "")
+
+
+def test_a_checkout_below_a_system_folder_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could lie in /usr/src. Here the checkout itself is taken for a folder of the system."""
+    monkeypatch.setattr(sandbox, "_SYSTEM", (*sandbox._SYSTEM, str(ROOT)))
+    program = (
+        "import os\n"
+        f"print([os.listdir('{ROOT}/' + name) for name in ('store', 'tests', 'tutorials')])\n"
+        f"print(os.path.exists('{ROOT}/README.md'))"
+    )
+    assert python(tmp_path, program) == (0, "[[], [], []]\nTrue", "")
 
 
 def test_a_program_sees_no_process_and_no_network_but_itself(tmp_path: Path) -> None:
