@@ -19,7 +19,7 @@ from tests.mooncake_lite.labs.trees import ROOT
 from tests.mpi import find_mpirun
 from tests.patience import patient
 
-LIMITS = Limits(seconds=20, cpu_s=2, memory_mb=256, tasks=12)
+LIMITS = Limits(seconds=60, cpu_s=2, memory_mb=256, tasks=12)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,7 +95,7 @@ def test_a_program_has_no_capability_even_in_a_namespace_of_its_own(tmp_path: Pa
 def test_a_program_that_exceeds_a_limit_is_killed_and_the_limit_is_named(
     tmp_path: Path, program: str, says: str
 ) -> None:
-    seconds = 1 if "sleep" in program else 20
+    seconds = 1 if "sleep" in program else 60
     code, _, reason = python(tmp_path, program, Limits(seconds=seconds, cpu_s=1, memory_mb=256, tasks=12))
     assert code != 0
     assert reason == says
