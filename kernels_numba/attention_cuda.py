@@ -2,6 +2,8 @@
 
 Those two hold the interface, the checks and the index mapping. The ladder:
     v1  one thread a number of the output: each computes all scores for itself, head_dim times too often
+    v1 shared  one block for a (token, head) row: threads take a key each and share the scores, so that each
+        score is computed once; keys and values are read once for each row
     v2  one block for a few (token, head) rows of one kv head: threads take a key each for the scores, then a
         channel each for the sums; keys and values are read once for all rows; online softmax over tiles. Any
         element type, head_dim and alignment; decode is prefill of one new token
@@ -85,6 +87,56 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
     if total == ZERO:  # no token, or scores of minus infinity only
         value, total = ZERO if context_lens[b] == 0 else NAN, ONE
     out[row, head, channel] = narrow(value / total, out)
+
+
+def attention_v1_shared(
+    query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window
+):
+    """One block for out[row, head]: a thread computes the score of one key, and all threads read the scores.
+
+    block x  -> new token `row`     block y -> query head
+    thread i -> key start + i of the tile while scoring; channels i, i + THREADS, ... while summing
+    scores   (THREADS,) float32, shared: one barrier after its writes, one after its reads
+    """
+    row, head, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    head_dim, page_size = query.shape[2], key_cache.shape[2]
+    h = head // (query.shape[1] // key_cache.shape[1])
+    b, first = 0, 0
+    while row >= first + query_lens[b]:
+        first += query_lens[b]
+        b += 1
+    end = context_lens[b] - query_lens[b] + (row - first) + 1 if context_lens[b] > 0 else 0
+    scores = cuda.shared.array(THREADS, np.float32)
+    sums = cuda.local.array(MAX_CHANNELS, np.float32)
+    for c in range(MAX_CHANNELS):
+        sums[c] = ZERO
+    highest, total = LOWEST, ZERO
+    for start in range(max(0, end - window), end, THREADS):
+        count = min(THREADS, end - start)
+        if thread < count:
+            page, s = block_tables[b, (start + thread) // page_size], (start + thread) % page_size
+            score = ZERO
+            for d in range(head_dim):
+                score += widen(query[row, head, d]) * widen(key_cache[page, h, s, d])
+            scores[thread] = score * scale
+        cuda.syncthreads()
+        top = highest
+        for k in range(count):
+            top = max(top, scores[k])
+        shrink = math.exp(highest - top)
+        highest, total = top, total * shrink
+        for c in range(MAX_CHANNELS):
+            sums[c] *= shrink
+        for k in range(count):
+            page, s = block_tables[b, (start + k) // page_size], (start + k) % page_size
+            weight = math.exp(scores[k] - highest)
+            total += weight
+            for c in range((head_dim - thread + THREADS - 1) // THREADS):
+                sums[c] += weight * widen(value_cache[page, h, s, c * THREADS + thread])
+        cuda.syncthreads()
+    for c in range((head_dim - thread + THREADS - 1) // THREADS):
+        mean = sums[c] / total if total > ZERO else NAN  # scores of minus infinity only
+        out[row, head, c * THREADS + thread] = narrow(mean if end > 0 else ZERO, out)
 
 
 def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
@@ -261,6 +313,25 @@ def launch_plain(
     views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
     grid = -(-math.prod(query.shape) // THREADS)
     _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
+
+
+@on_its_device
+def launch_shared(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    tables: Any,
+    new: Any,
+    lens: Any,
+    scale: float,
+    out: Any,
+    window: int = NO_WINDOW,
+) -> None:
+    """v1 shared, for tests, for comparison and for the labs."""
+    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
+    _compiled(attention_v1_shared)[query.shape[:2], THREADS, stream](
+        *views, np.float32(scale), np.int64(window)
+    )
 
 
 @on_its_device

@@ -177,13 +177,13 @@ def _prefill(shape: Any, window: int | None, page_size: int, **options: Any) -> 
 
 
 def prefill_checks() -> Iterator[Check]:
-    """Every shape, with and without a window; the tensor-core kernel of eight warps; v1 and v2."""
+    """Every shape, with and without a window; the tensor-core kernel of eight warps; the plain rungs."""
     for shape in SHAPES:
         for window, page_size in ((None, 16), (100, 32)):
             title = f"prefill {shape[0]} {shape[1:]} window {window}"
             yield title, partial(_prefill, shape, window, page_size)
     yield "prefill of eight warps", lambda: _prefill(SHAPES[0], None, 16, warps=8)
-    for name in ("launch_plain", "launch_tiled"):
+    for name in ("launch_plain", "launch_shared", "launch_tiled"):
         launch = getattr(attention_cuda, name)
         yield f"prefill {name}", partial(_prefill, SHAPES[1], 50, 8, launch=launch)
 

@@ -82,6 +82,7 @@ def kernels() -> Iterator[Kernel]:
         recoded = (caches, i32[:, ::1], units, i64, i64, i64, i64, f32, types.boolean)
         for what, function, arguments in (
             ("attention v1", attention_cuda.attention_v1, attention),
+            ("attention shared", attention_cuda.attention_v1_shared, attention),
             ("attention v2", attention_cuda.attention_v2, attention),
             ("scatter_kv v1", block_kernels_cuda.scatter_kv_v1, tokens),
             ("move_blocks v1", block_kernels_cuda.move_blocks_v1, moved),

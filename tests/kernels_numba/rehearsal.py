@@ -68,7 +68,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "DEVICE", "cpu")
     for module in (gpu_checks, gpu_figures):
         monkeypatch.setattr(module, "captured", same)
-    for name in ("launch_prefill", "launch_plain", "launch_tiled"):
+    for name in ("launch_prefill", "launch_plain", "launch_shared", "launch_tiled"):
         monkeypatch.setattr(attention_cuda, name, prefill)
     monkeypatch.setattr(attention_decode_cuda, "launch_split", split)
     for name in ("launch_move_blocks", "launch_move_blocks_plain"):

@@ -150,6 +150,7 @@ def check_that_a_key_that_is_no_number_is_seen() -> None:
         (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
         (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
         (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
+        (attention_cuda.launch_shared, Case("float32", 1, 8, (9, 3), (1, 1))),
         (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
         (prefill, Case("float16", 1, 64, (9, 3), (1, 1))),
     ):
@@ -172,6 +173,7 @@ def check_that_scores_of_only_minus_infinity_give_nan() -> None:
         (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
         (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
         (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
+        (attention_cuda.launch_shared, Case("float32", 1, 8, (9, 3), (1, 1))),
         (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
         (prefill, Case("float16", 1, 64, (9, 3), (2, 1))),
     ):
@@ -348,6 +350,7 @@ def check_that_devices_are_not_mixed() -> None:
 def checks() -> list[tuple[str, Any]]:
     """(name, check), in the order in which they run."""
     plain, tiled = attention_cuda.launch_plain, attention_cuda.launch_tiled
+    shared = attention_cuda.launch_shared
     mma = attention_cuda.launch_prefill
     lens, one_each = (70, 1), (1, 1)
     return [
@@ -355,6 +358,8 @@ def checks() -> list[tuple[str, Any]]:
         ("public bfloat16", lambda: check_public("bfloat16", 1, 72)),
         ("public float16", lambda: check_public("float16", 2, 64)),
         ("plain", lambda: check_rung(plain, Case("float32", 2, 8, window=4))),
+        ("shared", lambda: check_rung(shared, Case("bfloat16", 2, 72, (70, 5), (2, 1)))),
+        ("shared, window", lambda: check_rung(shared, Case("float16", 3, 8, (80, 7), (3, 7), window=9))),
         ("tiled, a group in two", lambda: check_rung(tiled, Case("float32", 18, 8))),
         ("tiled, window", lambda: check_rung(tiled, Case("float16", 3, 8, (80, 7), (5, 7), window=9))),
         ("mma 64", lambda: check_rung(mma, Case("bfloat16", 3, 64, (135, 9, 4), (6, 9, 0)), warps=2)),
