@@ -18,6 +18,7 @@ from mooncake_lite.demo.cluster import free_port
 from tests.tutorials.pages import Step, figures, matches, rewrite, steps
 from tests.tutorials.processes import POLL_S, PythonWorker, Session
 
+TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
 STEP_LIMIT_S = 150.0
 """One command at most: the first start of a cluster compiles kernels, and may take 90 s."""
 
@@ -52,6 +53,7 @@ class PageRun:
         self._lines = self._text.split("\n")
         self._folder = scratch / "work"
         self._folder.mkdir(parents=True)
+        (self._folder / TUTORIALS.name).symlink_to(TUTORIALS)  # for pages that run a program of that folder
         self._outputs = scratch
         self._environment = environment(free_port())
         self._jobs: list[Session] = []

@@ -25,9 +25,11 @@ import pytest
 from mooncake_lite.model import load_tokenizer, resolve_model
 from store.keys import prefix_keys
 from tests.tutorials import nano_prompts
+from tests.tutorials.pages import fences
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tutorials" / "nano_mooncake.py"
+CHAPTER = ROOT / "tutorials" / "00b_mooncake_in_300_lines.md"
 OURS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 LINES = 300
 LIMIT_S = 60.0
@@ -176,6 +178,21 @@ def test_a_full_store_evicts_the_end_of_the_prefix_that_was_not_used_for_longest
     reports = [inbox.get_nowait() for _ in range(3)]
     assert reports[-1] == ("changed", "store", ["y", "z"], ["c", "x"])
     assert list(store.blocks) == ["b", "a", "z", "y"]
+
+
+@pytest.mark.quick
+def test_the_chapter_shows_lines_of_the_file_from_top_to_bottom() -> None:
+    source = FILE.read_text().splitlines()
+    page = CHAPTER.read_text().splitlines()
+    shown = [page[fence.start : fence.stop] for fence in fences(page) if fence.kind == "py"]
+    assert len(shown) > 8
+    reached = 0
+    for lines in shown:
+        places = [at for at in range(len(source)) if source[at : at + len(lines)] == lines]
+        assert len(places) == 1, "\n".join(lines)
+        assert places[0] >= reached, "\n".join(lines)
+        reached = places[0] + len(lines)
+    assert sum(map(len, shown)) > len(source) / 3
 
 
 def conductor(nano: ModuleType, near: tuple[int, int], pool: int, queue_s: tuple[float, float]) -> Any:

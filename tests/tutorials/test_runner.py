@@ -52,6 +52,11 @@ def test_commands_share_the_scratch_folder_and_see_a_free_port(tmp_path: Path) -
     assert (tmp_path / "run" / "work" / "port").exists()
 
 
+def test_the_folder_of_a_page_holds_only_the_programs_of_the_tutorials(tmp_path: Path) -> None:
+    command = "test -f tutorials/nano_mooncake.py"
+    assert run(tmp_path, "```console", "$ ls", "tutorials", f"$ {command}", "```") == 2
+
+
 def test_the_commands_of_this_python_come_first(tmp_path: Path) -> None:
     import sys
 
