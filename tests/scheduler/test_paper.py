@@ -25,7 +25,7 @@ KEYS = list(range(10))
 
 CONFIG = CostConfig(
     prefill=PrefillCost(0.0, 0.01), decode=DecodeCost(0.02, 0.001, 0.0),
-    transfer=TransferCost(5e9, 100e6, 0.0), load=LoadCost(5e9, 1e9, 0.0), is_guess=False,
+    transfer=TransferCost(5e9, 100e6, 0.0), load=LoadCost(1e15, 1e9, 0.0), is_guess=False,
 )  # fmt: skip
 
 
