@@ -33,6 +33,13 @@ The object store's peer is Mooncake Store over TCP. On one machine the clients o
 through shared memory, so these ratios compare two systems as they are installed, and not two implementations
 of one path.
 
+No peer of the scheduler runs here. *Published* figures of other projects are in columns of their own. They
+were measured on other machines and with other work, so they have no ratio. Dynamo counts the block operations
+of [its index](https://docs.dynamo.nvidia.com/dynamo/dev/blog/flash-indexer), which many threads share; ours
+has one thread. llm-d counts the requests whose latency
+[one sidecar](https://llm-d.ai/docs/guide/Installation/predicted-latency-based-scheduling) predicts; ours
+counts whole decisions.
+
 The engine and its peers answer the same prompts of random tokens with 2 threads each. Ours computes in the
 process of the benchmark, transformers and llama.cpp each in a process of its own, and they take turns. Decode
 is the time of a whole run less that of a run with one new token. llama.cpp is an extra of its own, which pip
@@ -65,27 +72,35 @@ def section(part: str) -> str:
     """One command's results: where and when, and a table with one number in a cell."""
     found = json.loads((FOLDER / "measured" / f"{part}.json").read_text(encoding="utf-8"))
     machine = found["machine"]
+    heads = ["measured", "ours", "peer", "peer's figure", "ratio", "limit", "limit's figure", "share"]
+    rules = ["---", "---:", "---", "---:", "---:", "---", "---:", "---:"]
+    has_published = any("published" in entry for entry in found["rows"])
+    if has_published:
+        heads, rules = [*heads, "published by", "published figure"], [*rules, "---", "---:"]
     lines = [
         f"## {TITLES[part]}",
         "",
         f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of "
         f"{machine['cpu']}, Python {machine['python']}, load {machine['load']} before the run.",
         "",
-        "| measured | ours | peer | peer's figure | ratio | limit | limit's figure | share |",
-        "|---|---:|---|---:|---:|---|---:|---:|",
-        *(row(entry) for entry in found["rows"]),
+        f"| {' | '.join(heads)} |",
+        f"|{'|'.join(rules)}|",
+        *(row(entry, has_published) for entry in found["rows"]),
         "",
     ]
     return "\n".join(lines)
 
 
-def row(entry: dict[str, Any]) -> str:
-    """One line of a table."""
+def row(entry: dict[str, Any], has_published: bool) -> str:
+    """One line of a table, which may have columns for published figures."""
     unit = entry["unit"]
     cells = [entry["name"], with_unit(entry["ours"], unit)]
     for other, ratio in (("peer", "ratio_to_peer"), ("limit", "ratio_to_limit")):
         known = entry[other] or {"name": "", "value": None}
         cells += [known["name"], with_unit(known["value"], unit), number(entry[ratio])]
+    if has_published:
+        known = entry.get("published") or {"name": "", "value": None}
+        cells += [known["name"], with_unit(known["value"], unit)]
     return "| " + " | ".join(cells) + " |"
 
 

@@ -14,7 +14,7 @@ import click
 
 from mooncake_lite.errors import ConfigError
 
-PLAIN_WIDTH = 150
+PLAIN_WIDTH = 170
 """Columns when the output is not a terminal: a row stays a line."""
 
 SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
@@ -65,23 +65,34 @@ def show(found: dict[str, Any]) -> None:
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     table.add_column("limit", justify="right")
     table.add_column("share of it", justify="right")
+    published = [row for row in found["rows"] if row.get("published")]
+    if published:
+        table.add_column("published", justify="right")
     for row in found["rows"]:
-        ours, peer, ratio, limit, share = map(_figure, _cells(row))
+        ours, peer, ratio, limit, share, elsewhere = map(_figure, _cells(row))
         beside = row["peer"]["name"] if row["peer"] else ""
-        table.add_row(row["name"], row["unit"], ours, beside, peer, ratio, limit, share)
+        cells = [row["name"], row["unit"], ours, beside, peer, ratio, limit, share]
+        if published:
+            cells.append(elsewhere)
+        table.add_row(*cells)
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
         console.print(f"limit: {name}", highlight=False, markup=False)
+    for row in published:
+        other = row["published"]
+        line = f"published, not measured here: {_figure(other['value'])} {row['unit']}, {other['name']}"
+        console.print(line, highlight=False, markup=False)
     for note in dict.fromkeys(row["note"] for row in found["rows"] if row.get("note")):
         console.print(f"no peer: {note}", highlight=False, markup=False)
 
 
 def _cells(row: dict[str, Any]) -> list[float | None]:
-    peer, limit = row["peer"] or {}, row["limit"] or {}
-    return [row["ours"], peer.get("value"), row["ratio_to_peer"], limit.get("value"), row["ratio_to_limit"]]
+    peer, limit, published = row["peer"] or {}, row["limit"] or {}, row.get("published") or {}
+    compared = [peer.get("value"), row["ratio_to_peer"], limit.get("value"), row["ratio_to_limit"]]
+    return [row["ours"], *compared, published.get("value")]
 
 
 def _figure(value: float | None) -> str:

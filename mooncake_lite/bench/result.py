@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ BUSY_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What a figure is held against: a peer's figure, or a limit of the machine."""
+    """What a figure is held against: a peer's figure, a limit of the machine, or a published figure."""
 
     name: str
     value: float
@@ -39,7 +39,9 @@ class Row:
     """One figure, in one unit: ours and the peer's are medians of `runs` runs. The limit is the best run of a
     kernel, and the median too where it is a program as easily disturbed as ours.
 
-    note    why a peer is missing that should be there
+    note        why a peer is missing that should be there
+    published   a figure that another project has published, measured on its machine with its work. It is not
+                comparable, so it has no ratio.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Row:
     limit: Other | None
     runs: int
     note: str = ""
+    published: Other | None = None
 
     def ratio(self, other: Other | None) -> float | None:
         """Above 1: ours is better. Against a limit, 1 is the limit. None without one."""
@@ -62,12 +65,13 @@ class Row:
             "name": self.name,
             "unit": self.unit,
             "ours": self.ours,
-            "peer": None if self.peer is None else {"name": self.peer.name, "value": self.peer.value},
-            "limit": None if self.limit is None else {"name": self.limit.name, "value": self.limit.value},
+            "peer": None if self.peer is None else asdict(self.peer),
+            "limit": None if self.limit is None else asdict(self.limit),
             "ratio_to_peer": self.ratio(self.peer),
             "ratio_to_limit": self.ratio(self.limit),
             "runs": self.runs,
             **({"note": self.note} if self.note else {}),
+            **({"published": asdict(self.published)} if self.published else {}),
         }
 
 

@@ -21,6 +21,9 @@ from mooncake_lite.control import events as ev
 INSTANCES = 64
 """Prefill instances, and as many decode instances and store ranks, one of each per node."""
 
+LLM_D = Other("llm-d's learned latency predictor, a sidecar on 192 vCPUs, homogeneous pools only", 300.0)
+"""Published, in requests/s."""
+
 SUMS = [1, 2]
 LAYOUT = (2, 1, 64, 8, 4, "none")
 BLOCK_TOKENS = LAYOUT[2]
@@ -53,8 +56,10 @@ def measure(blocks: int, requests: int) -> list[Row]:
     gc.unfreeze()
     accesses = Other("one dictionary access for each key", access_s(again) * 1e6)
     shape = f"{blocks} blocks, {INSTANCES} + {INSTANCES} instances"
+    per_s = requests / sum(arrivals)
     return [
         Row(f"arrival, {shape}", "us", statistics.median(arrivals) * 1e6, None, accesses, requests),
+        Row(f"arrivals, {shape}", "requests/s", per_s, None, None, requests, published=LLM_D),
         Row(f"whole life, {shape}", "lives/s", 1 / statistics.median(lives), None, None, requests),
     ]
 

@@ -20,7 +20,18 @@ from scheduler import PrefixIndex
 PROMPT_BLOCKS = 250
 RUN_BLOCKS = 24
 NODES = 64
+PLAIN = "the same change of a plain dictionary"
 WALKS = 2000
+
+DYNAMO = (
+    Other("Dynamo's indexer, 24 threads", 170e6),
+    Other("Dynamo's indexer, an earlier form", 4e6),
+    Other("Dynamo's indexer, its naive form", 385e3),
+)
+"""Published, in block operations/s."""
+
+SGLANG = Other("SGLang's tree, one insert", 1.0)
+"""Published, in us."""
 
 Prompts = list[list[int]]
 
@@ -28,7 +39,7 @@ Prompts = list[list[int]]
 def run(quick: bool) -> list[Row]:
     """Measure an index of a million blocks, or with `quick` of a hundred thousand."""
     blocks = 100_000 if quick else 1_000_000
-    rows = [*walks(blocks), by_runs(blocks), one_by_one(blocks), memory(blocks)]
+    rows = [*walks(blocks), *by_runs(blocks), one_by_one(blocks), memory(blocks)]
     gc.unfreeze()
     return rows
 
@@ -54,28 +65,38 @@ def walks(blocks: int) -> list[Row]:
     ]
 
 
-def by_runs(blocks: int) -> Row:
+def by_runs(blocks: int) -> list[Row]:
     """Store runs in an empty index, and remove them in random order."""
     runs = some_prompts(blocks, RUN_BLOCKS)
     order = random.Random(1).sample(runs, len(runs))
     index, plain = index_of([]), dict[int, int]()
 
-    def ours() -> None:
+    def store() -> None:
         for keys in runs:
             index.stored_run(keys, 0, 0, "dram")
+
+    def remove() -> None:
         for keys in order:
             index.removed_run(keys, 0, "dram")
 
-    def limit() -> None:
+    def store_plain() -> None:
         for keys in runs:
             plain.update(dict.fromkeys(keys, 1))
+
+    def remove_plain() -> None:
         for keys in order:
             deque(map(plain.__delitem__, keys), 0)
 
     changes = 2 * RUN_BLOCKS * len(runs)
-    bound = Other("the same change of a plain dictionary", changes / seconds(limit))
-    name = f"index: store and remove runs of {RUN_BLOCKS}, {blocks:,} blocks"
-    return Row(name, "blocks/s", changes / seconds(ours), None, bound, 1)
+    stored_s, removed_s = seconds(store), seconds(remove)
+    plain_stored_s, plain_removed_s = seconds(store_plain), seconds(remove_plain)
+    each_us, per_s = stored_s / len(runs) * 1e6, changes / (stored_s + removed_s)
+    limit_us = Other(PLAIN, plain_stored_s / len(runs) * 1e6)
+    limit_per_s = Other(PLAIN, changes / (plain_stored_s + plain_removed_s))
+    shape = f"{RUN_BLOCKS}, {blocks:,} blocks"
+    rows = [Row(f"index: store a run of {shape}", "us", each_us, None, limit_us, 1, published=SGLANG)]
+    name = f"index: store and remove runs of {shape}"
+    return rows + [Row(name, "blocks/s", per_s, None, limit_per_s, 1, published=one) for one in DYNAMO]
 
 
 def one_by_one(blocks: int) -> Row:
@@ -93,7 +114,7 @@ def one_by_one(blocks: int) -> Row:
         for key, _ in order:
             del plain[key]
 
-    bound = Other("the same change of a plain dictionary", blocks / seconds(limit))
+    bound = Other(PLAIN, blocks / seconds(limit))
     name = f"index: remove single blocks of runs of {PROMPT_BLOCKS}, {blocks:,} blocks"
     return Row(name, "blocks/s", blocks / seconds(ours), None, bound, 1)
 
