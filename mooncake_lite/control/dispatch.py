@@ -171,6 +171,7 @@ class Dispatcher:
     def _start(self, record: RequestRecord, now: float) -> None:
         """Start a request, defer it until there is space, or refuse it if it could never fit."""
         record.reset()
+        record.started_s = now
         self._state.start(record.request_id, now)
         try:
             moves = self.room.reserve(record, now)

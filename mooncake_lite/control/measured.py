@@ -19,16 +19,17 @@ class Measurements:
         self.state, self._costs, self._members = state, state.costs, members
 
     def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed, now: float) -> None:
-        """Add the times of a prompt: of its computing, of the loads before, and of messages.
+        """Add the times of a prompt: of its computing, of the loads before, of messages, and of its slot.
 
-        The time of messages is not known of a prompt whose rank computed others meanwhile.
+        The last two are not known of a prompt whose rank computed others meanwhile.
         """
-        reused = record.num_tokens - ended.computed_tokens
+        size = record.num_tokens, record.num_tokens - ended.computed_tokens
         if len(self.state.prefills[ended.rank].running) == 1:
             store_s = ended.store_s if isinstance(ended, PrefillEnded) else 0.0
-            taken_s = now - record.ordered_s
-            self._costs.measured_messages(taken_s - ended.load_s - ended.compute_s - store_s)
-        self._costs.measured_prefill(ended.rank, record.num_tokens, reused, ended.compute_s)
+            reported_s = ended.load_s + ended.compute_s + store_s
+            self._costs.measured_messages(now - record.ordered_s - reported_s)
+            self._costs.measured_slot(*size, ended.compute_s, now - record.started_s)
+        self._costs.measured_prefill(ended.rank, *size, ended.compute_s)
         self._fetched(ended, record.load)
         for rank, seconds, nbytes, _ in record.promoted:
             self._costs.measured_load(rank, "ssd", nbytes, seconds)

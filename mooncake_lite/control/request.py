@@ -45,7 +45,7 @@ class RequestRecord:
         branches        those that have not ended; dropped: those of them that the client does not want
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
-        ordered_s       when its prefill was ordered
+        started_s       when it took its prefill slot; ordered_s: when its prefill was ordered, after loads
         class_id        service class; tenant: whose request it is
         slo_ttft_s, slo_tbt_s   limits that the client or the class asks for; inf: none
         prefill, decode ranks, -1 before it is placed
@@ -96,6 +96,7 @@ class RequestRecord:
     bad_blocks: int = 0
     problem: str = ""
     prompt_tokens: int = 0
+    started_s: float = 0.0
     ordered_s: float = 0.0
 
     @classmethod

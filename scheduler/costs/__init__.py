@@ -56,7 +56,7 @@ class Costs:
         self.lengths = Lengths()
         limit = inf if config.is_guess else LIMIT
         load, transfer = config.load, config.transfer
-        self._message = Average()
+        self._message, self._slot = Average(), Average()
         self._prefill = Corrections(config.prefill.seconds(FULL_TOKENS, 0), limit)
         self._step = Corrections(FULL_STEPS * config.decode.step_s(1, 0), limit)
         self._transfer = Corrections(transfer.seconds(FULL_NBYTES, True), limit)
@@ -82,12 +82,22 @@ class Costs:
         return self._prefill.of(instance) * self.config.prefill.seconds(num_tokens, cached)
 
     def queue_s(self, instance: Column, pending_s: Column) -> Any:
-        """Correct the prefill seconds that are pending on an instance; see PrefillInstance.pending_s."""
-        return self._prefill.of(instance) * pending_s
+        """Predict for how long requests take a prefill slot, from the seconds of their prefills.
+
+        pending_s   on an instance; see PrefillInstance.waiting_s
+
+        A slot is also taken during loads, stores and messages.
+        """
+        return self._prefill.of(instance) * pending_s * self._slot_ratio
 
     def held_s(self, pending_s: float) -> float:
-        """Correct the prefill seconds of requests that no instance has yet."""
-        return self._prefill.of_all * pending_s
+        """Predict the same of requests that no instance has yet."""
+        return self._prefill.of_all * pending_s * self._slot_ratio
+
+    @property
+    def _slot_ratio(self) -> float:
+        """Predict for how long a prefill takes its slot, as a multiple of its computing."""
+        return self._slot.value if self._slot.is_measured else 1.0
 
     def recompute_s(self, num_tokens: int, cached: int) -> float:
         """Predict what computing these tokens adds to a prefill: the price of losing their KV."""
@@ -152,6 +162,13 @@ class Costs:
         """Add a measured prefill. compute_s includes neither loads nor stores."""
         if cached < num_tokens:
             self._prefill.measured(instance, self.config.prefill.seconds(num_tokens, cached), compute_s)
+
+    def measured_slot(self, num_tokens: int, cached: int, compute_s: float, seconds: float) -> None:
+        """Add for how many seconds a measured prefill took its slot, which no other one shared."""
+        full_s = self.config.prefill.seconds(FULL_TOKENS, 0)
+        if compute_s > 0 < full_s:
+            size = self.config.prefill.seconds(num_tokens, cached) / full_s
+            self._slot.add(min(max(seconds / compute_s, 1.0), LIMIT), size)
 
     def measured_messages(self, seconds: float) -> None:
         """Add a measured prefill's time from its order to its report, without what its rank reports."""

@@ -81,16 +81,18 @@ def close(found: Candidate, wanted: Candidate) -> bool:
 
 
 def test_a_recording_explains_a_request_with_every_candidate_and_term(tmp_path: Path) -> None:
-    """Rank 2 would fetch 4 KiB at 100 kB/s and compute 6 tokens. Rank 1 is busy for 0.86 s more.
+    """Rank 2 would fetch 4 KiB at 100 kB/s and compute 6 tokens. Rank 1 is busy for 0.88 s more.
 
-    It would load 4 KiB at 1 MB/s. Messages take 10 ms.
+    It would load 4 KiB at 1 MB/s. Messages take 10 ms, so a prefill takes its slot 67 / 66 times as long as
+    it computes.
     """
+    queue_s = 1.36 * 67 / 66 - 0.5
     record(tmp_path / "run")
     found = from_recording("second", tmp_path / "run")
     assert (found.policy, found.outcome, found.reason) == ("kvcache-centric", "placed", "")
     rows = [
         candidate(2, True, 0.06 + 0.04096, 0.0, 0.04096, 0.06, 0, 4, 4, 1, 0.022, 0.01),
-        candidate(1, True, 0.06 + 1.36 - 0.5, 1.36 - 0.5, 0.0, 0.06, 4, 4, 4, 1, 0.022, 0.014096),
+        candidate(1, True, 0.06 + queue_s, queue_s, 0.0, 0.06, 4, 4, 4, 1, 0.022, 0.014096),
     ]
     assert len(found.candidates) == 2
     assert all(map(close, found.candidates, rows))

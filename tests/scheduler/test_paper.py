@@ -133,7 +133,7 @@ def test_ttft_is_computed_for_each_prefill_instance_and_the_least_is_chosen() ->
     for terms in found.values():
         assert terms.score == pytest.approx(terms.transfer_s + terms.queue_s + terms.prefill_s)
     expected = {1: 0.0 + 1.0 + 0.6, 2: 0.1 + 0.3 + 0.6, 3: 0.1 + 0.99 + 0.6}
-    assert {instance: terms.ttft_s for instance, terms in found.items()} == pytest.approx(expected)
+    assert {instance: terms.score for instance, terms in found.items()} == pytest.approx(expected)
     choice = s.choose(KVCacheCentric(), state, request(), 0.0)
     assert isinstance(choice, s.Placement)
     assert choice.prefill == min(expected, key=lambda instance: expected[instance]) == 2

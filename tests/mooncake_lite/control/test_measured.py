@@ -57,14 +57,19 @@ def test_a_read_of_near_and_far_blocks_corrects_both_costs_alike() -> None:
 def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed_others_too() -> None:
     costs, measured, record = setup()
     ended = ev.PrefillEnded(1, 0, "a", 1, [], [], 0.5, 3.0, 0.2, 64, 2)
-    record.ordered_s = 5.0
+    record.started_s, record.ordered_s = 4.0, 5.0
     running = measured.state.prefills[1].running
     running |= {"a": None, "b": None}
     measured.prefilled(record, ended, 9.0)
     assert costs.message_s == 0.0
+    assert costs.held_s(1.0) == costs.recompute_s(1000, 0) / CostConfig().prefill.marginal_s(1000, 0)
     del running["b"]
     measured.prefilled(record, ended, 9.0)
     assert costs.message_s == pytest.approx(9.0 - 5.0 - 0.5 - 3.0 - 0.2)
+    factor = costs.recompute_s(1000, 0) / CostConfig().prefill.marginal_s(1000, 0)
+    assert costs.held_s(1.0) == pytest.approx(factor * (9.0 - 4.0) / 3.0), (
+        "5 s in a slot, 3 s of them computing"
+    )
 
 
 def test_a_decode_rank_that_loads_is_measured_too() -> None:
