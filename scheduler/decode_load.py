@@ -2,7 +2,8 @@
 
 Kept by `scheduler.state`; asked by admission. The paper's prediction (arXiv 2407.00079, 7.4): add the
 requests whose prefill ends by then, drop those that will have decoded for longer than t_d. Its t_d is a
-constant; here it is the mean that was measured. Books only. Explained in docs/explain/conductor.md.
+constant; here it is the mean length of answers times a time between tokens. Books only. Explained in
+docs/explain/conductor.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from scheduler.costs.refine import Average
 
 WEIGHT = 1 / 32
-"""Of one decode in the mean: their lengths vary much."""
+"""Of one answer in the mean: their lengths vary much."""
 
 
 class _Entry(NamedTuple):
@@ -35,12 +36,12 @@ class DecodeLoad:
         self._expected: list[float] = []
         self._begun: list[float] = []
         self._of: dict[str, _Entry] = {}
-        self._seconds = Average(WEIGHT)
+        self._tokens = Average(WEIGHT)
 
     @property
-    def decode_s(self) -> float | None:
-        """The paper's t_d: how long answers decode; None before the first one has ended."""
-        return self._seconds.value if self._seconds.is_measured else None
+    def answer_tokens(self) -> float | None:
+        """Return the mean length of answers; None before the first one has ended."""
+        return self._tokens.value if self._tokens.is_measured else None
 
     def expects(self, request_id: str, sequences: int, at: float) -> None:
         """Note when the sequences of a request are predicted to begin."""
@@ -55,10 +56,9 @@ class DecodeLoad:
         entry = self._of[request_id]
         self._put(request_id, entry._replace(sequences=sequences))
 
-    def answered(self, request_id: str, now: float) -> None:
-        """Add the time that a whole answer of a request took. It still counts, until `keeps` or `forget`."""
-        entry = self._of[request_id]
-        self._seconds.add(max(0.0, now - entry.at))
+    def answered(self, tokens: int) -> None:
+        """Add the length of a whole answer."""
+        self._tokens.add(tokens)
 
     def forget(self, request_id: str) -> None:
         """Forget a request. An unknown one changes nothing."""
@@ -73,15 +73,16 @@ class DecodeLoad:
         entry.times[place:place] = [entry.at] * entry.sequences
         self._of[request_id] = entry
 
-    def sequences(self, at: float, now: float) -> int:
+    def sequences(self, at: float, now: float, tbt_s: float) -> int:
         """Predict how many sequences will decode at a time: those that begin by then, less those that end.
 
-        A sequence ends t_d after it began. One that should have begun by now, and has not, begins now.
+        A sequence ends t_d after it began: `answer_tokens` steps of tbt_s. One that should have begun by now,
+        and has not, begins now.
         """
         come = bisect_right(self._expected, at)
-        if self.decode_s is None:
+        if self.answer_tokens is None:
             return come + len(self._begun)
-        since = at - self.decode_s
+        since = at - self.answer_tokens * tbt_s
         ended = bisect_right(self._begun, since) + (
             bisect_right(self._expected, since) if since >= now else 0
         )

@@ -55,3 +55,4 @@ class Measurements:
         )
         if record is not None and ended.answer_tokens:
             self._costs.lengths.answered(record.class_id, record.prompt_tokens, ended.answer_tokens)
+            self.state.decode_load.answered(ended.answer_tokens)

@@ -125,20 +125,13 @@ class Reports:
         if record is None or record.worker != record.decode or ended.branch not in record.branches:
             self._requests.ignored += 1
         elif len(record.branches) > 1:
-            self._answered(record, ended, now)
             self._swaps.end(ended, now)
             record.branches.remove(ended.branch)
             self._requests.keep_slots(record)
         elif record.may(Step.FINISH) or record.may(Step.DROP):
-            self._answered(record, ended, now)
             self._finish(record, "finished", now)
         else:
             self._requests.ignored += 1
-
-    def _answered(self, record: RequestRecord, ended: ev.DecodeEnded, now: float) -> None:
-        """Learn how long a whole answer was decoded. A cancelled one says nothing about that."""
-        if ended.answer_tokens:
-            self._state.decode_load.answered(record.request_id, now)
 
     def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
         self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)

@@ -26,7 +26,9 @@ def ttft_s(state: State, request: Request, placement: Placement | None, now: flo
 
 def _slots_s(state: State, request: Request) -> float:
     """Predict the time until the slots are free that those held and this request need."""
-    decode_s = state.decode_load.decode_s or 0.0
+    if state.decode_load.answer_tokens is None or not state.costs.is_step_measured:
+        return 0.0
+    decode_s = state.decode_load.answer_tokens * mean_tbt_s(state, request, state.num_taken - request.n)
     return decode_s * (state.held.sequences + request.n) / max(1, state.num_taken)
 
 
@@ -50,12 +52,19 @@ def mean_tbt_s(state: State, request: Request, others: int) -> float:
 
     The costs are linear, so the mean is the time of an instance with the mean load.
     """
+    alone_s, other_s = mean_tbt_terms(state, request)
+    return alone_s + other_s * others
+
+
+def mean_tbt_terms(state: State, request: Request) -> tuple[float, float]:
+    """Predict the mean time between tokens with this request alone, and what each other sequence adds."""
     if not state.costs.is_step_measured:
-        return 0.0
-    columns = state.decode_columns
+        return 0.0, 0.0
+    columns, step_s, n = state.decode_columns, state.costs.mean_step_s, request.n
+    count, own = len(columns), n * request.context
     each = float(columns.context.sum()) / max(1, state.num_taken)
-    context = each * others + request.n * request.context
-    return state.costs.mean_step_s((others + request.n) / len(columns), context / len(columns))
+    alone_s = step_s(n / count, own / count)
+    return alone_s, step_s((n + 1) / count, (own + each) / count) - alone_s
 
 
 def relief_s(state: State, request: Request, tbt_s: float, limit_s: float) -> float:
@@ -65,6 +74,6 @@ def relief_s(state: State, request: Request, tbt_s: float, limit_s: float) -> fl
     the request alone.
     """
     alone_s = mean_tbt_s(state, request, 0)
-    decode_s = state.decode_load.decode_s or request.predicted_tokens * tbt_s
+    decode_s = (state.decode_load.answer_tokens or request.predicted_tokens) * tbt_s
     share = (tbt_s - limit_s) / (tbt_s - alone_s) if tbt_s > alone_s else 1.0
     return decode_s * min(1.0, share)

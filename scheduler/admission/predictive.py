@@ -4,15 +4,21 @@
     sequences at t = those that decode now or whose prefill ends by t, without those begun before t - t_d
     refuse when the mean predicted TBT of the decode instances at t exceeds the limit
 
-t_d, how long a request decodes, is learned (`scheduler.decode_load`).
+t_d, how long a request decodes, is the mean length of answers (`scheduler.decode_load`) times TBT. TBT grows
+with the sequences, and these grow with t_d, so TBT is a fixed point. It is within the limit if, and only if,
+it is within the limit with the t_d that belongs to the limit. The search begins there, and goes down.
 """
 
 from __future__ import annotations
 
 from scheduler.admission.early import Early
-from scheduler.admission.predicted import mean_tbt_s
+from scheduler.admission.predicted import mean_tbt_terms
 from scheduler.requests import Placement, Request
 from scheduler.state import State
+
+STEPS = 3
+"""Of the search for the fixed point. The first one decides; the others bring a low TBT nearer to its value.
+"""
 
 
 class Predictive(Early):
@@ -24,5 +30,13 @@ class Predictive(Early):
         self, state: State, request: Request, placement: Placement | None, ttft: float, now: float
     ) -> float:
         """Predict TBT when the first token comes. Requests that are held begin before."""
-        others = state.decode_load.sequences(now + ttft, now) + state.held.sequences
-        return mean_tbt_s(state, request, max(0, min(others, state.decode_slots - request.n)))
+        alone_s, other_s = mean_tbt_terms(state, request)
+        load, at, held = state.decode_load, now + ttft, state.held.sequences
+        most, tbt_s = state.decode_slots - request.n, request.slo_tbt_s
+        for _ in range(STEPS):
+            others = load.sequences(at, now, tbt_s) + held
+            found_s = alone_s + other_s * max(0, min(others, most))
+            if found_s >= tbt_s:
+                return found_s
+            tbt_s = found_s
+        return tbt_s

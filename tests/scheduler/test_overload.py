@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 import scheduler as s
-from scheduler.admission import NEED_LIMITS, Shed
+from scheduler.admission import NEED_LIMITS, Predictive, Shed
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.decode_load import DecodeLoad
 from scheduler.placement import other_decode
@@ -127,22 +127,41 @@ def test_prediction_adds_every_request_whose_prefill_ends_by_the_end_of_this_one
     load.begins("a", 1, 0.0)
     load.expects("b", 2, 0.5)
     load.expects("c", 1, 2.0)
-    assert [load.sequences(at, 0.1) for at in (0.1, 0.5, 1.9, 2.0)] == [1, 3, 3, 4]
+    assert [load.sequences(at, 0.1, 0.03) for at in (0.1, 0.5, 1.9, 2.0)] == [1, 3, 3, 4]
 
 
 def test_prediction_drops_those_that_will_have_decoded_for_longer_than_t_d() -> None:
-    """Section 7.4: drop those that will have decoded for longer than t_d, here the measured mean."""
+    """Section 7.4: drop those that will have decoded for longer than t_d, here 50 tokens of 20 ms."""
     load = DecodeLoad()
-    load.begins("a", 1, 0.0)
-    load.answered("a", 1.0)
-    assert load.decode_s == 1.0
-    load.forget("a")
+    load.answered(50)
+    assert load.answer_tokens == 50
     load.begins("b", 2, 2.0)
     load.expects("c", 1, 3.5)
-    assert [load.sequences(at, 2.5) for at in (2.9, 3.1, 3.6, 4.6)] == [2, 0, 1, 0]
-    assert load.sequences(9.5, 9.0) == 1, "c is late and has not begun: it will not have ended"
+    assert [load.sequences(at, 2.5, 0.02) for at in (2.9, 3.1, 3.6, 4.6)] == [2, 0, 1, 0]
+    assert load.sequences(9.5, 9.0, 0.02) == 1, "c is late and has not begun: it will not have ended"
+    assert load.sequences(3.1, 2.5, 0.04) == 2, "slower steps end later"
     load.keeps("b", 1)
     load.check(2)
+
+
+def test_the_predicted_time_between_tokens_is_that_at_which_as_many_sequences_decode() -> None:
+    """Ours, where the paper's t_d is a constant: answers have 10 tokens, and seven sequences began at 0.02 s.
+
+    With 100 ms between tokens they would still decode at 1 s, and tokens would come every 90 ms. With 90 ms
+    they have ended by then.
+    """
+    state = cluster(slots=16)
+    state.decode_load.answered(10)
+    decoding(state, "old", now=0.02, n=7)
+
+    def predicted_s(limit_s: float) -> float:
+        return Predictive().tbt_s(state, request("b", tbt_s=limit_s), None, 0.97, 0.03)
+
+    assert [predicted_s(limit_s) for limit_s in (0.08, 0.1, 0.2, inf)] == pytest.approx([0.02] * 4)
+    decoding(state, "new", now=0.5, n=4)
+    assert predicted_s(0.1) == pytest.approx(0.13), "the old ones still decode, because steps are slow"
+    assert predicted_s(0.2) == pytest.approx(0.13)
+    assert predicted_s(0.08) == pytest.approx(0.06), "the old ones have ended, because steps are fast"
 
 
 def test_prediction_rejects_by_the_mean_of_the_decode_instances() -> None:
@@ -197,18 +216,16 @@ def test_retry_after_is_when_the_first_token_would_come_in_time() -> None:
 
 def test_retry_after_is_when_enough_decodes_have_ended() -> None:
     state = cluster()
-    decoding(state, "old")
-    state.decode_load.answered("old", 10.0)  # decodes take 10 s
-    state.forget("old")
+    state.decode_load.answered(500)
     for name in "abcd":
         decoding(state, name)
     waits_s = {}
     for limit_s in (0.051, 0.041, 0.005):
         refused = refusal("early-rejection", state, request("e", tbt_s=limit_s))
         waits_s[limit_s] = refused.retry_after_s if refused else None
-    assert waits_s[0.051] == pytest.approx(10 * 9 / 40), "from 60 ms, of which 20 ms are its own"
-    assert waits_s[0.041] == pytest.approx(10 * 19 / 40)
-    assert waits_s[0.005] == pytest.approx(10.0), "alone it would be too slow too: not before all have ended"
+    assert waits_s[0.051] == pytest.approx(30 * 9 / 40), "500 steps of 60 ms, of which 20 ms are its own"
+    assert waits_s[0.041] == pytest.approx(30 * 19 / 40)
+    assert waits_s[0.005] == pytest.approx(30.0), "alone it would be too slow too: not before all have ended"
 
 
 def test_without_a_measured_decode_its_length_comes_from_the_predicted_answer() -> None:
@@ -221,14 +238,14 @@ def test_without_a_measured_decode_its_length_comes_from_the_predicted_answer() 
 
 def test_a_request_without_a_place_waits_for_slots_with_those_before_it() -> None:
     state = cluster(slots=2)
+    state.decode_load.answered(100)
     decoding(state, "a")
-    state.decode_load.answered("a", 4.0)
     decoding(state, "b")
-    assert refusal("early-rejection", state, request("c", ttft_s=2.2)) is None, "4 s / 2, and its prefill"
+    assert refusal("early-rejection", state, request("c", ttft_s=1.7)) is None, "100 x 30 ms / 2, and its own"
     state.hold(request("d", n=2), 0.0)
-    refused = refusal("early-rejection", state, request("c", ttft_s=2.2))
+    refused = refusal("early-rejection", state, request("c", ttft_s=1.7))
     assert refused is not None
-    assert "is 6.1 s, the limit 2.2 s" in refused.reason
+    assert "is 4.6 s, the limit 1.7 s" in refused.reason
 
 
 def test_a_prefix_in_the_pool_counts_for_a_request_without_a_place() -> None:
