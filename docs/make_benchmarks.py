@@ -1,6 +1,6 @@
 """Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
 
-    for part in kernels transport store scheduler engine ideas; do
+    for part in kernels transport store scheduler engine ideas predictions; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
     python docs/make_benchmarks.py
@@ -16,7 +16,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
+PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions")
 
 HEAD = """# Benchmarks
 
@@ -46,10 +46,13 @@ is the time of a whole run less that of a run with one new token. llama.cpp is a
 builds from source: `pip install 'mooncake-lite[peers-llama]'`; `MOONCAKE_LITE_PEER_PYTHON` may name another
 interpreter that has it.
 
-The last table has the ideas of the engine. *Ours* is the figure with the idea. *Peer* is the figure of the
-same engine without the idea, or of another way to do the same. Modes, loading and `--trace` are measured with
-emulated ranks, all else with the real engine. The parts of this table were measured one after the other; the
-load is the highest of them.
+In the table of ideas, *ours* is the figure with the idea. *Peer* is the figure of the same engine without the
+idea, or of another way to do the same. Modes, loading and `--trace` are measured with emulated ranks,
+all else with the real engine. The parts of this table were measured one after the other. The load is the
+highest of them.
+
+The last table compares predicted with measured times to first token. The peer is the median TTFT of all
+requests, as one prediction for each.
 """
 
 TITLES = {
@@ -59,6 +62,7 @@ TITLES = {
     "scheduler": "Scheduler: one decision of the control plane",
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
+    "predictions": "Predicted against measured time to first token",
 }
 
 

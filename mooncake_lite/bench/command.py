@@ -1,5 +1,4 @@
-"""`mooncake-lite bench kernels|transport|store|scheduler|engine|ideas`: measures,
-prints a table, writes JSON.
+"""`mooncake-lite bench WHAT`: measures, prints a table, writes JSON.
 
 Mounted by `mooncake_lite.cli`. Explained in docs/reference/cli.md.
 """
@@ -17,7 +16,7 @@ from mooncake_lite.errors import ConfigError
 PLAIN_WIDTH = 170
 """Columns when the output is not a terminal: a row stays a line."""
 
-SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas")
+SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput")
 
 
 @click.command()
@@ -30,6 +29,10 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
     """Measure WHAT beside a peer and a limit of this machine, in the same run.
 
     ideas: measure each idea of the engine beside the same engine without it.
+
+    predictions: compare predicted with measured times to first token.
+
+    goodput: measure a cluster of sleeping ranks below and above its capacity, by form of admission.
     """
     from mooncake_lite.bench import result
 

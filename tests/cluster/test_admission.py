@@ -1,0 +1,68 @@
+"""Admission on real clusters of sleeping ranks: what a refused client sees, and what an overload leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mooncake_lite.bench.goodput import Bench, Plan
+from mooncake_lite.bench.goodput_cluster import Shape
+from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.profiles.compute import ComputeCost, Terms
+from tests import emulation
+from tests.cluster import machine
+from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import patient
+
+pytestmark = pytest.mark.cluster
+
+COST = ComputeCost(prefill=Terms(0.0, 1e-3, 0.0), decode=Terms(0.02, 1e-3, 0.0))
+"""A prompt token takes 1 ms, a decode step of one sequence 21 ms."""
+
+TINY = ["--pool-bytes", "64MiB", "--staging-bytes", "1MiB", "--kv-cache-bytes", "64MiB"]
+
+
+def test_a_check_after_prefill_refuses_with_429_before_any_token_and_keeps_what_was_computed(
+    tmp_path: Path,
+) -> None:
+    """arXiv 2407.00079, section 7.2: a refusal after the prefill wastes it."""
+    folder = emulation.model_folder(tmp_path / "model")
+    profile = emulation.profile_file(folder, COST)
+    flags = [str(folder), "--engine", "emulated", "--profile", str(profile), "--admission", "after-prefill"]
+    flags += ["--slo-tpot-ms", "1000", "--prefill", "1", "--decode", "1", "--store", "1", *TINY]
+    with Cluster(flags, tmp_path / "log") as cluster:
+        cluster.wait_ready(patient(START_LIMIT_S))
+        url = f"{cluster.base_url}/v1/completions"
+        body = {"prompt": [5] * 130, "max_tokens": 4, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", url, json=body, headers={"x-slo-tpot-ms": "15"}, timeout=60) as refused:
+            text = refused.read().decode()
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["content-type"].startswith("application/json"), "no stream has begun"
+        assert "the predicted time between tokens is 21 ms, the limit 15 ms" in text
+        assert '"choices"' not in text
+
+        with httpx.stream("POST", url, json=body, headers={"x-slo-tpot-ms": "40"}, timeout=60) as served:
+            lines = [line for line in served.iter_lines() if line]
+        assert served.status_code == 200
+        assert lines[-1] == "data: [DONE]"
+        prefills = machine.settled(lambda: machine.metric(cluster.base_url, "prefills_total"))
+        computed = machine.metric(cluster.base_url, "prefill_computed_tokens_total")
+        assert (prefills, computed) == (2, 130 + 2), "the second one reused two blocks of the first"
+
+
+def test_early_rejection_keeps_the_goodput_of_a_cluster_that_gets_ten_times_too_much(tmp_path: Path) -> None:
+    folder = emulation.model_folder(tmp_path / "model")
+    shape = Shape(prefill=2, decode=1, slo_ttft_ms=2000.0, slo_tpot_ms=100.0)
+    plan = Plan(loads=(10.0,), shape=shape, warm_s=1.0, window_s=4.0)
+    bench = Bench(folder, emulation.profile_of(folder, COST), plan)
+    capacity = bench.estimate()
+    (cell,) = bench.form("early-rejection", capacity, lambda: None)
+    print(f"\n{cell.served}")
+    assert cell.served.offered == pytest.approx(10 * capacity * 4.0, rel=0.25)
+    assert cell.served.goodput > 0.4 * capacity
+    assert cell.served.refused > 0.5 * cell.served.offered
+    assert cell.served.refusal_s is not None
+    assert cell.served.refusal_s < patient(0.25)
