@@ -84,9 +84,7 @@ def show(found: dict[str, Any]) -> None:
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
         console.print(f"limit: {name}", highlight=False, markup=False)
-    for row in published:
-        other = row["published"]
-        line = f"published, not measured here: {_figure(other['value'])} {row['unit']}, {other['name']}"
+    for line in dict.fromkeys(map(_published, published)):
         console.print(line, highlight=False, markup=False)
     for note in dict.fromkeys(row["note"] for row in found["rows"] if row.get("note")):
         console.print(f"no peer: {note}", highlight=False, markup=False)
@@ -96,6 +94,11 @@ def _cells(row: dict[str, Any]) -> list[float | None]:
     peer, limit, published = row["peer"] or {}, row["limit"] or {}, row.get("published") or {}
     compared = [peer.get("value"), row["ratio_to_peer"], limit.get("value"), row["ratio_to_limit"]]
     return [row["ours"], *compared, published.get("value")]
+
+
+def _published(row: dict[str, Any]) -> str:
+    other = row["published"]
+    return f"published, not measured here: {_figure(other['value'])} {row['unit']}, {other['name']}"
 
 
 def _figure(value: float | None) -> str:
