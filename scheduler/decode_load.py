@@ -2,7 +2,8 @@
 
 Kept by `scheduler.state`; asked by admission. The paper's prediction (arXiv 2407.00079, 7.4): add the
 requests whose prefill ends by then, drop those that will have decoded for longer than t_d. Its t_d is a
-constant; here it is the mean length of answers times a time between tokens. Books only. Explained in
+constant; here it is the mean length of answers times a time between tokens. Sequences that decode for longer
+than t_d already have long answers; they end after the mean excess of such answers. Books only. Explained in
 docs/explain/conductor.md.
 """
 
@@ -30,13 +31,14 @@ class DecodeLoad:
 
     _expected   predicted time of each sequence that does not decode yet, ascending
     _begun      time at which each began that decodes now, ascending
+    _tokens     mean length of answers; _excess: by how much those that exceed it do so
     """
 
     def __init__(self) -> None:
         self._expected: list[float] = []
         self._begun: list[float] = []
         self._of: dict[str, _Entry] = {}
-        self._tokens = Average(WEIGHT)
+        self._tokens, self._excess = Average(WEIGHT), Average(WEIGHT)
 
     @property
     def answer_tokens(self) -> float | None:
@@ -58,6 +60,8 @@ class DecodeLoad:
 
     def answered(self, tokens: int) -> None:
         """Add the length of a whole answer."""
+        if self._tokens.is_measured and tokens > self._tokens.value:
+            self._excess.add(tokens - self._tokens.value)
         self._tokens.add(tokens)
 
     def forget(self, request_id: str) -> None:
@@ -76,17 +80,20 @@ class DecodeLoad:
     def sequences(self, at: float, now: float, tbt_s: float) -> int:
         """Predict how many sequences will decode at a time: those that begin by then, less those that end.
 
-        A sequence ends t_d after it began: `answer_tokens` steps of tbt_s. One that should have begun by now,
-        and has not, begins now.
+        A sequence ends t_d after it began: `answer_tokens` steps of tbt_s. One that should have ended by now
+        ends after the mean excess of long answers. One that should have begun by now begins now.
         """
-        come = bisect_right(self._expected, at)
+        come = bisect_right(self._expected, at) + len(self._begun)
         if self.answer_tokens is None:
-            return come + len(self._begun)
-        since = at - self.answer_tokens * tbt_s
-        ended = bisect_right(self._begun, since) + (
-            bisect_right(self._expected, since) if since >= now else 0
-        )
-        return come + len(self._begun) - ended
+            return come
+        t_d = self.answer_tokens * tbt_s
+        if at - t_d >= now:
+            come -= bisect_right(self._expected, at - t_d)
+        ended = bisect_right(self._begun, at - t_d)
+        excess = self._excess.value if self._excess.is_measured else 0.0
+        if at - now < excess * tbt_s:
+            ended -= bisect_right(self._begun, now - t_d)
+        return come - ended
 
     def check(self, sequences: int) -> None:
         """Assert that the times are those of the requests, which have so many sequences."""

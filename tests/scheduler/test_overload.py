@@ -144,6 +144,20 @@ def test_prediction_drops_those_that_will_have_decoded_for_longer_than_t_d() -> 
     load.check(2)
 
 
+def test_a_sequence_that_should_have_ended_has_a_long_answer_and_decodes_on() -> None:
+    load = DecodeLoad()
+    load.answered(50)
+    load.answered(90)  # 40 more than the mean so far
+    (mean, step_s) = (load.answer_tokens or 0.0), 0.1
+    load.begins("long", 2, 0.0)
+    overdue_s = mean * step_s + 1.0
+    assert load.sequences(overdue_s, overdue_s, step_s) == 2
+    assert load.sequences(overdue_s + 3.9, overdue_s, step_s) == 2
+    assert load.sequences(overdue_s + 4.1, overdue_s, step_s) == 0
+    # Seen earlier, they end after the mean.
+    assert load.sequences(overdue_s, 0.0, step_s) == 0
+
+
 def test_the_predicted_time_between_tokens_is_that_at_which_as_many_sequences_decode() -> None:
     """Ours, where the paper's t_d is a constant: answers have 10 tokens, and seven sequences began at 0.02 s.
 
