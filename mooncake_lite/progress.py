@@ -1,6 +1,6 @@
-"""A bar on stderr for a benchmark that takes minutes. Nothing where stderr is no terminal.
+"""A bar on stderr for work that takes minutes. Nothing where stderr is no terminal.
 
-Used by `predictions` and `goodput`.
+Used by `bench.predictions`, `bench.goodput` and `simulator.experiment_commands`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from mooncake_lite.bench.goodput_cluster import Shape, memory_of, sleepers, slow_profile, thirds
 from mooncake_lite.bench.goodput_load import NEW_TOKENS, PROMPT_TOKENS, Load, Served, served
 from mooncake_lite.bench.open_loop import Reply, at_their_times
-from mooncake_lite.bench.progress import counted
 from mooncake_lite.bench.result import Other, Row
 from mooncake_lite.config import DEFAULT_MODEL
 from mooncake_lite.demo.cluster import Cluster
@@ -24,6 +23,7 @@ from mooncake_lite.model import load_config, resolve_model
 from mooncake_lite.model.progress import console_progress
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
+from mooncake_lite.progress import counted
 from scheduler.admission import ADMISSIONS
 
 FORMS = tuple(ADMISSIONS)

@@ -20,7 +20,6 @@ from mooncake_lite.bench.engine_cluster import START_LIMIT_S
 from mooncake_lite.bench.open_loop import Ask, Reply, at_their_times, one_at_a_time, send
 from mooncake_lite.bench.predictions_pairs import predicted_ttft_s
 from mooncake_lite.bench.predictions_workload import MAX_TOKENS, NEW_TOKENS, Workload
-from mooncake_lite.bench.progress import counted
 from mooncake_lite.bench.result import Other, Row
 from mooncake_lite.config import DEFAULT_MODEL, ServeConfig
 from mooncake_lite.demo.cluster import Cluster
@@ -28,6 +27,7 @@ from mooncake_lite.errors import ClusterError
 from mooncake_lite.model import load_config, resolve_model
 from mooncake_lite.model.progress import console_progress
 from mooncake_lite.profiles.costs import serving_costs
+from mooncake_lite.progress import counted
 from mooncake_lite.sizes import block_layout
 
 ALONE, TOGETHER = "one at a time", "overlapping"

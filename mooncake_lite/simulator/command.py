@@ -1,6 +1,7 @@
 """`mooncake-lite simulate`: the group of everything that is played instead of run.
 
-Mounted by `mooncake_lite.cli`. Explained in docs/explain/eviction.md.
+Mounted by `mooncake_lite.cli`. Explained in docs/explain/eviction.md and
+docs/explain/experiments.md.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import click
 
 from mooncake_lite.simulator.cache import cache
+from mooncake_lite.simulator.experiment_commands import admission, policies
 
 
 @click.group()
 def simulate() -> None:
-    """Play traces against the policies that serve."""
+    """Play traces and made requests against the policies that serve."""
 
 
-simulate.add_command(cache)
+for command in (cache, policies, admission):
+    simulate.add_command(command)

@@ -1,0 +1,139 @@
+"""Experiments: the control plane as it is, on modelled machines, with requests at a given rate.
+
+Used by `compare_policies.py` and `compare_admission.py`. Nothing goes wrong in these runs. Explained in
+docs/explain/experiments.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import numpy as np
+
+from mooncake_lite.control import ControlConfig
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.decode_rank import DecodeModel
+from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.outcome import Loads, Outcome
+from mooncake_lite.simulator.profiled import ProfiledHardware
+from mooncake_lite.simulator.sessions import SessionMix, Sessions
+from mooncake_lite.simulator.setting import Setting
+from mooncake_lite.simulator.shapes import Shape
+from mooncake_lite.simulator.workload import mixed
+from mooncake_lite.simulator.world import World
+from scheduler.classes import ServiceClass
+from scheduler.costs import CostConfig
+
+LLAMA3_70B = (80, 8, 512, 128, 2, "none")
+"""Layout of a block of the paper's model in bfloat16: 512 tokens, 160 MiB."""
+
+NEVER = 10**9
+"""Events between two checks of all invariants: the fault runs check them."""
+
+WARM_UP = 0.25
+"""Share of a run's requests that do not count."""
+
+SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """One cluster under one load.
+
+    costs        of its machines: those that the ranks take, and those with which the control plane starts
+    prefills     nodes with a prefill rank and a store rank
+    decodes      nodes with a decode rank
+    node_blocks  blocks of 512 tokens that a store rank lends: 1 TB of a node's DRAM holds some 6,000
+    ttft_s, tbt_s   limits that goodput counts
+    margin       factor on these limits for admission, so that a small error makes no request late
+    rate         requests per second, in the mean
+    """
+
+    costs: CostConfig
+    prefills: int
+    decodes: int
+    node_blocks: int = 6_000
+    policy: str = "kvcache-centric"
+    admission: str = "none"
+    ttft_s: float = 30.0
+    tbt_s: float = 0.2
+    margin: float = 0.9
+    rate: float = 1.0
+    requests: int = 1_000
+    mix: SessionMix = field(default_factory=SessionMix)
+
+    def run(self, seed: int) -> Outcome:
+        """Play all requests of a seed until they have ended."""
+        roles = [
+            "conductor",
+            *["prefill"] * self.prefills,
+            *["store"] * self.prefills,
+            *["decode"] * self.decodes,
+        ]
+        first = list(range(self.prefills))
+        nodes = [0, *first, *first, *range(self.prefills, self.prefills + self.decodes)]
+        shape = Shape(
+            config=self._config(roles, nodes),
+            segments=[self.node_blocks * (role == "store") for role in roles],
+            slots=self.requests, prompts=1, page_blocks=0, tier_blocks=0, swaps=False,
+        )  # fmt: skip
+        setting = Setting(
+            seed=seed, shape=shape, faults=Faults.none(),
+            hardware=lambda clock: ProfiledHardware(clock, self.costs, nodes),
+            source=Sessions(seed, self.requests, self.rate, self.mix, shape.layout.block_tokens),
+            dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)),
+        )  # fmt: skip
+        return _played(setting, self.ttft_s, self.tbt_s)
+
+    def _config(self, roles: list[str], nodes: list[int]) -> ControlConfig:
+        limited = self.admission != "none"
+        service = ServiceClass(name="standard")
+        if limited:
+            service = ServiceClass(
+                name="standard", slo_ttft_s=self.margin * self.ttft_s, slo_tbt_s=self.margin * self.tbt_s
+            )
+        return ControlConfig(
+            layout=LLAMA3_70B, roles=roles, nodes=nodes, max_queue=self.requests, policy=self.policy,
+            admission=self.admission, costs=self.costs, classes=[service],
+        )  # fmt: skip
+
+
+def _played(setting: Setting, ttft_s: float, tbt_s: float) -> Outcome:
+    """Run a world, and look at its loads once a second."""
+    loads = Loads()
+
+    def look(event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
+        if world.ready and now >= len(loads.times_s) * SAMPLE_S:
+            loads.times_s.append(now)
+            loads.prefill.append(float(np.mean(world.control.state.queue_s(now))) / ttft_s)
+            steps = [model.batch.step_s for model in world.ranks.values() if isinstance(model, DecodeModel)]
+            loads.decode.append(sum(steps) / len(steps) / tbt_s)
+
+    world = World(setting, check_every=NEVER, observe=look)
+    world.run()
+    return Outcome.of(world.requests.values(), loads, WARM_UP)
+
+
+def capacity(
+    experiment: Experiment, seed: int, share: float, told: Callable[[], None], steps: int = 7
+) -> float:
+    """Search by bisection for the highest rate at which this share of requests meets both limits.
+
+    told   is called after each run
+    """
+
+    def holds(rate: float) -> bool:
+        outcome = replace(experiment, rate=rate).run(seed)
+        told()
+        return outcome.share_within(experiment.ttft_s, experiment.tbt_s) >= share
+
+    low, high = 0.0, experiment.rate
+    while holds(high):
+        low, high = high, 2 * high
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,203 @@
+"""`mooncake-lite simulate policies` and `simulate admission`: tables, JSON and figures of experiments.
+
+Mounted by `simulator/command.py`. Reads words into numbers and shows results; the experiments are
+`compare_policies.py` and `compare_admission.py`. Explained in docs/explain/experiments.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.costs import costs_of
+from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.progress import counted
+from mooncake_lite.simulator import compare_admission, compare_policies
+from mooncake_lite.simulator.cache import PLAIN_WIDTH, check_files, write_whole
+from scheduler.admission import ADMISSIONS
+from scheduler.costs import CostConfig
+from scheduler.placement import POLICIES
+
+PROFILE = "LLaMA3-70B-8xA800"
+"""The machines of the paper."""
+
+MOST = 1_000
+"""Nodes of a kind, and seeds."""
+
+Command = Callable[..., None]
+
+
+def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
+    """Add the options that both commands have."""
+    count = click.IntRange(1, MOST)
+    options = [
+        click.option("--seeds", default=10, show_default=True, type=count, help="Runs of each."),
+        click.option(
+            "--requests", default=1_000, show_default=True, type=click.IntRange(20, 1_000_000),
+            help="Requests of a run. The first quarter warms up, and does not count.",
+        ),
+        click.option(
+            "--prefills", default=prefills, show_default=True, type=count,
+            help="Nodes that prefill and hold a part of the pool.",
+        ),
+        click.option("--decodes", default=decodes, show_default=True, type=count, help="Nodes that decode."),
+        click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result here."),
+        click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw it, .svg or .png."),
+    ]  # fmt: skip
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.command()
+@click.option(
+    "--policy",
+    "words",
+    default=",".join(compare_policies.SLOWEST_FIRST),
+    show_default=True,
+    help="Placement policies, the slowest first as you expect it.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    help="Requests per second.  [default: 0.8 of the best capacity, which is searched]",
+)
+@_options(prefills=4, decodes=4)
+def policies(
+    words: str,
+    rate: float | None,
+    seeds: int,
+    requests: int,
+    prefills: int,
+    decodes: int,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Compare placement policies on modelled machines: mean time to first token by policy and seed.
+
+    The control plane is the live one. Requests are conversations that share documents; see
+    docs/explain/experiments.md.
+    """
+    names = parse_names("--policy", words, POLICIES)
+    check_files(json_file, plot_file)
+    experiment = compare_policies.cluster(_costs(), prefills, decodes, requests)
+    numbers = range(1, seeds + 1)
+    with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
+        result = compare_policies.compare(experiment, names, numbers, rate, told)
+    show(
+        f"at {result.rate:.2f} requests/s, {seeds} seeds",
+        ("policy", "capacity, requests/s", "mean TTFT, s: median", "least", "most", "share within limits"),
+        compare_policies.lines(result),
+    )
+    for slower, faster, count in result.pairs():
+        click.echo(f"{slower} is slower than {faster} for {count} of {seeds} seeds")
+    save(json_file, result.to_dict(), requests, prefills, decodes)
+    if plot_file is not None:
+        from mooncake_lite.simulator.experiment_figures import draw_policies
+
+        write_whole(plot_file, "--plot", draw_policies(result, plot_file.suffix))
+
+
+@click.command()
+@click.option(
+    "--admission",
+    "words",
+    default=",".join(compare_admission.FORMS),
+    show_default=True,
+    help="Forms of admission.",
+)
+@click.option(
+    "--rate",
+    default=compare_admission.RATE,
+    show_default=True,
+    type=click.FloatRange(0, 1e6, min_open=True),
+    help="Requests per second.",
+)
+@_options(prefills=16, decodes=1)
+def admission(
+    words: str,
+    rate: float,
+    seeds: int,
+    requests: int,
+    prefills: int,
+    decodes: int,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Compare forms of admission under overload on modelled machines: goodput, and swings of the load.
+
+    The control plane is the live one. Requests have long prompts and short answers; see
+    docs/explain/experiments.md.
+    """
+    names = parse_names("--admission", words, ADMISSIONS)
+    check_files(json_file, plot_file)
+    experiment = compare_admission.cluster(_costs(), prefills, decodes, requests, rate)
+    with counted("runs", len(names) * seeds) as told:
+        result = compare_admission.compare(experiment, names, range(1, seeds + 1), told)
+    show(
+        f"at {rate:.2f} requests/s, medians of {seeds} seeds",
+        ("admission", "goodput, requests/s", "refused", "wasted", "decode load", "its swing", "correlation"),
+        compare_admission.lines(result),
+    )
+    calmer = result.calmer("predictive", "early-rejection")
+    if calmer is not None:
+        click.echo(f"predictive swings less than early-rejection for {calmer} of {seeds} seeds")
+    save(json_file, result.to_dict(), requests, prefills, decodes)
+    if plot_file is not None:
+        from mooncake_lite.simulator.experiment_figures import draw_admission
+
+        write_whole(plot_file, "--plot", draw_admission(result, plot_file.suffix))
+
+
+def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
+    """Return names between commas, each once. Raises ConfigError for one that is not known."""
+    names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option} {words}: there is no {name!r}; choose from {', '.join(known)}")
+    if not names:
+        raise ConfigError(f"{option} {words!r} names none; choose from {', '.join(known)}")
+    return names
+
+
+def _costs() -> CostConfig:
+    return costs_of(named_profile(PROFILE))
+
+
+def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: the first column is left-aligned, numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def save(file: Path | None, result: dict[str, Any], requests: int, prefills: int, decodes: int) -> None:
+    """Write a result as JSON, with what it is about."""
+    if file is not None:
+        about = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "profile": PROFILE,
+            "requests": requests,
+            "prefills": prefills,
+            "decodes": decodes,
+        }
+        write_whole(file, "--json", (json.dumps({**about, **result}, indent=2) + "\n").encode())

@@ -1,0 +1,65 @@
+"""Figures of experiments, as SVG or PNG. Needs matplotlib.
+
+Called by `experiment_commands.py`. The same bytes for the same results, with one version of matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mooncake_lite.simulator.compare_admission import AdmissionResult
+from mooncake_lite.simulator.compare_policies import PolicyResult
+
+POOLS = ("decode", "prefill")
+"""Columns of Loads."""
+
+
+@contextmanager
+def _figure(suffix: str, file: io.BytesIO, rows: int, height: float) -> Iterator[list[Any]]:
+    """Give the axes of a figure, and write it afterwards."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "experiment", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(7, height), layout="constrained")
+        yield list(figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0])
+        figure.savefig(file, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else {})
+
+
+def draw_policies(result: PolicyResult, suffix: str) -> bytes:
+    """Draw the mean time to first token of every seed, a line for each seed."""
+    file = io.BytesIO()
+    with _figure(suffix, file, 1, 3.6) as (axes,):
+        names = [row.policy for row in result.rows]
+        for number, seed in enumerate(result.seeds):
+            ys = [row.ttft_s[number] for row in result.rows]
+            axes.plot(names, ys, "o-", linewidth=0.8, markersize=4, label=f"seed {seed}")
+        axes.set(yscale="log", ylabel=f"mean TTFT at {result.rate:.3g} requests/s, s")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small", ncols=2)
+    return file.getvalue()
+
+
+def draw_admission(result: AdmissionResult, suffix: str) -> bytes:
+    """Draw prefill load and decode load over time, a panel for each form of admission that refuses."""
+    file = io.BytesIO()
+    forms = [form for form in result.curves if form != "none"] or list(result.curves)
+    with _figure(suffix, file, len(forms), 1.2 + 1.5 * len(forms)) as panels:
+        tops = [1.05 * max(max(getattr(result.curves[form], name)) for form in forms) for name in POOLS]
+        for axes, form in zip(panels, forms, strict=True):
+            loads = result.curves[form]
+            times = [at - loads.times_s[0] for at in loads.times_s]
+            axes.plot(times, loads.decode, linewidth=1.1)
+            axes.set_title(form, fontsize="medium", loc="left")
+            axes.set_ylabel("decode load", color="C0")
+            right = axes.twinx()
+            right.plot(times, loads.prefill, linewidth=1.1, color="C1")
+            right.set_ylabel("prefill load", color="C1")
+            axes.set_ylim(0, tops[0])
+            right.set_ylim(0, tops[1])
+            axes.grid(alpha=0.3)
+        panels[-1].set_xlabel("seconds")
+    return file.getvalue()

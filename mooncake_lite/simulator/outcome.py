@@ -1,0 +1,91 @@
+"""What a run came to: the latency of each request, and the load of the cluster over time.
+
+Used by `experiment.py` and what draws its results. Explained in docs/explain/experiments.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from mooncake_lite.simulator.workload import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One request. arrived_s: when; ttft_s, tbt_s: inf when it was refused or failed."""
+
+    arrived_s: float
+    ttft_s: float
+    tbt_s: float
+
+    @classmethod
+    def of(cls, request: Request) -> Latency:
+        """Measure a request that has ended. TBT is the mean gap between its tokens; 0 without a gap."""
+        if request.ends != ["finished"]:
+            return cls(request.sent_s, inf, inf)
+        first, last = float(request.token_times_s[0][0]), float(request.token_times_s[-1][-1])
+        return cls(request.sent_s, first - request.sent_s, (last - first) / max(1, request.answered - 1))
+
+
+@dataclass(slots=True)
+class Loads:
+    """Loads at times of equal distance, each as a multiple of its limit (arXiv 2407.00079, 7.1).
+
+    prefill   mean of the instances: seconds until a new prompt could begin, over the limit on TTFT
+    decode    mean of the instances: seconds of the present step, over the limit on TBT
+    """
+
+    times_s: list[float] = field(default_factory=list)
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+
+    def after(self, begin_s: float, end_s: float) -> Loads:
+        """Return those of a span of time."""
+        kept = [n for n, at in enumerate(self.times_s) if begin_s <= at <= end_s]
+        return Loads(*([column[n] for n in kept] for column in (self.times_s, self.prefill, self.decode)))
+
+    def correlation(self) -> float:
+        """Return Pearson's coefficient of the two; nan when one of them never changes."""
+        return float(np.corrcoef(self.prefill, self.decode)[0, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run, without the requests of its first part, which warms the cluster up.
+
+    latencies    of the requests that count, by arrival
+    loads        while they arrived
+    refused      share of these requests; wasted: of those that were refused after their prefill
+    """
+
+    latencies: list[Latency]
+    loads: Loads
+    refused: float
+    wasted: float
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], loads: Loads, warm_up: float) -> Outcome:
+        """Measure a run. warm_up: share of its requests that do not count."""
+        in_order = sorted(requests, key=lambda request: request.sent_s)
+        counted = in_order[int(warm_up * len(in_order)) :]
+        begin_s, end_s = counted[0].sent_s, counted[-1].sent_s
+        refused = [one for one in counted if one.ends == ["rejected"]]
+        wasted = sum(bool(one.token_times_s) for one in refused)
+        latencies = [Latency.of(one) for one in counted]
+        return cls(latencies, loads.after(begin_s, end_s), len(refused) / len(counted), wasted / len(counted))
+
+    @property
+    def mean_ttft_s(self) -> float:
+        """Return the mean of the requests that were answered; nan when none was."""
+        answered = [one.ttft_s for one in self.latencies if one.ttft_s < inf]
+        return sum(answered) / len(answered) if answered else float("nan")
+
+    def share_within(self, ttft_s: float, tbt_s: float) -> float:
+        """Return the share of all requests that met both limits; a refused one met none."""
+        return sum(one.ttft_s <= ttft_s and one.tbt_s <= tbt_s for one in self.latencies) / len(
+            self.latencies
+        )

@@ -1,0 +1,53 @@
+"""Hardware of one kind of machine: times come from its profile, transfers share the network.
+
+Used by `experiment.py`. The control plane has the same profile to begin with. It does not know which
+transfers will overlap, nor how long answers are. Explained in docs/explain/experiments.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_lite.simulator.clock import Action, Clock
+from mooncake_lite.simulator.hardware import Seconds
+from mooncake_lite.simulator.network import Network
+from scheduler.costs import CostConfig
+from store.objects import BlockRef
+
+
+class ProfiledHardware:
+    """Ranks that take as long as a profile says.
+
+    nodes   of each rank
+    """
+
+    def __init__(self, clock: Clock, costs: CostConfig, nodes: Sequence[int]) -> None:
+        self._costs, self._nodes = costs, nodes
+        move = costs.transfer
+        self._network = Network(clock, costs.load.dram_bytes_per_s, move.far_bytes_per_s, move.latency_s)
+
+    def prefill_s(self, rank: int, num_tokens: int, cached: int) -> float:
+        """Return the seconds of the profile."""
+        return float(self._costs.prefill.seconds(num_tokens, cached))
+
+    def step_ends_s(self, rank: int, batch: int, context_tokens: int, steps: int) -> Seconds:
+        """Return the sums of the profile's step times; each step adds a token to each context."""
+        contexts = context_tokens + batch * np.arange(steps)
+        return np.cumsum(self._costs.decode.step_s(batch, contexts))
+
+    def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+        """Move blocks from the nodes that hold them to the node of this rank."""
+        parts: Counter[tuple[int, int]] = Counter()
+        for ref in refs:
+            parts[self._nodes[ref.rank], self._nodes[rank]] += ref.nbytes
+        self._network.move(parts, done)
+
+    def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+        """Move blocks from the node of this rank to the nodes that will hold them."""
+        parts: Counter[tuple[int, int]] = Counter()
+        for ref in refs:
+            parts[self._nodes[rank], self._nodes[ref.rank]] += ref.nbytes
+        self._network.move(parts, done)

@@ -1,0 +1,118 @@
+"""Conversations that share beginnings: the workload of the experiments.
+
+Used by `experiment.py`. A conversation asks about a document, and some documents are asked about far more
+often than others. Each turn continues the turn before it and its answer. Equal seeds give equal texts at
+every rate. Explained in docs/explain/experiments.md.
+
+    document | question | answer | question | answer | ...
+    `- shared by conversations     `- the next turn's prompt begins with all before it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+
+from mooncake_lite.simulator.workload import Request, Text, mixed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionMix:
+    """What conversations are like. Lengths in tokens; drawn lengths are log-normal with these means.
+
+    documents         that there are; document d is asked about in proportion to 1 / (d + 1)
+    document_tokens   (least, most), drawn evenly for each document
+    question_tokens, answer_tokens
+    spread            standard deviation of the logarithm of these lengths
+    turns             of a conversation, in the mean: geometric
+    pause_s           mean time from one question of a conversation to the next
+    most_tokens       of a prompt; a conversation ends before it gets longer
+    most_answer_tokens   limit that each request names; longer answers are cut
+    """
+
+    documents: int = 200
+    document_tokens: tuple[int, int] = (4_096, 32_768)
+    question_tokens: int = 512
+    answer_tokens: int = 256
+    spread: float = 0.8
+    turns: float = 3.0
+    pause_s: float = 40.0
+    most_tokens: int = 65_536
+    most_answer_tokens: int = 2_048
+
+
+@dataclass(slots=True)
+class _Session:
+    """A conversation, with dice of its own. text: all that was said so far."""
+
+    number: int
+    dice: Random
+    text: Text
+
+
+class Sessions:
+    """The requests of a run, in the order of their times. See `Source`.
+
+    rate   requests per second, in the mean
+    """
+
+    def __init__(self, seed: int, num_requests: int, rate: float, mix: SessionMix, block_tokens: int) -> None:
+        self.num_requests, self.lasts_s = num_requests, num_requests / rate
+        self._mix, self._seed, self._block_tokens = mix, seed, block_tokens
+        self._dice = Random(mixed(seed, 1))
+        self._gap_s = mix.turns / rate
+        self._weights = [1 / (number + 1) for number in range(mix.documents)]
+        self._turns: list[tuple[float, int, _Session]] = []
+        self._made = self._begun = 0
+        self._now = 0.0
+        self._next_begins_s = self._gap()
+
+    def next(self) -> Request:
+        """Return one more request."""
+        while not self._turns or self._next_begins_s <= self._turns[0][0]:
+            heappush(self._turns, (self._next_begins_s, self._begun, self._begin()))
+            self._next_begins_s += self._gap()
+        at, number, session = heappop(self._turns)
+        request = self._turn(session, at - self._now)
+        self._now = at
+        mix, dice = self._mix, session.dice
+        is_over = dice.random() < 1 / mix.turns or session.text.num_tokens > mix.most_tokens
+        if not is_over:
+            heappush(self._turns, (at + dice.expovariate(1 / mix.pause_s), number, session))
+        return request
+
+    def ended(self, request: Request) -> None:
+        """Change nothing: a conversation goes on at its time."""
+
+    def known_keys(self) -> list[int]:
+        """Return none: every tier begins empty."""
+        return []
+
+    def _gap(self) -> float:
+        return self._dice.expovariate(1 / self._gap_s)
+
+    def _begin(self) -> _Session:
+        number, self._begun = self._begun, self._begun + 1
+        dice = Random(mixed(self._seed, 2, number))
+        (document,) = dice.choices(range(self._mix.documents), self._weights)
+        text = Text(self._block_tokens, [], 0, mixed(self._seed, 3, document))
+        text.append(Random(mixed(self._seed, 4, document)).randint(*self._mix.document_tokens))
+        return _Session(number, dice, text)
+
+    def _turn(self, session: _Session, after_s: float) -> Request:
+        """Add a question to a conversation, and then its answer."""
+        mix, dice = self._mix, session.dice
+        session.text.flavour = dice.getrandbits(64)
+        session.text.append(_length(dice, mix.question_tokens, mix.spread))
+        prompt, most = session.text.copy(), mix.most_answer_tokens
+        answer = min(most, _length(dice, mix.answer_tokens, mix.spread))
+        session.text.append(answer)
+        self._made += 1
+        return Request(f"r{self._made}", prompt, True, most, answer, inf, after_s)
+
+
+def _length(dice: Random, mean: float, spread: float) -> int:
+    """Draw a length of at least 1 with this mean."""
+    return max(1, round(mean * dice.lognormvariate(-spread * spread / 2, spread)))

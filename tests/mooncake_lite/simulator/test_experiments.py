@@ -1,0 +1,117 @@
+"""Policies differ where they should: sentences of the paper, on modelled machines of the paper.
+
+`make test` plays two seeds of short runs. `make soak` plays the whole experiments of
+docs/explain/experiments.md.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from mooncake_lite.cli import main
+from mooncake_lite.simulator import compare_admission, compare_policies
+from mooncake_lite.simulator.experiment_commands import _costs
+
+NEEDED = 0.9
+"""Share of the seeds for which a statement must hold."""
+
+
+def seeds_of(soak: int) -> range:
+    return range(1, 11) if soak > 1 else range(1, 3)
+
+
+def test_mean_ttft_falls_from_random_over_load_balancing_and_local_cache_to_kvcache_centric(
+    soak: int,
+) -> None:
+    """ "KVCache-centric scheduling reduces the average TTFT ... compared to random and load-balancing
+    scheduling" (FAST'25, figure 5). `make test` takes the rate that the whole experiment finds.
+    """
+    seeds = seeds_of(soak)
+    experiment = compare_policies.cluster(_costs(), 4, 4, 1_000 if soak > 1 else 300)
+    rate = None if soak > 1 else 6.0
+    result = compare_policies.compare(experiment, compare_policies.SLOWEST_FIRST, seeds, rate, lambda: None)
+    for slower, faster, count in result.pairs():
+        assert count >= NEEDED * len(seeds), f"{slower} is slower than {faster} for {count} of {len(seeds)}"
+
+
+def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_calms_decode(
+    soak: int,
+) -> None:
+    """ "a significant anti-phase fluctuation between prefill and decoding machines"; prediction is there
+    to "mitigate load fluctuation" (arXiv 2407.00079, 7.3 and 7.4).
+    """
+    seeds = seeds_of(soak)
+    experiment = compare_admission.cluster(
+        _costs(), 16, 1, 1_000 if soak > 1 else 350, compare_admission.RATE
+    )
+    result = compare_admission.compare(experiment, compare_admission.FORMS[1:], seeds, lambda: None)
+    rows = {row.admission: row for row in result.rows}
+    opposed = sum(each < 0 for each in rows["early-rejection"].correlation)
+    assert opposed >= NEEDED * len(seeds)
+    calmer = result.calmer("predictive", "early-rejection")
+    assert calmer is not None
+    assert calmer >= NEEDED * len(seeds)
+    # The baseline alone computes prompts that it refuses afterwards.
+    assert mean(rows["after-prefill"].wasted) > 0.2
+    assert rows["early-rejection"].wasted == rows["predictive"].wasted == [0.0] * len(seeds)
+
+
+@pytest.mark.quick
+def test_the_commands_print_a_table_and_write_json_and_a_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
+    few = ["--seeds", "2", "--requests", "40", "--prefills", "2", "--decodes", "1"]
+    for what, names in (
+        (["policies", "--policy", "random,global-cache", "--rate", "2"], ["random", "global-cache"]),
+        (["admission", "--admission", "early-rejection,predictive"], ["early-rejection", "predictive"]),
+    ):
+        json_file, figure = tmp_path / "result.json", tmp_path / "figure.svg"
+        assert main(["simulate", *what, *few, "--json", str(json_file), "--plot", str(figure)]) == 0
+        result = json.loads(json_file.read_text())
+        assert (result["seeds"], result["requests"], result["prefills"]) == ([1, 2], 40, 2)
+        out = capsys.readouterr().out
+        assert all(name in out and name.encode() in figure.read_bytes() for name in names)
+
+
+@pytest.mark.quick
+def test_equal_seeds_give_equal_results() -> None:
+    experiment = compare_policies.cluster(_costs(), 2, 1, 60)
+    first, second = experiment.run(3), experiment.run(3)
+    assert first.latencies == second.latencies
+    assert first.loads == second.loads
+
+
+@pytest.mark.quick
+def test_capacity_is_the_highest_rate_that_serves_enough_requests_in_time() -> None:
+    experiment = compare_policies.cluster(_costs(), 1, 1, 40)
+    found = compare_policies.capacity(experiment, 0, 0.9, lambda: None)
+
+    def share(rate: float) -> float:
+        return replace(experiment, rate=rate).run(0).share_within(experiment.ttft_s, experiment.tbt_s)
+
+    assert share(found) >= 0.9 > share(1.05 * found)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policies", "--policy", "fastest"], "there is no 'fastest'; choose from kvcache-centric, "),
+        (["policies", "--policy", ","], "names none; choose from"),
+        (["policies", "--rate", "0"], "0.0 is not in the range 0<x"),
+        (["policies", "--requests", "3"], "3 is not in the range 20<=x"),
+        (["admission", "--admission", "early"], "there is no 'early'; choose from none, bounded-queue"),
+        (["admission", "--plot", "loads.pdf"], "the name must end with .svg or .png"),
+    ],
+)
+def test_bad_words_are_refused_with_the_fix(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *words]) == 2
+    assert message in capsys.readouterr().err
