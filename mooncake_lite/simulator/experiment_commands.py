@@ -182,7 +182,8 @@ def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    console.print(title, highlight=False)
+    table = Table(box=None, pad_edge=False)
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left")
     for row in rows:
