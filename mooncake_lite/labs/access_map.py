@@ -38,6 +38,16 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
     columns: list[int]
     phases: list[list[str]]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for rows that do not fit the columns: a map may come from a child process."""
+        for row in (row for rows in self.phases for row in rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"a row has {len(row)} characters, and there are {len(self.columns)} columns"
+                )
+            if set(row) - COLOURS.keys():
+                raise ValueError(f"a row has characters other than {''.join(COLOURS)}")
+
 
 def access_map(
     recording: Recording, array: str, *, unit: str = "cell", block: tuple[int, ...] = (0, 0, 0)

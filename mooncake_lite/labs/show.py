@@ -1,6 +1,7 @@
-"""Pictures of failing traces: a block map, as text for a terminal or as SVG.
+"""Pictures of traces, as text for a terminal or as SVG: block maps, kernel accesses, message timelines.
 
-Used by `labs show`. A trace is what a test has noted with `lab.trace`. Explained in docs/explain/labs.md.
+Used by `labs show`. A trace is what a test has noted with `lab.trace`; its `kind` says what it is. This file
+draws the block maps. Explained in docs/explain/labs.md, "Pictures".
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.errors import LabError
+from mooncake_lite.labs import access_map, timeline
+from mooncake_lite.labs.access_map import AccessMap
+from mooncake_lite.labs.timeline import MessagesTrace
 
 CELL = 14
 COLOURS = ("#eeeeee", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
@@ -24,11 +28,19 @@ class PagesTrace(msgspec.Struct, tag_field="kind", tag="pages", frozen=True):
     steps: list[list[str | int]]
     held: list[dict[str, list[int]]]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is something held after each step."""
+        if len(self.steps) != len(self.held):
+            raise ValueError(f"{len(self.steps)} steps, and what is held after {len(self.held)}")
 
-def read_trace_of(trace: Any) -> PagesTrace:
+
+Drawn = PagesTrace | AccessMap | MessagesTrace
+
+
+def read_trace_of(trace: Any) -> Drawn:
     """Read a trace of the notes. Raises LabError if nothing can be drawn of it."""
     try:
-        return msgspec.convert(trace, PagesTrace)
+        return msgspec.convert(trace, Drawn)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise LabError(f"the trace cannot be drawn: {error}; run the check again") from None
 
@@ -40,7 +52,21 @@ def block_map(trace: PagesTrace) -> tuple[list[int], list[list[int]]]:
     return pages, [[users[page] for users in after] for page in pages]
 
 
-def as_text(trace: PagesTrace) -> str:
+def as_text(drawn: Drawn) -> str:
+    """Return a picture as text."""
+    if isinstance(drawn, AccessMap):
+        return access_map.as_text(drawn)
+    return timeline.as_text(drawn) if isinstance(drawn, MessagesTrace) else pages_as_text(drawn)
+
+
+def as_svg(drawn: Drawn) -> str:
+    """Return a picture as SVG."""
+    if isinstance(drawn, AccessMap):
+        return access_map.as_svg(drawn)
+    return timeline.as_svg(drawn) if isinstance(drawn, MessagesTrace) else pages_as_svg(drawn)
+
+
+def pages_as_text(trace: PagesTrace) -> str:
     """Return the block map as text: a row for each page, a column for each step."""
     pages, users = block_map(trace)
     lines = ["users of each page (row) after each step (column); . is no user"]
@@ -54,7 +80,7 @@ def as_text(trace: PagesTrace) -> str:
     return "\n".join(lines)
 
 
-def as_svg(trace: PagesTrace) -> str:
+def pages_as_svg(trace: PagesTrace) -> str:
     """Return the block map as SVG, darker for more users."""
     pages, users = block_map(trace)
     width, height = 70 + CELL * len(trace.steps), 30 + CELL * len(pages)

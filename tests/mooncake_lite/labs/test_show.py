@@ -1,0 +1,131 @@
+"""Pictures of traces that a test made by hand: block maps, kernel accesses, message timelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from mooncake_lite.cli import cli
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.notes import Notes, write_notes
+from mooncake_lite.labs.show import as_svg, as_text, read_trace_of
+from tests.mooncake_lite.labs.trees import ROOT
+
+pytestmark = pytest.mark.quick
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+PAGES = {
+    "kind": "pages",
+    "steps": [["start", "a", 5], ["fork", "a", "<b>"], ["write", "<b>"]],
+    "held": [{"a": [7, 8]}, {"a": [7, 8], "<b>": [7, 8]}, {"a": [7, 8], "<b>": [7, 9]}],
+}
+ACCESSES = {
+    "kind": "accesses",
+    "array": "scores",
+    "unit": "cell",
+    "columns": [0, 1],
+    "phases": [["w.", ".!"], ["rr", "rr"]],
+}
+MESSAGES = {
+    "kind": "messages",
+    "ends": ["gateway", "0 conductor", "1 <prefill>"],
+    "messages": [
+        {"source": 0, "target": 1, "text": "Submit", "request": "a"},
+        {"source": 1, "target": 2, "text": "Prefill", "request": "a"},
+        {"source": 2, "target": 0, "text": "Tokens", "request": "a"},
+        {"source": 0, "target": 1, "text": "Submit & more", "request": "b"},
+    ],
+}
+TEXTS = {
+    "pages": """\
+users of each page (row) after each step (column); . is no user
+page    7  122
+page    8  121
+page    9  ..1
+step    1  start a 5
+step    2  fork a <b>
+step    3  write <b>""",
+    "accesses": """\
+scores: which thread reads (r), writes (w), reads and writes (b), races for (!) which cell
+columns: cell 0-1
+after 0 barriers
+  thread       0  w.
+  thread       1  .!
+after 1 barrier
+  thread     0-1  rr""",
+    "messages": """\
+gateway         0 conductor     1 <prefill>
+a
+|-------------->|               |  Submit
+|               |-------------->|  Prefill
+|<------------------------------|  Tokens
+b
+|-------------->|               |  Submit & more""",
+}
+TRACES: dict[str, dict[str, Any]] = {"pages": PAGES, "accesses": ACCESSES, "messages": MESSAGES}
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_a_trace_of_each_kind_is_drawn_as_text(kind: str) -> None:
+    assert as_text(read_trace_of(TRACES[kind])) == TEXTS[kind]
+
+
+def test_a_block_map_has_a_square_for_each_page_and_step() -> None:
+    squares = titles(as_svg(read_trace_of(PAGES)))
+    assert len(squares) == 9
+    assert squares[1] == "fork a <b>: 2 users"
+
+
+def test_an_access_map_names_the_threads_that_race() -> None:
+    assert "thread 1 races for cell 1" in titles(as_svg(read_trace_of(ACCESSES)))
+
+
+def test_a_timeline_has_a_line_for_each_process_and_an_arrow_for_each_message() -> None:
+    root = ElementTree.fromstring(as_svg(read_trace_of(MESSAGES)))
+    lines = [{name: int(value) for name, value in line.items() if name[1:] in ("1", "2")} for line in
+             root.iter(f"{SVG}line")]  # fmt: skip
+    upright = [line["x1"] for line in lines if line["x1"] == line["x2"]]
+    across = [(line["x1"], line["x2"]) for line in lines if line["x1"] != line["x2"]]
+    ends = [(each["source"], each["target"]) for each in MESSAGES["messages"]]  # type: ignore[index]
+    assert len(upright) == 3
+    assert across == [(upright[source], upright[target]) for source, target in ends]
+    assert titles(as_svg(read_trace_of(MESSAGES)))[-1] == "b: Submit & more"
+
+
+def titles(svg: str) -> list[str | None]:
+    return [title.text for title in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_show_draws_what_the_last_failing_test_has_noted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncake_lite.labs.commands.find_root", lambda start: tmp_path)
+    (tmp_path / "tutorials").symlink_to(ROOT / "tutorials")
+    write_notes(tmp_path, Notes(traces={"2a": TRACES[kind]}))
+    shown = CliRunner().invoke(cli, ["labs", "show", "2a"], standalone_mode=False)
+    assert shown.output == TEXTS[kind] + "\n"
+    CliRunner().invoke(cli, ["labs", "show", "2a", "--svg", str(tmp_path / "x.svg")], standalone_mode=False)
+    assert (tmp_path / "x.svg").read_text() == as_svg(read_trace_of(TRACES[kind]))
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        ({"kind": "song"}, "Invalid value 'song'"),
+        ({"kind": "pages", "steps": 3}, r"Expected `array`, got `int`"),
+        (PAGES | {"held": []}, "3 steps, and what is held after 0"),
+        (ACCESSES | {"phases": [["w"]]}, "a row has 1 characters, and there are 2 columns"),
+        (ACCESSES | {"phases": [["xy"]]}, "a row has characters other than .rwb!"),
+        (MESSAGES | {"ends": ["gateway"]}, "message 1 goes from 0 to 1, and there are 1 processes"),
+    ],
+)
+def test_a_trace_that_cannot_be_drawn_is_an_error_of_one_line(trace: dict[str, Any], says: str) -> None:
+    with pytest.raises(LabError, match=says) as raised:
+        read_trace_of(trace)
+    assert "\n" not in str(raised.value)
