@@ -53,11 +53,9 @@ def labs() -> None:
 @labs.command("list")
 def list_labs() -> None:
     """List the labs, their hours, and the points of your last check."""
-    from mooncake_lite.labs.checking import score_in_words
-
     root = find_root(Path.cwd())
     for number, lab in labs_in(root).items():
-        click.echo(f"{number:>2}  {lab.title:<28}  {lab.hours:>5} hours  {score_in_words(root, lab)}")
+        click.echo(f"{number:>2}  {lab.title:<28}  {lab.hours:>5} hours  {_score(root, lab)}")
 
 
 @labs.command()
@@ -79,10 +77,10 @@ def start(number: int) -> None:
 @click.argument("task", required=False)
 @click.option("--watch", is_flag=True, help="Check again whenever a file of the lab is saved, until Ctrl-C.")
 def check(number: int, task: str | None, watch: bool) -> int:
-    """Test your code with the public tests, all tasks or one.
+    """Test your code with the public tests, all tasks or one, or compare your answers in a lab of questions.
 
-    Exit code 0 means that every public test of these tasks has passed. Costs are shown once prediction.toml
-    has your prediction of them.
+    Exit code 0 means that every public test of these tasks has passed, or that every answer is right. Costs
+    are shown once prediction.toml has your prediction of them.
     """
     root = find_root(Path.cwd())
     lab = lab_in(root, number)
@@ -90,6 +88,7 @@ def check(number: int, task: str | None, watch: bool) -> int:
     if not watch:
         return _check_once(root, lab, tasks)
     files = [root / file for file in lab.files]
+    files += [root / lab.folder / name for name in ("prediction.toml", "answers.toml")]
     while True:
         before = _saved(files)
         _check_once(root, lab, tasks)
@@ -116,38 +115,62 @@ def hint(task: str) -> None:
 @click.argument("task")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file, as SVG.")
 def show(task: str, svg: Path | None) -> None:
-    """Draw the trace of the last failing test of a task: which sequences used which pages, step by step."""
-    from mooncake_lite.labs.notes import read_notes
-    from mooncake_lite.labs.show import as_svg, as_text, read_trace_of
+    """Draw the trace of the last failing test of TASK, or the messages of the requests of lab 0.
 
-    root, _ = _task(task)
-    trace = read_notes(root).traces.get(task)
-    if trace is None:
-        raise LabError(
-            f"no test of {task} that draws a picture has failed; run mooncake-lite labs check first"
-        )
-    drawn = read_trace_of(trace)
+    A trace shows which sequences used which pages, which threads accessed which cells, or which process sent
+    which message.
+    """
+    from mooncake_lite.labs.notes import read_notes
+    from mooncake_lite.labs.questions import picture
+    from mooncake_lite.labs.show import Drawn, as_svg, as_text, read_trace_of
+
+    drawn: Drawn
+    if task.isdecimal():
+        root = find_root(Path.cwd())
+        lab = lab_in(root, int(task))
+        if lab.tasks:
+            raise LabError(f"lab {task} has tasks; name one: mooncake-lite labs show {lab.ids[0]}")
+        drawn = picture(root, lab)
+    else:
+        root, _ = _task(task)
+        trace = read_notes(root).traces.get(task)
+        if trace is None:
+            raise LabError(
+                f"no test of {task} that draws a picture has failed; run mooncake-lite labs check first"
+            )
+        drawn = read_trace_of(trace)
     if svg is None:
         click.echo(as_text(drawn))
-    else:
+        return
+    try:
         svg.write_text(as_svg(drawn), encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"--svg {svg} cannot be written: {error.strerror}") from None
 
 
 @labs.command()
 @LAB
 def score(number: int) -> None:
     """Show the points of your last check of the whole lab."""
-    from mooncake_lite.labs.checking import score_in_words
-
     root = find_root(Path.cwd())
-    click.echo(score_in_words(root, lab_in(root, number)))
+    click.echo(_score(root, lab_in(root, number)))
+
+
+def _score(root: Path, lab: Lab) -> str:
+    from mooncake_lite.labs.checking import score_in_words
+    from mooncake_lite.labs.questions import answers_in_words
+
+    return score_in_words(root, lab) if lab.tasks else answers_in_words(root, lab)
 
 
 def _check_once(root: Path, lab: Lab, tasks: list[Task]) -> int:
     from mooncake_lite.labs.checking import check as run
+    from mooncake_lite.labs.questions import check_answers
 
-    click.echo(f"checking lab {lab.number}, {' '.join(task.id for task in tasks)}")
+    click.echo(f"checking lab {lab.number}, {' '.join(task.id for task in tasks) or 'answers'}")
     try:
+        if not lab.tasks:
+            return 0 if check_answers(root, lab, click.echo) else 1
         return 0 if run(root, lab, tasks, click.echo) else 1
     except LabError as error:
         click.echo(str(error))
@@ -157,7 +180,7 @@ def _check_once(root: Path, lab: Lab, tasks: list[Task]) -> int:
 def _task(task: str) -> tuple[Path, Task]:
     """Find a task such as 2a. Raises LabError if there is none."""
     root = find_root(Path.cwd())
-    if not task[:-1].isdigit():
+    if not task[:-1].isdecimal():
         raise LabError(f"{task!r} is no task; tasks are called 2a, 2b and so on")
     return root, lab_in(root, int(task[:-1])).task(task)
 

@@ -15,20 +15,21 @@ from pathlib import Path
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
-from mooncake_lite.labs.checking import check
+from mooncake_lite.labs.checking import PREDICTION, check
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grading import Grader
 from mooncake_lite.labs.hostile import HOSTILE, hostile_text
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, Task
 from mooncake_lite.labs.mutants import mutants
+from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, check_answers, real_answers
 from mooncake_lite.labs.release import KEPT_TESTS, release
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import possible, score
 from mooncake_lite.labs.submission import Submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied, tracked_files
-from mooncake_lite.labs.variant import private_seed, public_seed, sheet
+from mooncake_lite.labs.variant import class_of, private_seed, public_seed, sheet
 
 CHECK_S = 60.0
 """`labs check` of a lab ends within this time."""
@@ -63,7 +64,7 @@ class Bench:
 
 def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) -> bool:
     """Test all rules on one lab, or those that take seconds. Return whether there are no problems."""
-    rules = QUICK_RULES if quick else (*QUICK_RULES, *SLOW_RULES)
+    rules = [*QUICK_RULES, *(() if quick else SLOW_RULES)] if lab.tasks else list(QUESTION_RULES)
     good = True
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         bench = Bench(root, lab, Path(folder))
@@ -110,13 +111,53 @@ def marks_agree(bench: Bench) -> Problems:
 
 
 def sheet_is_complete(bench: Bench) -> Problems:
-    """The sheet names every task and cost, and its numbers are there for every class."""
+    """The sheet names every task and cost or question, and its numbers are there for every class."""
     for seed in range(20):
         text = sheet(bench.lab, bench.root, seed)
         missing = [task.id for task in bench.lab.tasks if task.id not in text or task.cost.name not in text]
         if missing:
             yield f"lab.md does not name {', '.join(missing)} or their costs"
             return
+        if left := [question.name for question in bench.lab.questions if question.name not in text]:
+            yield f"lab.md does not name the questions {', '.join(left)}"
+            return
+
+
+def answers_are_computed(bench: Bench) -> Problems:
+    """Each question has an answer for every class, and classes have different answers."""
+    names = [question.name for question in bench.lab.questions]
+    found = [real_answers(bench.root, bench.lab, seed) for seed in range(20)]
+    for seed, answers in enumerate(found):
+        if list(answers) != names:
+            yield f"seed {seed}: data.py answers {', '.join(answers)}, and lab.toml asks {', '.join(names)}"
+            return
+    if all(answers == found[0] for answers in found):
+        yield "all classes have the same answers"
+
+
+def only_right_answers_are_accepted(bench: Bench) -> Problems:
+    """The check accepts the real answers, and with one wrong answer it is red and names the question."""
+    folder = bench.tree / bench.lab.folder
+    real = real_answers(bench.root, bench.lab, class_of(bench.tree).seed)
+
+    def checked(answers: dict[str, Answer]) -> tuple[bool, list[str]]:
+        said: list[str] = []
+        (folder / ANSWERS).write_text(as_toml(answers), encoding="utf-8")
+        return check_answers(bench.tree, bench.lab, said.append), said
+
+    try:
+        (folder / PREDICTION).write_text(as_toml(real), encoding="utf-8")
+        good, said = checked(real)
+        if not good:
+            yield f"the real answers are not accepted: {said}"
+        for name, answer in real.items():
+            wrong = [*answer, "One"] if isinstance(answer, list) else answer + 1
+            good, said = checked(real | {name: wrong})
+            if good or [line.split()[0] for line in said if "not right" in line] != [name]:
+                yield f"{name} = {wrong} is not named as the wrong answer: {said}"
+    finally:
+        for name in (ANSWERS, PREDICTION):
+            (folder / name).unlink(missing_ok=True)
 
 
 def reference_gets_all_points(bench: Bench) -> Problems:
@@ -240,4 +281,11 @@ QUICK_RULES = (
     check_is_quick,
     nothing_survives_in_a_release,
 )
+QUESTION_RULES = (
+    sheet_is_complete,
+    answers_are_computed,
+    only_right_answers_are_accepted,
+    nothing_survives_in_a_release,
+)
+"""Of a lab without tasks."""
 SLOW_RULES = (every_test_fails_for_a_mutant, grading_survives_hostile_code)

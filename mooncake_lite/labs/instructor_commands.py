@@ -22,8 +22,10 @@ def pack(number: int, out: Path | None) -> None:
     from mooncake_lite.labs.submission import pack as write
 
     root = find_root(Path.cwd())
+    lab = lab_in(root, number)
+    lab.must_be_graded()
     path = out or Path(f"lab-{number}.zip")
-    for line in write(root, lab_in(root, number), path):
+    for line in write(root, lab, path):
         click.echo(line)
     click.echo(f"wrote {path}")
 
@@ -59,6 +61,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
 
     root = find_root(Path.cwd())
     lab = lab_in(root, number)
+    lab.must_be_graded()
     most = sum(possible(lab, part) for part in PARTS)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
     write_grades(lab, grades, out)

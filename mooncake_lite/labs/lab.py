@@ -18,6 +18,7 @@ FOLDER = Path("tutorials/labs")
 MOST_REGIONS = 5
 _NAME = re.compile(r"(\d\d)_\w+")
 
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -87,21 +88,36 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     questions: list[str]
 
 
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question of a lab that has no tasks. data.py of the lab's tests computes its answer.
+
+    name, unit  as prediction.toml and answers.toml name it, and of its number
+    text        the question, one sentence
+    look        where the answer can be seen
+    """
+
+    name: str
+    unit: str
+    text: str
+    look: str
+
+
 class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole of lab.toml.
+    """The whole of lab.toml. A lab has tasks, which are graded, or questions, which are not.
 
     names     builtins that every region may use
     variant   size -> the values of which each class gets one; the sheet names them in braces
     """
 
-    number: Positive
+    number: Natural
     title: str
     hours: str
-    names: list[str]
-    resources: Resources
     variant: dict[str, list[int]]
-    figures: list[Figure]
-    tasks: list[Task]
+    names: list[str] = []
+    resources: Resources = Resources(seconds=3, memory_mb=1024, tasks=32)
+    figures: list[Figure] = []
+    tasks: list[Task] = []
+    questions: list[Question] = []
     folder: str = ""
 
     @property
@@ -114,12 +130,21 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for found in self.tasks:
             if found.id == task:
                 return found
-        raise LabError(f"lab {self.number} has no task {task!r}; it has {', '.join(self.ids)}")
+        there = ", ".join(self.ids) or "questions, and no tasks"
+        raise LabError(f"lab {self.number} has no task {task!r}; it has {there}")
 
     @property
     def ids(self) -> list[str]:
         """Return the ids of the tasks."""
         return [task.id for task in self.tasks]
+
+    def must_be_graded(self) -> None:
+        """Raise LabError for a lab without tasks."""
+        if not self.tasks:
+            raise LabError(
+                f"lab {self.number} is not graded: it has questions and no tasks, so nothing is handed in; "
+                f"mooncake-lite labs check {self.number} compares the answers"
+            )
 
     @property
     def files(self) -> dict[str, dict[str, str]]:
@@ -176,6 +201,8 @@ def _problem(lab: Lab, name: str) -> str:
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) != lab.number:
         return f"number = {lab.number}, and the folder is called {name}"
+    if bool(lab.tasks) == bool(lab.questions):
+        return "a lab has either [[tasks]] or [[questions]]"
     if len(lab.tasks) > MOST_REGIONS:
         return f"{len(lab.tasks)} tasks, and a lab has at most {MOST_REGIONS}"
     if len(set(lab.ids)) != len(lab.ids):

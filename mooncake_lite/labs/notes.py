@@ -14,10 +14,17 @@ FOLDER = ".labs"
 
 
 class Notes(msgspec.Struct):
-    """hints: {task: hints given}; public: {lab: points of the last check}; traces: {task: what to draw}."""
+    """What is remembered.
+
+    hints    {task: hints given}
+    public   {lab: points of the last check}
+    answers  {lab: right answers of the last check}
+    traces   {task: what to draw}
+    """
 
     hints: dict[str, int] = {}
     public: dict[str, int] = {}
+    answers: dict[str, int] = {}
     traces: dict[str, Any] = {}
 
 

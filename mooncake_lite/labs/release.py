@@ -21,6 +21,8 @@ from mooncake_lite.labs.trees import copied, tracked_files
 from mooncake_lite.labs.variant import CLASS_FILE, Class, public_seed, sheet
 
 KEPT_TESTS = ("tests/__init__.py", "tests/labs/__init__.py", "tests/labs/conftest.py")
+STUDENTS = ("prediction.toml", "answers.toml", "report.md", "figures/", "data/")
+"""What a student adds to the folder of a lab; it does not belong to a release."""
 EXCEPTED = "tutorials/"
 """Tutorials explain these functions and may quote them."""
 
@@ -50,7 +52,8 @@ def _belongs(name: str, lab: Lab) -> bool:
     if name.startswith("tests/"):
         return name in KEPT_TESTS or name.startswith(f"{lab.tests}/")
     if name.startswith(f"{FOLDER}/"):
-        return name.startswith(f"{lab.folder}/")
+        own = name.removeprefix(f"{lab.folder}/")
+        return own != name and not own.startswith(STUDENTS)
     return not name.startswith((".git", ".ci/")) or name == ".gitignore"
 
 

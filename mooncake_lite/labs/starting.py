@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab
@@ -43,18 +44,26 @@ def start(root: Path, lab: Lab) -> str:
 
 def write_data(root: Path, into: Path, lab: Lab, seed: int) -> None:
     """Write the data of a variant into the lab's folder of a tree. data.py of the lab's tests makes them."""
-    maker = root / lab.tests / "data.py"
-    if not maker.exists():
+    if not (root / lab.tests / "data.py").exists():
         return
-    specification = importlib.util.spec_from_file_location("lab_data", maker)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    files: dict[str, bytes] = module.data(seed, sizes(lab, seed))
+    files: dict[str, bytes] = data_module(root, lab).data(seed, sizes(lab, seed))
     (into / lab.folder / "data").mkdir(exist_ok=True)
     for name, data in files.items():
         (into / lab.folder / "data" / name).write_bytes(data)
+
+
+def data_module(root: Path, lab: Lab) -> Any:
+    """Import data.py of the lab's tests. Raises LabError if it is not there."""
+    path = root / lab.tests / "data.py"
+    specification = importlib.util.spec_from_file_location("lab_data", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}; restore the file") from None
+    return module
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -55,4 +55,5 @@ def child_files(root: Path, lab: Lab) -> Iterator[str]:
     for name in tracked_files(root):
         if name.split("/")[0] in PACKAGES and "/" in name:
             yield name
-    yield f"{lab.folder}/drive.py"
+    if lab.tasks:
+        yield f"{lab.folder}/drive.py"

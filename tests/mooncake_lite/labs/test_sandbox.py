@@ -101,7 +101,9 @@ def test_a_program_that_exceeds_a_limit_is_killed_and_the_limit_is_named(
     assert reason == says
 
 
-@pytest.mark.parametrize("lab", labs_in(ROOT).values(), ids=lambda lab: f"lab{lab.number}")
+@pytest.mark.parametrize(
+    "lab", [lab for lab in labs_in(ROOT).values() if lab.tasks], ids=lambda lab: f"lab{lab.number}"
+)
 def test_a_graded_child_loads_neither_torch_nor_mpi(lab: Lab) -> None:
     program = (
         "import sys\n"
