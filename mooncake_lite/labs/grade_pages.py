@@ -17,6 +17,9 @@ from mooncake_lite.labs.grading import MOST_MARKS, PARTS, Grade
 from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.scores import possible
 
+MOST_NAME_BYTES = 200
+"""Of a student's name in a file name, which may have 255 bytes in all."""
+
 
 def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
     """Write `out` as CSV, and a folder of its name with NAME.html and NAME.json for each student."""
@@ -27,9 +30,22 @@ def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
         table.writerow(["student", "total", "automatic", *PARTS, *MOST_MARKS, *lab.ids, "messages"])
         for grade in grades:
             table.writerow(_row(lab, grade))
-    for grade in grades:
-        (pages / f"{grade.name}.html").write_text(page(lab, grade), encoding="utf-8")
-        (pages / f"{grade.name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade)))
+    for name, grade in zip(file_names([grade.name for grade in grades]), grades, strict=True):
+        (pages / f"{name}.html").write_text(page(lab, grade), encoding="utf-8")
+        (pages / f"{name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade)))
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Return a name for the files of each student: at most MOST_NAME_BYTES, and no two alike."""
+    made: dict[str, None] = {}
+    for name in names:
+        short = unique = name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
+        number = 1
+        while unique in made:
+            number += 1
+            unique = f"{short}-{number}"
+        made[unique] = None
+    return list(made)
 
 
 def _row(lab: Lab, grade: Grade) -> list[object]:
@@ -37,7 +53,7 @@ def _row(lab: Lab, grade: Grade) -> list[object]:
     marks = ["" if grade.marks.get(part) is None else grade.marks[part] for part in MOST_MARKS]
     messages = "; ".join(" ".join(message.split()) for message in grade.messages)
     cells = [grade.name, messages]
-    name, said = ("'" + cell if cell[:1] in "=+-@" and cell else cell for cell in cells)
+    name, said = ("'" + cell if cell[:1] in "=+-@\t\r" and cell else cell for cell in cells)
     tasks = [grade.scores[task].points for task in lab.ids]
     return [name, grade.total, grade.automatic, *map(grade.part, PARTS), *marks, *tasks, said]
 

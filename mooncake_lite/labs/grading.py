@@ -87,6 +87,7 @@ class Grader:
     def grade(self, path: Path) -> Grade:
         """Grade one archive. Never raises for what is in it."""
         name = path.stem if path.suffix == ".zip" else path.name
+        name = name.encode(errors="surrogateescape").decode(errors="replace")
         return self.judged(name, read_submission(path, self.lab))
 
     def judged(self, name: str, submission: Submission) -> Grade:
@@ -165,7 +166,7 @@ def grade_folder(
     Raises SandboxRefused before the first one where the machine refuses a sandbox, unless `trusted`, and
     LabError for a folder without archives.
     """
-    archives = sorted(path for path in folder.glob("*") if path.is_file() and _is_archive(path))
+    archives = sorted(path for path in folder.glob("*") if _is_submission(path))
     if not archives:
         raise LabError(f"{folder} has no submissions: archives that end with .zip")
     marks = read_marks(folder / MARKS)
@@ -191,8 +192,11 @@ def grade_folder(
     return grades
 
 
-def _is_archive(path: Path) -> bool:
-    return not path.name.startswith(".") and path.name != MARKS
+def _is_submission(path: Path) -> bool:
+    """Tell whether a file gets a row. A folder that somebody unpacked gets one too, which says so."""
+    if path.name.startswith(".") or path.name == MARKS:
+        return False
+    return path.is_file() or (path / "regions").is_dir()
 
 
 def read_marks(path: Path) -> dict[str, dict[str, int]]:

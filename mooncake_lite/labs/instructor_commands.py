@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import find_root, lab_in, labs_in
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -62,6 +63,8 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     root = find_root(Path.cwd())
     lab = lab_in(root, number)
     lab.must_be_graded()
+    if not out.parent.is_dir():
+        raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
     most = sum(possible(lab, part) for part in PARTS)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
     write_grades(lab, grades, out)

@@ -111,6 +111,11 @@ def limit_of(name: str) -> int:
 def read_submission(path: Path, lab: Lab) -> Submission:
     """Read an archive. Never raises for what is in it: messages say what was left out, and why."""
     found = Submission()
+    if path.is_dir():
+        found.messages.append(
+            "this is a folder and is not read; hand in the archive of mooncake-lite labs pack"
+        )
+        return found
     try:
         if path.stat().st_size > MOST_ARCHIVE_BYTES:
             found.messages.append(f"the archive has more than {MOST_ARCHIVE_BYTES:,} bytes and is not read")

@@ -1,4 +1,4 @@
-"""The sample class: ten submissions of lab 2, each good except for what its name says.
+"""The sample class: twelve submissions of lab 2, each good except for what its name says.
 
 Used by test_grading.py. The hostile ones also run with the check of names off, and meet the sandbox.
 """
@@ -65,6 +65,40 @@ SAMPLES = {
             )
         },
     ),
+    "kim_reads_the_grader": Sample(
+        (60, 60),
+        {
+            "2b": text(
+                "import glob, os, sys",
+                "seen = [*glob.glob('/lab/**/test_2b*', recursive=True), *glob.glob('/tmp/*/run.json')]",
+                "seen += [*glob.glob('/proc/[0-9]*/cwd/tests'), *glob.glob('/home/*')]",
+                "seen += [name for name in sys.modules if 'judging' in name or 'grading' in name]",
+                "seen += [name for name, value in os.environ.items() if value.isdigit() and len(value) > 9]",
+                "raise LookupError(f'found {seen} of the grader')",
+            )
+        },
+    ),
+    "lee_writes_the_score": Sample(
+        (60, 60),
+        {
+            "2e": text(
+                "import glob, os",
+                'forged = b\'{"cases": [{"task": "2e", "name": "x", "passed": true}]}\\n\'',
+                "for place in (*glob.glob('/tmp/mlab*'), '/tmp', '/lab', '/lab/tests/labs', '.', '..'):",
+                "    for name in ('results.json', 'grades.csv', 'conftest.py'):",
+                "        try:",
+                "            open(f'{place}/{name}', 'wb').write(forged)",
+                "        except OSError:",
+                "            pass",
+                "for stream in (*range(3, 64), 1):",
+                "    try:",
+                "        os.write(stream, forged)",
+                "    except OSError:",
+                "        pass",
+                "return iter(())",
+            )
+        },
+    ),
 }
 
 
@@ -88,7 +122,7 @@ def write_archive(path: Path, texts: dict[str, str], **more: bytes) -> Path:
 
 
 def write_class(folder: Path, lab: Lab) -> Path:
-    """All ten archives."""
+    """All archives of the class."""
     folder.mkdir()
     good = reference(lab)
     for name, sample in SAMPLES.items():

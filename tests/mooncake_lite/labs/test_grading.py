@@ -80,6 +80,8 @@ def test_the_sample_class_gets_its_points_twice(tmp_path: Path, monkeypatch: pyt
     assert "used more than 1024 MB of memory" in said["gil"]
     assert "printed more than 1,048,576 bytes" in said["hana"]
     assert "ended with exit code 0 before it answered" in said["ivo"]
+    assert "LookupError: found [] of the grader" in said["kim"]
+    assert "the answer of the region has another type" in said["lee"]
 
 
 def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None:
