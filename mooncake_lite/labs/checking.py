@@ -15,7 +15,7 @@ import msgspec
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.gates import look_at, outside_of
-from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.judging import Counted, Outcome
 from mooncake_lite.labs.lab import Lab, Task
 from mooncake_lite.labs.notes import read_notes, write_notes
 from mooncake_lite.labs.running import run_tests
@@ -83,6 +83,13 @@ def compared(task: Task, counted: int, predicted: float) -> str:
     )
 
 
+def over(task: Task, cost: Counted) -> str:
+    """Return what to say of a cost that is above its limit; empty when it is not."""
+    if cost.value <= cost.limit:
+        return ""
+    return f"{task.cost.name}: at most {cost.limit:,} {task.cost.unit} are needed. {task.cost.about}"
+
+
 def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
     if seen.state != "graded":
         say(f"{task.id}  {task.title}: 0/{task.points.public} public")
@@ -95,13 +102,15 @@ def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say
     for name, message in seen.failed.items():
         say(f"  test       {name.partition(' [')[0].replace('_', ' ')}")
         say(textwrap.indent(message, "  "))
-    for cost in seen.costs:
+    if seen.failed:
+        say("  cost       counts when all tests of the task pass")
+    for cost in seen.costs if not seen.failed else ():
         if task.cost.name not in predictions:
             say(f"  cost       predict {task.cost.name} in {PREDICTION} first; then the count is shown")
             continue
         say(f"  cost       {compared(task, cost.value, predictions[task.cost.name])}")
-        if cost.value > cost.limit:
-            say(f"  cost       at most {cost.limit:,} {task.cost.unit} are needed. {task.cost.about}")
+        if excess := over(task, cost):
+            say(f"  cost       {excess}")
     for line in seen.untidy:
         say(f"  tidiness   {line}")
 

@@ -155,6 +155,16 @@ class Judge:
                 f"breaks     {breaks}",
             )
 
+    def at_most(self, came_back: int, most: int, called: str, breaks: str) -> None:
+        """Fail the test if a number is larger than it may be. called, breaks: as in `expect`."""
+        if came_back > most:
+            self._fail(
+                f"called     {_short(called)}",
+                f"came back  {came_back:,}",
+                f"expected   at most {most:,}",
+                f"breaks     {breaks}",
+            )
+
     def cost(self, value: int, limit: int) -> None:
         """Note the cost of the task, and how much there may be."""
         self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit))

@@ -74,17 +74,20 @@ def questions(lab: Lab, seed: int) -> list[str]:
 def sheet(lab: Lab, root: Path, seed: int) -> str:
     """Return the sheet with the numbers and questions of a variant in place of {name} and {question_1}.
 
+    A question may name sizes too.
+
     Raises LabError when the sheet names something that lab.toml does not have.
     """
     text = (root / lab.folder / "lab.md").read_text(encoding="utf-8")
     values = {name: f"{value:,}" for name, value in sizes(lab, seed).items()}
-    values |= {f"question_{number}": text for number, text in enumerate(questions(lab, seed), 1)}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise LabError(f"{lab.folder}/lab.md: {match[0]} is no size of [variant] and no question")
         return values[match[1]]
 
+    asked = [re.sub(r"\{(\w+)\}", value, question) for question in questions(lab, seed)]
+    values |= {f"question_{number}": question for number, question in enumerate(asked, 1)}
     return re.sub(r"\{(\w+)\}", value, text)
 
 

@@ -60,7 +60,8 @@ class HashPrefix:
     ) -> tuple[int, ...]:
         """Return the pages of the longest leading run of blocks, of at most most_tokens tokens.
 
-        known   pages of an earlier match of these tokens that are still cached: it continues after them
+        known   pages of an earlier match of these tokens that are still cached: the result begins with them,
+                and continues with the pages that are found after them
 
         A block continues the run if the cache holds it under its key, with its tokens, after the block before
         it. Equal keys alone do not suffice: they can collide, or be forged. Looks up each key after `known`

@@ -24,7 +24,14 @@ class Books(msgspec.Struct):
 def books(lab: Judge, steps: list[Step], page_tokens: int, num_pages: int = 400) -> list[Books]:
     inputs = {"num_pages": num_pages, "page_tokens": page_tokens, "steps": steps}
     seen = lab.ask("books", inputs, list[Books])
-    lab.trace({"kind": "pages", "steps": steps, "held": [after.held for after in seen]})
+    lab.trace({"kind": "pages", "steps": steps[: len(seen)], "held": [after.held for after in seen]})
+    last = seen[-1]
+    lab.expect(
+        {page: name for name, pages in last.held.items() for page in pages if page not in dict(last.used)},
+        {},
+        f"{told(steps, len(seen) - 1)} (pages that a sequence holds and that nobody uses)",
+        "a sequence uses each page that it holds: grow() changes `held` in place, and counts the users",
+    )
     return seen
 
 
@@ -84,7 +91,7 @@ def test_the_first_writer_of_a_shared_page_gets_a_copy_of_it(lab: Judge) -> None
         (after.copied, after.held["b"], after.held["a"]),
         (shared, [*before.held["b"][:-1], *after.new], before.held["a"]),
         f"{told(steps, 2)} (page copied, pages of the writer, pages of the other)",
-        "the new page takes the place of the shared one, for the writer alone",
+        "the new page takes the place of the shared one in `held`, which is changed in place",
     )
     lab.expect(
         [dict(after.used).get(page, 0) for page in (shared, *after.new)],

@@ -64,12 +64,24 @@ def test_a_whole_prompt_has_the_keys_of_the_public_standard(lab: Judge) -> None:
     )
 
 
+def own_keys(lab: Judge, tokens: list[int], block_tokens: int) -> list[int]:
+    """The keys that the region gives to a prompt in one piece, right or wrong. One test judges them."""
+    (keys,) = chain(lab, [tokens], block_tokens).keys
+    lab.expect(
+        len(set(keys or ())),
+        len(tokens) // block_tokens,
+        f"PrefixChain({block_tokens}).extend({len(tokens)} tokens) (different keys)",
+        "each full block has a key of its own",
+    )
+    return keys or []
+
+
 def test_each_piece_returns_the_keys_of_the_blocks_that_it_completes(lab: Judge) -> None:
     size = lab.size.page_tokens
     tokens = prompt(lab, 5, more=1)
     pieces = in_pieces(lab, tokens)
     seen = chain(lab, pieces, size)
-    keys, end, expected = keys_of(tokens, size), 0, []
+    keys, end, expected = own_keys(lab, tokens, size), 0, []
     for piece in pieces:
         expected.append(keys[end // size : (end + len(piece)) // size])
         end += len(piece)
@@ -87,7 +99,7 @@ def test_the_tokens_of_a_partial_block_stay_pending(lab: Judge) -> None:
     seen = chain(lab, in_pieces(lab, tokens), size)
     lab.expect(
         (seen.pending, seen.last_key),
-        (tokens[3 * size :], key_of_prefix(tokens[: 3 * size], size)),
+        (tokens[3 * size :], own_keys(lab, tokens, size)[-1]),
         f"extend() of {len(tokens)} tokens in pieces (pending, last_key)",
         "pending holds the tokens after the last full block, and last_key is that block's key",
     )
@@ -131,16 +143,32 @@ def test_a_chain_continues_after_the_last_key_of_a_prompt(lab: Judge) -> None:
     )
 
 
+def test_a_last_key_of_0_is_a_key_like_others(lab: Judge) -> None:
+    size = lab.size.page_tokens
+    tokens = prompt(lab, 2)
+    local = [
+        xxh3_64_intdigest(struct.pack(f"<{size}I", *tokens[begin : begin + size])) for begin in (0, size)
+    ]
+    first = xxh3_64_intdigest(struct.pack("<QQ", 0, local[0]))
+    lab.expect(
+        chain(lab, [tokens], size, last_key=0).keys,
+        [[first, xxh3_64_intdigest(struct.pack("<QQ", first, local[1]))]],
+        f"PrefixChain({size}, last_key=0).extend({len(tokens)} tokens)",
+        "last_key is None before the first block; 0 is a key, although it is false in Python",
+    )
+
+
 def test_a_piece_that_is_refused_appends_nothing(lab: Judge) -> None:
     size = lab.size.page_tokens
     tokens = prompt(lab, 2, more=2)
     pieces = [tokens[:2], [*tokens[:size], -1], tokens[2:]]
     seen = chain(lab, pieces, size)
+    keys = own_keys(lab, tokens, size)
     lab.expect(
         (seen.keys[1:], seen.pending, seen.last_key),
-        ([None, keys_of(tokens, size)], tokens[2 * size :], keys_of(tokens, size)[-1]),
+        ([None, keys], tokens[2 * size :], keys[-1]),
         f"extend(2 tokens), extend({size} tokens and -1), extend({len(tokens) - 2} tokens)",
-        "TokenError leaves the chain as it was; the next piece goes on from there",
+        "TokenError leaves the chain as it was: nothing is appended, and the next piece goes on from there",
     )
 
 
@@ -150,9 +178,16 @@ def test_each_token_is_hashed_once(lab: Judge) -> None:
     seen = chain(lab, in_pieces(lab, tokens), size)
     blocks = len(tokens) // size
     lab.cost(seen.hashed, 4 * blocks * size + 16 * (blocks - 1))
+    limit = 4 * blocks * size + 16 * blocks
+    called = f"extend() of {len(tokens)} tokens in pieces of {lab.size.pieces}, blocks of {size}"
+    lab.at_most(seen.hashed, limit, f"{called} (bytes hashed)", "each token is hashed once, with its block")
+    keys = [key for keys in seen.keys for key in keys or ()]
     lab.expect(
-        [key for keys in seen.keys for key in keys or ()],
-        keys_of(tokens, size),
-        f"extend() of {len(tokens)} tokens in pieces of {lab.size.pieces}, blocks of {size}",
+        next(
+            (n for n, pair in enumerate(zip(keys, own_keys(lab, tokens, size))) if pair[0] != pair[1]), None
+        ),
+        None,
+        f"{called} (first block whose key differs from that of the whole prompt)",
         "pieces have the keys of the whole",
     )
+    lab.expect(len(keys), blocks, f"{called} (keys)", "each full block has one key")

@@ -165,10 +165,26 @@ def test_a_match_goes_on_after_the_pages_that_are_known(lab: Judge) -> None:
     seen = match(lab, [whole], [asked(longer, known=known) for known in (2, 6)])
     for found, known in zip(seen.found, (2, 6)):
         lab.expect(
-            (found.pages, found.look_ups <= 6 - known + 1),
-            (seen.inserted[0], True),
-            f"match(known={known} blocks) of 6 cached blocks (pages, at most {7 - known} look-ups)",
-            "the known pages stand in front, and their keys are not looked up again",
+            found.pages,
+            seen.inserted[0],
+            f"match(known={known} blocks) of 6 cached blocks",
+            "the pages of `known` stand in front of those that are found after them",
+        )
+
+
+def test_the_keys_of_known_pages_are_not_looked_up_again(lab: Judge) -> None:
+    whole = prompt(lab, 6)
+    longer = prompt(lab, 9, begin=whole)
+    seen = match(lab, [whole], [asked(longer, known=known) for known in (2, 6)])
+    for found, known in zip(seen.found, (2, 6)):
+        lab.expect(
+            found.pages[-1:], seen.inserted[0][-1:], f"match(known={known} blocks)", "the match is whole"
+        )
+        lab.at_most(
+            found.look_ups,
+            6 - known + 1,
+            f"match(known={known} blocks) of 6 cached blocks (look-ups)",
+            "each key after `known` is looked up once, up to the first one that does not continue the run",
         )
 
 

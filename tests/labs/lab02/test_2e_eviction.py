@@ -29,8 +29,10 @@ def replay(
     *,
     insert_first: bool = False,
     leased: tuple[int, ...] = (),
+    asks: int = 1,
 ) -> Seen:
     inputs = {"references": references, "capacity": capacity, "insert_first": insert_first, "leased": leased}
+    inputs["asks"] = asks
     return lab.ask("replay", inputs, Seen)
 
 
@@ -115,7 +117,8 @@ def test_the_newest_item_is_judged_last_when_it_came_in_first(lab: Judge) -> Non
         seen.victims,
         [a],
         f"3 places; {a}, {b}, {c} are all hit, and {d} is inserted before one is evicted (victims)",
-        "the hand passes the item for which the place is needed",
+        "with more items than its capacity, the newest one has just come in: the hand passes it, and it is "
+        "yielded last",
     )
     lab.expect(
         replay(lab, [a, b, c, a, b, c, d], 3, insert_first=True, leased=(a, b, c)).victims,
@@ -146,6 +149,32 @@ def test_every_item_is_offered_exactly_once(lab: Judge) -> None:
         [*cold, *(item for item in items if item in hit)],
         f"victims() of {items}, of which {sorted(hit)} were hit (all that is yielded)",
         "first the items with a clear bit, from old to new; in the next round the others; each once",
+    )
+
+
+def test_whoever_asks_again_is_offered_the_same_item(lab: Judge) -> None:
+    a, b, c, d, e, f = names(lab, 6)
+    seen = replay(lab, [a, b, c, d, a, e, f], 4, asks=2)
+    lab.expect(
+        seen.victims,
+        [b, c],
+        f"4 places; {a} is hit; {e} and {f} need places, and victims() is asked twice for each (victims)",
+        "an item that was yielded and not evicted is offered first again: the hand stays until it is passed",
+    )
+
+
+def test_a_pool_that_inserts_first_evicts_the_same_items(lab: Judge) -> None:
+    references = trace_of(lab)
+    paper = Paper(lab.size.pool_blocks)
+    for item in references:
+        paper.refer(item)
+    seen = replay(lab, references, lab.size.pool_blocks, insert_first=True)
+    wrong = next((n for n, pair in enumerate(zip(seen.victims, paper.victims)) if pair[0] != pair[1]), 0)
+    lab.expect(
+        (len(seen.victims), seen.victims[wrong : wrong + 3]),
+        (len(paper.victims), paper.victims[wrong : wrong + 3]),
+        f"replay of {len(references):,} references, inserted first (victims, victims from number {wrong})",
+        "the hand passes the newest item and leaves its bit, so the victims are those of the paper",
     )
 
 

@@ -16,8 +16,9 @@ from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
-from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.lab import lab_in, labs_in
 from mooncake_lite.labs.release import leaks, release, solutions
+from mooncake_lite.labs.variant import sheet
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
@@ -90,6 +91,14 @@ def test_a_release_tells_assistants_to_coach_and_its_sheet_has_the_numbers_of_th
     assert "| tokens per page | " in sheet
     assert not re.search(r"\{\w+\}", sheet)
     assert (tree / LAB.folder / "data" / "trace.jsonl").read_bytes().startswith(b'{"timestamp":0.0,')
+
+
+@pytest.mark.quick
+def test_no_sheet_of_any_class_has_a_name_in_place_of_a_number() -> None:
+    for lab in labs_in(ROOT).values():
+        for seed in range(50):
+            text = sheet(lab, ROOT, seed)
+            assert not re.search(r"\{\w+\}", text), f"lab {lab.number}, seed {seed}"
 
 
 def test_an_untouched_release_gets_no_point(tree: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from store.policies.sieve import SIEVE
 def books(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play a history of sequences on one set of pages, and tell the books after each step.
 
-    Steps: ["start", name, tokens], ["fork", name, new name], ["write", name], ["end", name].
+    Steps: ["start", name, tokens], ["fork", name, new name], ["write", name], ["end", name]. A step
+    after which a sequence holds a page that is not used is the last one: nothing sensible can follow.
     """
     pages = Pages(inputs["num_pages"], inputs["page_tokens"])
     held: dict[str, list[int]] = {}
@@ -57,6 +58,8 @@ def books(inputs: dict[str, Any]) -> list[dict[str, Any]]:
                 "free": list(pages.free),
             }
         )
+        if any(page not in pages.used for numbers in held.values() for page in numbers):
+            break
     return seen
 
 
@@ -199,6 +202,7 @@ def replay(inputs: dict[str, Any]) -> dict[str, Any]:
 
     insert_first   a new item comes in before another is evicted, as in `simulate cache`
     leased         items that may not be evicted
+    asks           how often victims() is asked for a first item before one is evicted
     """
     steps = 0
 
@@ -227,6 +231,8 @@ def replay(inputs: dict[str, Any]) -> dict[str, Any]:
         leased = set(inputs["leased"])
 
         def evict() -> None:
+            for _ in range(inputs["asks"] - 1):
+                next(policy.victims(0.0), None)
             for item in policy.victims(0.0):
                 if item not in leased:
                     policy.on_remove(item, evicted=True)
