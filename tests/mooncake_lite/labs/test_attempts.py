@@ -1,0 +1,91 @@
+"""Attempts by people who had not seen the solutions: they get the points that a teacher would give.
+
+tests/labs/attempts/labNN/NAME has the regions that its author changed, regions/2a.py and so on, and
+expected.toml: for each of them the least and the most points of a fair teacher, and parts of the messages.
+`make test` grades these regions alone. `make soak` grades whole submissions, with seeds of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mooncake_lite.labs.checking import over
+from mooncake_lite.labs.grading import Grade, Grader
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.submission import Submission
+from mooncake_lite.labs.trees import child_files, copied
+from mooncake_lite.labs.variant import private_seed, public_seed
+from tests.mooncake_lite.labs.sample_class import reference
+from tests.mooncake_lite.labs.trees import ROOT
+
+ATTEMPTS = sorted(path.parent for path in (ROOT / "tests/labs/attempts").glob("lab*/*/expected.toml"))
+
+
+class Expected(msgspec.Struct, forbid_unknown_fields=True):
+    """What a teacher gives for a task: at least and at most so many points, and parts of the messages."""
+
+    points: tuple[int, int]
+    says: list[str]
+
+
+Graders = Callable[[int], Grader]
+
+
+@pytest.fixture(scope="module")
+def graders(tmp_path_factory: pytest.TempPathFactory) -> Graders:
+    """A grader for each lab by its number; they share nothing."""
+
+    @cache
+    def made(number: int) -> Grader:
+        clean, lab = tmp_path_factory.mktemp("clean"), lab_in(ROOT, number)
+        copied(ROOT, clean, list(child_files(ROOT, lab)), lab)
+        return Grader(root=ROOT, lab=lab, clean=clean, seeds=seeds("attempts"), isolated=False)
+
+    return made
+
+
+def seeds(text: str) -> dict[str, int]:
+    return {"public": public_seed(text), "private": private_seed(text)}
+
+
+def test_there_are_right_and_wrong_attempts() -> None:
+    names = [path.name for path in ATTEMPTS if path.parent.name == "lab02"]
+    assert names == ["right_1", "right_2", *(f"wrong_{number}" for number in range(1, 6))]
+
+
+@pytest.mark.parametrize("folder", ATTEMPTS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_an_attempt_gets_the_points_of_a_teacher(folder: Path, graders: Graders, soak: int) -> None:
+    grader = graders(int(folder.parent.name.removeprefix("lab")))
+    expected = msgspec.toml.decode((folder / "expected.toml").read_bytes(), type=dict[str, Expected])
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (folder / "regions").iterdir()}
+    assert texts.keys() == expected.keys()
+    prediction = (folder / "prediction.toml").read_text(encoding="utf-8")
+    if soak == 1:
+        compare(grader, grader.judged(folder.name, Submission(texts, prediction)), expected)
+        return
+    whole = reference(grader.lab) | texts
+    for number in range(5):
+        other = replace(grader, seeds=seeds(f"attempts {number}"))
+        grade = other.judged(folder.name, Submission(whole, prediction))
+        compare(other, grade, expected)
+        for task in grader.lab.tasks:
+            full = sum(msgspec.structs.astuple(task.points))
+            assert task.id in texts or grade.scores[task.id].points == full
+
+
+def compare(grader: Grader, grade: Grade, expected: dict[str, Expected]) -> None:
+    assert grade.messages == []
+    for name, wanted in expected.items():
+        seen = grade.scores[name]
+        costs = [over(grader.lab.task(name), cost) for cost in seen.costs]
+        said = "\n".join([seen.state, *seen.failed.values(), *costs, *seen.untidy])
+        least, most = wanted.points
+        assert least <= seen.points <= most, f"{name} gets {seen.points}:\n{said}"
+        for words in wanted.says:
+            assert words in said, f"{name} does not say {words!r}:\n{said}"
