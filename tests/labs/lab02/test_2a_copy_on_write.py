@@ -40,10 +40,10 @@ def told(steps: list[Step], number: int) -> str:
     return f"step {number + 1} of {len(steps)}: {' '.join(map(str, steps[number]))}"
 
 
-def random_history(lab: Judge, length: int = 60) -> list[Step]:
-    """Sequences that start, fork, write and end, drawn by the seed."""
+def random_history(lab: Judge) -> list[Step]:
+    """Sequences that start, fork, write and end, drawn by the seed; long enough to fill pages of any size."""
     live, steps, named = [], [], 0
-    for _ in range(length):
+    for _ in range(40 + 10 * lab.size.page_tokens):
         verb = lab.random.choice(["start", "fork", "write", "write", "write", "end"])
         if not live or (verb == "start" and len(live) < 4):
             named += 1
