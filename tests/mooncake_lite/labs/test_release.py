@@ -177,6 +177,9 @@ def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tre
     git(tree, "switch", "-q", "main")
     with pytest.raises(LabError, match="the branch lab-2 is there already"):
         labs("start", "2")
+    assert "You are on the branch lab-0" in labs("start", "0").output
+    assert git(tree, "status", "--porcelain") == ""
+    assert (tree / lab_in(ROOT, 0).folder / "data" / "request_1.json").exists()
 
 
 def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path: Path, soak: int) -> None:
