@@ -30,8 +30,8 @@ Told = Callable[[], None]
 
 
 def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int) -> Experiment:
-    """Return an experiment with much sharing: conversations about a thousand documents."""
-    mix = SessionMix(documents=1_000)
+    """Return an experiment with some sharing, as the paper's traces have: most tokens of a prompt are new."""
+    mix = SessionMix(documents=1_000, document_tokens=(512, 6_144), question_tokens=6_000, turns=1.5)
     return Experiment(costs=costs, prefills=prefills, decodes=decodes, requests=requests, mix=mix)
 
 

@@ -33,7 +33,7 @@ def test_mean_ttft_falls_from_random_over_load_balancing_and_local_cache_to_kvca
     """
     seeds = seeds_of(soak)
     experiment = compare_policies.cluster(_costs(), 4, 4, 1_000 if soak > 1 else 300)
-    rate = None if soak > 1 else 6.0
+    rate = None if soak > 1 else 3.5
     result = compare_policies.compare(experiment, compare_policies.SLOWEST_FIRST, seeds, rate, lambda: None)
     for slower, faster, count in result.pairs():
         assert count >= NEEDED * len(seeds), f"{slower} is slower than {faster} for {count} of {len(seeds)}"
