@@ -14,7 +14,9 @@ The key of a block stands for its whole prefix. When a key of a prompt and a key
 before them are equal too. A walk over a prompt therefore compares one key per run, not one per block. A
 million blocks are a few thousand runs, and have a few hundred different combinations of places.
 
-Changes split runs. A walk joins neighbouring runs in the same places, so that the next walk is short.
+Changes split runs. A walk joins neighbouring runs in the same places, so that the next walk is short. The
+removal of a single block from its only place does not split its run: the key leaves _run_of and stays in the
+list. The next reader of the list splits it at all such keys.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ import numpy as np
 Tier = Literal["dram", "ssd"]
 
 _TIERS: tuple[Tier, Tier] = ("dram", "ssd")
+
+MOST_GONE = 0.8
+"""Part of a run's keys that may be gone before it is split: a list of keys is at most five times too long."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -53,10 +58,13 @@ class _Run(list[int]):
     """The keys of consecutive blocks of one chain. The depth of a single block may be wrong, and is not used.
 
     It is a list instead of having one: changes of many single blocks mostly wait for objects from memory.
+
+    gone   number of its keys that it no longer has: they are in another run, or in none
     """
 
-    __slots__ = ("depth", "places")
+    __slots__ = ("depth", "gone", "places")
     depth: int
+    gone: int
     places: _Places
 
 
@@ -124,8 +132,8 @@ class PrefixIndex:
 
         nodes   of the holders, in the order in which their first holders were added
 
-    Invariants: each key is in one run, once. No run is empty, and none has an empty combination of places.
-    A combination exists once. Each tier of a holder has a bit of its own.
+    Invariants: each key is in one run, once. No run is without keys, and none has an empty combination of
+    places. A combination exists once. Each tier of a holder has a bit of its own.
     """
 
     def __init__(self) -> None:
@@ -174,17 +182,14 @@ class PrefixIndex:
 
     def removed(self, key: int, holder: int, tier: Tier) -> None:
         """Note that a block can no longer be read from there. Unknown places change nothing."""
-        run, bit = self._run_of.get(key), self._bit_of.get((holder, tier), 0)
-        if run is not None and run.places.bits & bit:
-            # Most often the end is evicted. `is` does not wait for the memory of another key, as == would.
-            at = len(run) - 1 if run[-1] is key else run.index(key)
-            bits = run.places.bits ^ bit
-            if bits:
-                self._move(run, at, 1, bits)
-            else:  # what _move does, without the copies that several blocks need
-                del self._run_of[key]
-                if len(run) > 1:
-                    self._take_out(run, at, at + 1)
+        run = self._run_of.get(key)
+        if run is None or run.places.bits != self._bit_of.get((holder, tier)):
+            self.removed_run([key], holder, tier)
+            return
+        del self._run_of[key]
+        run.gone += 1
+        if MOST_GONE * len(run) < run.gone < len(run):
+            self._tidy(run)
 
     def stored_run(self, keys: list[int], depth: int, holder: int, tier: Tier) -> None:
         """Note that consecutive blocks of one chain can be read from this tier of this holder.
@@ -193,7 +198,7 @@ class PrefixIndex:
         """
         bit, at = self._bit_of[holder, tier], 0
         while at < len(keys):
-            run = self._run_of.get(keys[at])
+            run = self._run_with(keys[at])
             if run is None:
                 count = self._num_unknown(keys, at)
                 self._add(keys[at : at + count], depth + at, self._places_of(bit))
@@ -207,7 +212,7 @@ class PrefixIndex:
         """Note that blocks can no longer be read from there. Fast for blocks in the order of their chain."""
         bit, at = self.bit(holder, tier), 0
         while at < len(keys):
-            run = self._run_of.get(keys[at])
+            run = self._run_with(keys[at])
             if run is None:
                 at += 1
                 continue
@@ -215,6 +220,27 @@ class PrefixIndex:
             if run.places.bits & bit:
                 self._move(run, start, count, run.places.bits ^ bit)
             at += count
+
+    def _run_with(self, key: int) -> _Run | None:
+        """Return the run that has a key, without keys that are gone."""
+        run = self._run_of.get(key)
+        if run is None or not run.gone:
+            return run
+        self._tidy(run)
+        return self._run_of[key]
+
+    def _tidy(self, run: _Run) -> None:
+        """Split a run at its keys that are gone. The longest part stays in this run."""
+        get = self._run_of.get
+        holes = [at for at, key in enumerate(run) if get(key) is not run]
+        parts = [(one + 1, two) for one, two in zip([-1, *holes], [*holes, len(run)]) if two - one > 1]
+        longest = max(parts, key=lambda part: part[1] - part[0], default=(0, 0))
+        for start, end in parts:
+            if start != longest[0]:
+                self._add(run[start:end], run.depth + start, run.places)
+        run[:] = run[slice(*longest)]
+        run.depth += longest[0]
+        run.gone = 0
 
     def _num_unknown(self, keys: list[int], at: int) -> int:
         """Count the keys from keys[at] on until one that is in a run."""
@@ -240,7 +266,7 @@ class PrefixIndex:
     def _add(self, keys: list[int], depth: int, places: _Places) -> None:
         """Make a run of keys that are in no run, or no longer in theirs."""
         run = _Run(keys)
-        run.depth, run.places = depth, places
+        run.depth, run.places, run.gone = depth, places, 0
         run_of = self._run_of
         for key in keys:  # faster than an update from another dictionary, which hashes every key twice
             run_of[key] = run
@@ -288,6 +314,9 @@ class PrefixIndex:
             run = get(keys[at])
             if run is None:
                 break
+            if run.gone:
+                self._tidy(run)
+                run = self._run_of[keys[at]]
             count = _num_equal(run, keys, at)
             if last is None or run.places is not last.places:
                 places.append(run.places)
@@ -319,6 +348,8 @@ class PrefixIndex:
 
     def runs(self) -> list[tuple[int, ...]]:
         """Return the keys of each run, for tests and measurements."""
+        for run in {id(run): run for run in self._run_of.values() if run.gone}.values():
+            self._tidy(run)
         return [tuple(run) for key, run in self._run_of.items() if run[0] == key]
 
     def check(self) -> None:
@@ -326,11 +357,11 @@ class PrefixIndex:
         assert self._bit_of == {place: 1 << n for n, place in enumerate(self._place_of_bit)}
         assert self.nodes == sorted(self._column_of_node, key=self._column_of_node.__getitem__)
         runs = {id(run): run for run in self._run_of.values()}
-        keys = [key for run in runs.values() for key in run]
-        assert len(keys) == len(self._run_of), "a key is in two runs, or in none"
+        listed = sum(len(run) - run.gone for run in runs.values())
+        assert listed == len(self._run_of), "a key is in two runs, or in none"
         for run in runs.values():
-            assert run, "a run is empty"
-            assert all(self._run_of[key] is run for key in run)
+            assert run.gone == sum(self._run_of.get(key) is not run for key in run) < len(run)
+            assert run.gone <= MOST_GONE * len(run)
             assert self._combinations.get(run.places.bits) is run.places, "a combination exists twice"
         assert 0 not in self._combinations, "a run without a place is kept"
         for bits, places in self._combinations.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,6 +103,35 @@ def test_a_walk_joins_what_lies_in_the_same_places() -> None:
     index.leading(keys)
     assert len(index.runs()) == 1
     index.check()
+
+
+@pytest.mark.parametrize("every", [1, 7, 60])
+def test_blocks_that_are_removed_one_by_one_in_any_order_are_gone_for_each_walk(every: int) -> None:
+    """A removal leaves its key in the list of its run until the run is walked or mostly gone."""
+    index, keys = index_of(), [*range(100, 160)]
+    index.stored_run(keys, 0, 5, "dram")
+    order = random.Random(every).sample(keys, len(keys))
+    for number, key in enumerate(order, 1):
+        index.removed(key, 5, "dram")
+        index.check()
+        left = {*order[number:]}
+        assert {key for key, _, _ in index.places()} == left
+        if number % every == 0:
+            first_gone = next(at for at, key in enumerate(keys) if key not in left)
+            assert index.leading(keys).blocks == first_gone
+            index.check()
+    assert index.runs() == []
+
+
+def test_a_block_that_comes_back_joins_the_run_that_it_has_left() -> None:
+    index, keys = index_of(), [*range(100, 110)]
+    index.stored_run(keys, 0, 5, "dram")
+    index.removed(104, 5, "dram")
+    index.removed(107, 5, "dram")
+    index.stored(104, 5, "dram")
+    index.check()
+    assert index.leading(keys).blocks == 7
+    assert sorted(map(len, index.runs())) == [2, 7]
 
 
 def test_a_prompt_that_leaves_a_run_in_the_middle_counts_up_to_there() -> None:
