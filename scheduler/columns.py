@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scheduler.instances import DecodeInstance, PrefillInstance
+
 
 class PrefillColumns:
     """Instances that prefill.
@@ -41,6 +43,11 @@ class PrefillColumns:
         self.waiting_s = np.zeros(len(instances))
         self.ends_s = np.zeros(len(instances))
 
+    def show(self, one: PrefillInstance) -> None:
+        """Repeat the numbers of an instance in its row."""
+        self.waiting_s[one.row] = one.waiting_s
+        self.ends_s[one.row] = one.ends_s
+
     def __len__(self) -> int:
         return len(self.instance)
 
@@ -59,6 +66,12 @@ class DecodeColumns:
         self.free = np.array(free, np.int64)
         self.batch = np.zeros(len(instances))
         self.context = np.zeros(len(instances))
+
+    def show(self, one: DecodeInstance) -> None:
+        """Repeat the numbers of an instance in its row."""
+        self.free[one.row] = one.free
+        self.batch[one.row] = one.slots - one.free
+        self.context[one.row] = one.context
 
     def __len__(self) -> int:
         return len(self.instance)

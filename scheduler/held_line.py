@@ -5,7 +5,7 @@ Kept by `scheduler.state`. Books only; `scheduler.queues` decides about the orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 
 from scheduler.line import FIRST, Key, Line
@@ -88,6 +88,11 @@ class HeldLine:
             self.prefill_s = self.prefill_s - held.prefill_s if self._held else 0.0
             self.sequences -= held.request.n
         return held
+
+    def change_key(self, request_id: str, key: Key) -> None:
+        """Give a request that waits another key."""
+        self._held[request_id] = replace(self._held[request_id], key=key)
+        self._line.change_key(request_id, key)
 
     def check(self) -> None:
         """Assert the invariants."""

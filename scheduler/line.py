@@ -61,6 +61,13 @@ class Line:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
+    def change_key(self, name: str, key: Key) -> None:
+        """Give a name another key. Among equal keys it keeps its place in the order of joining."""
+        number = self._entries[name][1]
+        self.remove(name)
+        entry = self._entries[name] = key, number, name
+        heappush(self._heap, entry)
+
     def check(self) -> None:
         """Assert that every living entry is in the heap."""
         found = {entry[2] for entry in self._heap if self._entries.get(entry[2]) is entry}

@@ -118,23 +118,11 @@ class State:
         )
         for row, prefill in enumerate(prefills):
             prefill.row = row
-            self._show_prefill(prefill)
+            self.prefill_columns.show(prefill)
         self.decode_columns = DecodeColumns(list(self.decodes), [one.free for one in decodes])
         for row, decode in enumerate(decodes):
             decode.row = row
-            self._show_decode(decode)
-
-    def _show_prefill(self, prefill: PrefillInstance) -> None:
-        """Repeat the numbers of an instance in its row."""
-        columns, row = self.prefill_columns, prefill.row
-        columns.waiting_s[row] = prefill.waiting_s
-        columns.ends_s[row] = prefill.ends_s
-
-    def _show_decode(self, decode: DecodeInstance) -> None:
-        columns, row = self.decode_columns, decode.row
-        columns.free[row] = decode.free
-        columns.batch[row] = decode.slots - decode.free
-        columns.context[row] = decode.context
+            self.decode_columns.show(decode)
 
     def holds(self, instance: int, stored: list[int], removed: list[int]) -> None:
         """Note blocks that came into an instance's pages, and those that left them."""
@@ -232,9 +220,9 @@ class State:
         prefill.pending_tokens += placed.uncached_tokens
         begins_s, seconds = max(prefill.ends_s, now), self.costs.queue_s(prefill.instance, placed.waiting_s)
         prefill.ends_s = begins_s + float(seconds)
-        self._show_prefill(prefill)
+        self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
-        self.queue.on_leave(placed.request, placed.key, started=True)
+        self._stop_waiting(placed.request, started=True)
 
     def defer(self, request_id: str) -> None:
         """Put a request that could not start, or that must start again, back to the head of its queue.
@@ -292,8 +280,8 @@ class State:
         old.take(request_id, 0, placed.context, coming=not placed.decodes)
         new.take(request_id, slots, placed.context, coming=not placed.decodes)
         placed.placement = msgspec.structs.replace(placed.placement, decode=decode)
-        self._show_decode(old)
-        self._show_decode(new)
+        self.decode_columns.show(old)
+        self.decode_columns.show(new)
 
     def _prefill_s(self, request: Request, cached: int) -> float:
         return float(self.costs.config.prefill.seconds(request.num_tokens, cached))
@@ -303,7 +291,7 @@ class State:
         prefill.waiting_s += placed.waiting_s
         prefill.pending_tokens += placed.uncached_tokens
         self._num_queued += 1
-        self._show_prefill(prefill)
+        self.prefill_columns.show(prefill)
 
     def _leave_queue(self, prefill: PrefillInstance, placed: Placed) -> None:
         """Take a request out of a queue. Sums of seconds begin anew at 0: rounding does not add up."""
@@ -311,7 +299,16 @@ class State:
         prefill.pending_tokens -= placed.uncached_tokens
         prefill.waiting_s = prefill.waiting_s - placed.waiting_s if prefill.queue else 0.0
         self._num_queued -= 1
-        self._show_prefill(prefill)
+        self.prefill_columns.show(prefill)
+
+    def _stop_waiting(self, request: Request, *, started: bool) -> None:
+        """Tell the queue that a request waits no longer, and give others the keys that change with it."""
+        for name, key in self.queue.on_leave(request, started=started).items():
+            if name in self.held:
+                self.held.change_key(name, key)
+            elif (placed := self._placed[name]).key != FIRST:
+                placed.key = key
+                self._prefill_of(name).queue.change_key(name, key)
 
     def _leave_slot(self, prefill: PrefillInstance, placed: Placed) -> None:
         del prefill.running[placed.request.request_id]
@@ -320,7 +317,7 @@ class State:
             self._flows[node] -= 1
         if not prefill.running:
             prefill.ends_s = 0.0
-            self._show_prefill(prefill)
+            self.prefill_columns.show(prefill)
 
     def keep_slots(self, request_id: str, slots: int) -> None:
         """Free all decode slots of a request but these: its other answers have ended."""
@@ -334,12 +331,12 @@ class State:
         more = decode.take(name, slots, placed.context, coming=not placed.decodes)
         self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
-        self._show_decode(decode)
+        self.decode_columns.show(decode)
 
     def forget(self, request_id: str) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
         if held := self.held.leave(request_id):
-            self.queue.on_leave(held.request, held.key, started=False)
+            self._stop_waiting(held.request, started=False)
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
@@ -348,7 +345,7 @@ class State:
         prefill = self.prefills[placed.placement.prefill]
         if request_id in prefill.queue:
             self._leave_queue(prefill, placed)
-            self.queue.on_leave(placed.request, placed.key, started=False)
+            self._stop_waiting(placed.request, started=False)
             self._look_at(prefill)
         elif request_id in prefill.running:
             self._leave_slot(prefill, placed)

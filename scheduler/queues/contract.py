@@ -15,7 +15,7 @@ from scheduler.requests import Request
 class Queue(Protocol):
     """Gives each request a key when it joins a line; the least key begins first.
 
-    A key does not change while a request waits, so that a line is a heap.
+    A key changes while a request waits only where `on_leave` returns a new one, so that a line is a heap.
 
     trust   part of the decode slots that go by predicted length instead, 0 to 1; see predicted.py
     """
@@ -26,5 +26,5 @@ class Queue(Protocol):
     def key(self, request: Request, prefill_s: float, now: float) -> Key:
         """Return the key of a request whose prefill is predicted to take so many seconds."""
 
-    def on_leave(self, request: Request, key: Key, *, started: bool) -> None:
-        """Note that a request leaves a line: its prefill begins, it was placed or it has ended."""
+    def on_leave(self, request: Request, *, started: bool) -> dict[str, Key]:
+        """Note that a request begins, or ends while it waits. Returns {request id: new key} of others."""

@@ -9,23 +9,78 @@ wait. The bound (P. Goyal, H. Vin and H. Cheng, "Start-time fair queueing", IEEE
 Networking, 1997): while two flows f and g both wait on one server, the seconds W that each got satisfy
 |W_f / r_f - W_g / r_g| <= l_f / r_f + l_g / r_g, with l the largest request of each. W counts predicted
 seconds, so the bound does not depend on how well they are predicted.
+
+A request that ends while it waits got no service. The later ones of its flow get the tags that they would
+have without it. The bound still holds: the new tag of the next one is at least the old tag of the one that
+ended, and on one server no request that waits has a tag below v.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from scheduler.line import FIRST, Key
+from scheduler.line import Key
 from scheduler.requests import Request
 
 MOST_FLOWS = 10_000
 """Flows that are remembered; those whose finish is past are forgotten when there are more."""
 
 
+@dataclass(slots=True)
+class _Tagged:
+    """One request: v at its arrival, its seconds over the rate of its flow, and its start tag."""
+
+    request: Request
+    virtual: float
+    length: float
+    start: float
+    begun: bool = False
+
+    @property
+    def finish(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(slots=True)
+class _Flow:
+    """The requests of a flow in the order of their arrival, from the first one that waits.
+
+    With several servers, some of them may have begun before it.
+
+    finish   finish tag of the request before the first one here
+    """
+
+    finish: float = 0.0
+    requests: dict[str, _Tagged] = field(default_factory=dict)
+
+    def last_finish(self) -> float:
+        """Return the finish tag of the last request."""
+        return self.requests[next(reversed(self.requests))].finish if self.requests else self.finish
+
+    def begin(self, request_id: str) -> None:
+        """Note that a request begins. Drops those at the front that have begun."""
+        self.requests[request_id].begun = True
+        while self.requests and (first := next(iter(self.requests.values()))).begun:
+            self.finish = first.finish
+            del self.requests[first.request.request_id]
+
+    def end(self, request_id: str) -> dict[str, Key]:
+        """Drop a request that waits. Returns the new keys of the others that wait."""
+        del self.requests[request_id]
+        finish, changed = self.finish, dict[str, Key]()
+        for name, one in self.requests.items():
+            start = max(one.virtual, finish)
+            if start != one.start and not one.begun:
+                changed[name] = (start, one.request.arrived_s)
+            one.start = start
+            finish = one.finish
+        return changed
+
+
 class FairShares:
     """The request with the least start tag begins first.
 
-    _finish   flow -> finish tag of its last request
     _waiting  class -> tenants with requests that wait -> how many
     """
 
@@ -36,28 +91,37 @@ class FairShares:
         """weights: of the service classes, by class_id."""
         self._weights = weights
         self._virtual = 0.0
-        self._finish: dict[tuple[int, str], float] = {}
+        self._flows: dict[tuple[int, str], _Flow] = {}
         self._waiting: dict[int, dict[str, int]] = {}
 
     def key(self, request: Request, prefill_s: float, now: float) -> Key:
         """Return the start tag; of equal ones the first to arrive."""
-        flow = request.class_id, request.tenant
         tenants = self._waiting.setdefault(request.class_id, {})
         tenants[request.tenant] = tenants.get(request.tenant, 0) + 1
         rate = self._weights[request.class_id] / len(tenants)
-        start = max(self._virtual, self._finish.get(flow, 0.0))
-        self._finish[flow] = start + prefill_s / rate
-        if len(self._finish) > MOST_FLOWS:
-            self._finish = {flow: at for flow, at in self._finish.items() if at > self._virtual}
+        flow = self._flows.setdefault((request.class_id, request.tenant), _Flow())
+        start = max(self._virtual, flow.last_finish())
+        flow.requests[request.request_id] = _Tagged(request, self._virtual, prefill_s / rate, start)
+        if len(self._flows) > MOST_FLOWS:
+            self._flows = {
+                name: one for name, one in self._flows.items() if one.requests or one.finish > self._virtual
+            }
         return start, request.arrived_s
 
-    def on_leave(self, request: Request, key: Key, *, started: bool) -> None:
-        """Move the virtual time to the start tag of a request that begins."""
-        if key == FIRST:
-            return
+    def on_leave(self, request: Request, *, started: bool) -> dict[str, Key]:
+        """Move v to the start tag of a request that begins; tag the others anew if it ended before."""
+        flow = self._flows.get((request.class_id, request.tenant))
+        if flow is None or request.request_id not in flow.requests:
+            return {}  # it had begun before, and was first in its line
+        tagged = flow.requests[request.request_id]
+        if tagged.begun:
+            return {}
         tenants = self._waiting[request.class_id]
         tenants[request.tenant] -= 1
         if not tenants[request.tenant]:
             del tenants[request.tenant]
-        if started:
-            self._virtual = max(self._virtual, key[0])
+        if not started:
+            return flow.end(request.request_id)
+        self._virtual = max(self._virtual, tagged.start)
+        flow.begin(request.request_id)
+        return {}

@@ -16,5 +16,6 @@ class FCFS:
         """Return the time of arrival."""
         return (request.arrived_s,)
 
-    def on_leave(self, request: Request, key: Key, *, started: bool) -> None:
-        """Nothing to note."""
+    def on_leave(self, request: Request, *, started: bool) -> dict[str, Key]:
+        """Change no key."""
+        return {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import combinations
+from math import inf
 from typing import NamedTuple
 
 import pytest
@@ -47,19 +48,28 @@ JOBS = st.lists(
 )  # fmt: skip
 
 
-def begun(queue: Queue, jobs: list[Job]) -> list[float]:
-    """When each prefill begins. Every request that came begins once, and the server is never idle in vain."""
+def begun(queue: Queue, jobs: list[Job], cancels: dict[int, float] | None = None) -> list[float]:
+    """When each prefill begins. Every request that came begins once, and the server is never idle in vain.
+
+    cancels   job -> when its client gives up, if it still waits then: such a job begins at inf
+    """
     costs = CostConfig(prefill=PrefillCost(0.0, 1 / TOKENS_PER_S), is_guess=False)
     state = s.State(10**6, Costs(costs), queue)
     state.add_instance(1, 0, ["prefill"], 1)
     state.add_instance(2, 0, ["decode"], len(jobs))
     times: dict[int, float] = {}
+    gone: set[int] = set()
     events = [(job.arrived_s, 1, number) for number, job in enumerate(jobs)]
+    events += [(at, 2, number) for number, at in (cancels or {}).items()]
     events.sort()
     while events:
-        now, is_arrival, number = heappop(events)
+        now, what, number = heappop(events)
         job, name = jobs[number], f"{number}"
-        if is_arrival:
+        if what == 2:
+            if name in state and number not in times:
+                gone.add(number)
+                state.forget(name)
+        elif what == 1:
             wanted = s.Request(
                 name, job.tokens, (), 64, 16, job.class_id, arrived_s=now, slo_ttft_s=job.limit_s
             )
@@ -73,8 +83,8 @@ def begun(queue: Queue, jobs: list[Job]) -> list[float]:
             heappush(events, (now + jobs[int(first)].work_s, 0, int(first)))
         state.check()
         assert state.num_running or not state.num_waiting
-    assert sorted(times) == list(range(len(jobs)))
-    return [times[number] for number in range(len(jobs))]
+    assert times.keys() | gone == {*range(len(jobs))}
+    return [times.get(number, inf) for number in range(len(jobs))]
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -110,6 +120,20 @@ def test_a_request_with_an_earlier_deadline_never_waits_for_a_later_one(jobs: li
     for (one, one_s), (other, other_s) in combinations(zip(jobs, times), 2):
         if one.arrived_s + one.limit_s < other.arrived_s + other.limit_s and one.arrived_s <= other_s:
             assert one_s <= other_s
+
+
+@given(jobs=JOBS, cancels=st.dictionaries(st.integers(0, 24), st.integers(0, 600).map(lambda at: at / 10)))
+@QUICK
+def test_under_fair_the_others_begin_as_if_a_request_cancelled_in_the_line_had_never_come(
+    jobs: list[Job], cancels: dict[int, float]
+) -> None:
+    cancels = {
+        number: max(at, jobs[number].arrived_s) for number, at in cancels.items() if number < len(jobs)
+    }
+    times = begun(QUEUES["fair"](QueueConfig(WEIGHTS)), jobs, cancels)
+    served = [number for number, at in enumerate(times) if at < inf]
+    alone = begun(QUEUES["fair"](QueueConfig(WEIGHTS)), [jobs[number] for number in served])
+    assert [times[number] for number in served] == alone
 
 
 BURSTS = st.lists(

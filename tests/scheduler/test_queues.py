@@ -8,6 +8,7 @@ import scheduler as s
 from scheduler.line import FIRST, Line
 from scheduler.queues import QUEUES, QueueConfig
 from scheduler.queues.fair import FairShares
+from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
 
@@ -45,14 +46,13 @@ def served(queue: FairShares, jobs: list[tuple[int, str, float]]) -> list[tuple[
     line, waiting = Line(), {}
     for number, (class_id, tenant, work_s) in enumerate(jobs):
         wanted = request(f"r{number}", class_id=class_id, tenant=tenant)
-        key = queue.key(wanted, work_s, 0.0)
-        line.add(wanted.request_id, key)
-        waiting[wanted.request_id] = wanted, key, jobs[number]
+        line.add(wanted.request_id, queue.key(wanted, work_s, 0.0))
+        waiting[wanted.request_id] = wanted, jobs[number]
     done = []
     while (name := line.head()) is not None:
-        wanted, key, job = waiting[name]
+        wanted, job = waiting[name]
         line.remove(name)
-        queue.on_leave(wanted, key, started=True)
+        queue.on_leave(wanted, started=True)
         done.append(job)
     return done
 
@@ -68,6 +68,26 @@ def test_a_class_that_was_idle_gets_no_credit_for_it() -> None:
     served(queue, [(0, "", 1.0)] * 5)
     jobs = [(1, "", 1.0)] * 6 + [(0, "", 1.0)] * 6
     assert {job[0] for job in served(queue, jobs)[:3]} == {0, 1}
+
+
+def test_a_request_cancelled_while_it_waits_is_no_service_to_its_tenant() -> None:
+    """The second request of a tenant takes the place of its first one, which ends without a prefill."""
+    state = s.State(10, queue=FairShares())
+    state.add_instance(1, 0, ["prefill"], 1)
+    state.add_instance(2, 0, ["decode"], 9)
+    for name, tenant in (("running", "x"), ("long", "a"), ("a", "a"), ("b", "b"), ("b2", "b")):
+        wanted = s.Request(name, 1000 if name == "long" else 10, (), 64, 16, tenant=tenant)
+        state.place(wanted, s.Placement(name, 1, 2, False, 0, NO_TERMS), 0.0)
+        if name == "running":
+            state.start(name, 0.0)
+    state.hold(s.Request("a2", 10, (), 64, 16, tenant="a"), 0.0)
+    assert list(state.prefills[1].queue) == ["long", "b", "b2", "a"]
+    state.forget("long")
+    assert list(state.prefills[1].queue) == ["a", "b", "b2"]
+    held = state.held.leave("a2")
+    assert held is not None
+    assert held.key < (1.0,), "also of a request without a place"
+    state.check()
 
 
 def test_a_resumed_request_begins_before_all_others() -> None:
