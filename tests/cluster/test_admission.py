@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
+from openai._legacy_response import LegacyAPIResponse
+from openai.types import Completion
 
 from mooncake_lite.bench.goodput import Bench, Plan
 from mooncake_lite.bench.goodput_cluster import Shape
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.profiles.compute import ComputeCost, Terms
 from tests import emulation
+from tests.cluster import machine
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient
 
@@ -47,6 +53,38 @@ def test_a_check_after_prefill_refuses_with_429_before_any_token_and_keeps_what_
         assert served.status_code == 200
         details = served.json()["usage"]["prompt_tokens_details"]
         assert details["cached_tokens"] == 128, "two blocks of the first prompt are reused"
+
+
+def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(tmp_path: Path) -> None:
+    """A prefill of 3 s runs. The OpenAI client waits for the seconds of Retry-After, and tries once more."""
+    folder = emulation.model_folder(tmp_path / "model")
+    profile = emulation.profile_file(folder, COST)
+    flags = [str(folder), "--engine", "emulated", "--profile", str(profile), "--admission", "early-rejection"]
+    flags += ["--slo-ttft-ms", "60000", "--prefill", "1", "--decode", "1", "--store", "1", *TINY]
+    with Cluster(flags, tmp_path / "log") as cluster, ThreadPoolExecutor(1) as other:
+        cluster.wait_ready(patient(START_LIMIT_S))
+        url = f"{cluster.base_url}/v1"
+        body = {"prompt": [7] * 3000, "max_tokens": 1}
+        long = other.submit(httpx.post, f"{url}/completions", json=body, timeout=60)
+        machine.wait_until(lambda: machine.metric(cluster.base_url, "num_requests_running") > 0, 20.0)
+
+        with openai.OpenAI(base_url=url, api_key="none", timeout=60) as client:
+
+            def ask(retries: int) -> LegacyAPIResponse[Completion]:
+                completions = client.with_options(max_retries=retries).completions.with_raw_response
+                limit = {"x-slo-ttft-ms": "1000"}
+                return completions.create(model="model", prompt=[5] * 130, max_tokens=4, extra_headers=limit)
+
+            with pytest.raises(openai.RateLimitError, match="time to first token") as refused:
+                ask(retries=0)
+            retry_after_s = int(refused.value.response.headers["retry-after"])
+            assert 1 <= retry_after_s <= 3, "at most the rest of the long prefill, less the limit"
+            began = time.monotonic()
+            served = ask(retries=1)
+        assert served.retries_taken == 1
+        assert time.monotonic() - began >= retry_after_s - 1, "the second refusal may name a second less"
+        assert served.parse().choices[0].finish_reason in ("length", "stop")
+        assert long.result().status_code == 200
 
 
 def test_early_rejection_keeps_the_goodput_of_a_cluster_that_gets_ten_times_too_much(tmp_path: Path) -> None:
