@@ -96,16 +96,18 @@ def section(part: str) -> str:
 
 
 def row(entry: dict[str, Any], has_published: bool) -> str:
-    """One line of a table, which may have columns for published figures."""
+    """One entry of a table, which may have columns for published figures; a line for each further one."""
     unit = entry["unit"]
     cells = [entry["name"], with_unit(entry["ours"], unit)]
     for other, ratio in (("peer", "ratio_to_peer"), ("limit", "ratio_to_limit")):
         known = entry[other] or {"name": "", "value": None}
         cells += [known["name"], with_unit(known["value"], unit), number(entry[ratio])]
+    lines = [cells]
     if has_published:
-        known = entry.get("published") or {"name": "", "value": None}
-        cells += [known["name"], with_unit(known["value"], unit)]
-    return "| " + " | ".join(cells) + " |"
+        known = entry.get("published", [])
+        found = [[other["name"], with_unit(other["value"], unit)] for other in known] or [["", ""]]
+        lines = [cells + found[0], *([""] * len(cells) + other for other in found[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def with_unit(value: float | None, unit: str) -> str:

@@ -72,33 +72,36 @@ def show(found: dict[str, Any]) -> None:
     if published:
         table.add_column("published", justify="right")
     for row in found["rows"]:
-        ours, peer, ratio, limit, share, elsewhere = map(_figure, _cells(row))
+        ours, peer, ratio, limit, share = map(_figure, _cells(row))
         beside = row["peer"]["name"] if row["peer"] else ""
+        first, *others = [_figure(other["value"]) for other in row.get("published", [])] or [""]
         cells = [row["name"], row["unit"], ours, beside, peer, ratio, limit, share]
-        if published:
-            cells.append(elsewhere)
-        table.add_row(*cells)
+        table.add_row(*cells, *([first] if published else []))
+        for other in others:
+            table.add_row(*[""] * len(cells), other)
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
         console.print(f"limit: {name}", highlight=False, markup=False)
-    for line in dict.fromkeys(map(_published, published)):
+    for line in dict.fromkeys(line for row in published for line in _published(row)):
         console.print(line, highlight=False, markup=False)
     for note in dict.fromkeys(row["note"] for row in found["rows"] if row.get("note")):
         console.print(f"no peer: {note}", highlight=False, markup=False)
 
 
 def _cells(row: dict[str, Any]) -> list[float | None]:
-    peer, limit, published = row["peer"] or {}, row["limit"] or {}, row.get("published") or {}
+    peer, limit = row["peer"] or {}, row["limit"] or {}
     compared = [peer.get("value"), row["ratio_to_peer"], limit.get("value"), row["ratio_to_limit"]]
-    return [row["ours"], *compared, published.get("value")]
+    return [row["ours"], *compared]
 
 
-def _published(row: dict[str, Any]) -> str:
-    other = row["published"]
-    return f"published, not measured here: {_figure(other['value'])} {row['unit']}, {other['name']}"
+def _published(row: dict[str, Any]) -> list[str]:
+    return [
+        f"published, not measured here: {_figure(other['value'])} {row['unit']}, {other['name']}"
+        for other in row["published"]
+    ]
 
 
 def _figure(value: float | None) -> str:

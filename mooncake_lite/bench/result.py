@@ -40,8 +40,8 @@ class Row:
     kernel, and the median too where it is a program as easily disturbed as ours.
 
     note        why a peer is missing that should be there
-    published   a figure that another project has published, measured on its machine with its work. It is not
-                comparable, so it has no ratio.
+    published   figures that other projects have published, measured on their machines with their work. They
+                are not comparable, so they have no ratio.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Row:
     limit: Other | None
     runs: int
     note: str = ""
-    published: Other | None = None
+    published: tuple[Other, ...] = ()
 
     def ratio(self, other: Other | None) -> float | None:
         """Above 1: ours is better. Against a limit, 1 is the limit. None without one."""
@@ -71,7 +71,7 @@ class Row:
             "ratio_to_limit": self.ratio(self.limit),
             "runs": self.runs,
             **({"note": self.note} if self.note else {}),
-            **({"published": asdict(self.published)} if self.published else {}),
+            **({"published": [asdict(other) for other in self.published]} if self.published else {}),
         }
 
 

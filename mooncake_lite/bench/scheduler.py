@@ -59,7 +59,7 @@ def measure(blocks: int, requests: int) -> list[Row]:
     arrival_s = statistics.median(arrivals)
     return [
         Row(f"arrival, {shape}", "us", arrival_s * 1e6, None, accesses, requests),
-        Row(f"arrivals, {shape}", "requests/s", 1 / arrival_s, None, None, requests, published=LLM_D),
+        Row(f"arrivals, {shape}", "requests/s", 1 / arrival_s, None, None, requests, published=(LLM_D,)),
         Row(f"whole life, {shape}", "lives/s", 1 / statistics.median(lives), None, None, requests),
     ]
 

@@ -94,9 +94,9 @@ def by_runs(blocks: int) -> list[Row]:
     limit_us = Other(PLAIN, plain_stored_s / len(runs) * 1e6)
     limit_per_s = Other(PLAIN, changes / (plain_stored_s + plain_removed_s))
     shape = f"{RUN_BLOCKS}, {blocks:,} blocks"
-    rows = [Row(f"index: store a run of {shape}", "us", each_us, None, limit_us, 1, published=SGLANG)]
+    rows = [Row(f"index: store a run of {shape}", "us", each_us, None, limit_us, 1, published=(SGLANG,))]
     name = f"index: store and remove runs of {shape}"
-    return rows + [Row(name, "blocks/s", per_s, None, limit_per_s, 1, published=one) for one in DYNAMO]
+    return [*rows, Row(name, "blocks/s", per_s, None, limit_per_s, 1, published=DYNAMO)]
 
 
 def one_by_one(blocks: int) -> Row:

@@ -76,19 +76,23 @@ def test_the_table_names_limits_and_missing_peers_as_they_are_written(
     assert "no peer: pip install 'x[peers]'" in said
 
 
-def test_a_published_figure_stands_in_a_column_of_its_own_and_has_no_ratio(
+def test_published_figures_stand_in_a_column_of_their_own_and_have_no_ratio(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = Row("store", "us", 5.0, None, None, 1, published=Other("a [bold]tree", 1.25))
+    row = Row("store", "us", 5.0, None, None, 1, published=(Other("a [bold]tree", 1.25), Other("b", 7.0)))
     found = result.report([row, Row("walk", "us", 3.0, None, None, 1)], MACHINE)
-    assert found["rows"][0]["published"] == {"name": "a [bold]tree", "value": 1.25}
+    assert found["rows"][0]["published"] == [
+        {"name": "a [bold]tree", "value": 1.25},
+        {"name": "b", "value": 7.0},
+    ]
     assert (found["rows"][0]["ratio_to_peer"], found["rows"][0]["ratio_to_limit"]) == (None, None)
     assert "published" not in found["rows"][1]
     show(found)
     said = capsys.readouterr().out.splitlines()
     assert said[0].split()[-1] == "published"
     assert said[1].split() == ["store", "us", "5", "1.25"]
-    assert said[2].split() == ["walk", "us", "3"]
+    assert said[2].split() == ["7"], "the row itself stands once"
+    assert said[3].split() == ["walk", "us", "3"]
     assert "published, not measured here: 1.25 us, a [bold]tree" in said
 
 
