@@ -15,7 +15,10 @@ CAPABILITY = (8, 0)
 
 
 def lower(names: Sequence[str]) -> dict[str, str]:
-    """Lower these kernels of gpu_lowering to PTX. Return {name: what is wrong}; {"": why} without NVVM."""
+    """Lower these plain kernels of gpu_lowering to PTX.
+
+    Returns {name: what is wrong with it, empty when nothing is}; {"": why} where there is no NVVM.
+    """
     from kernels_numba import gpu_lowering
 
     try:
@@ -26,7 +29,7 @@ def lower(names: Sequence[str]) -> dict[str, str]:
     except Exception as error:  # each part has errors of its own when it is missing
         return {"": f"no NVVM ({type(error).__name__}); pip install 'mooncake-lite[gpu]' brings it"}
     found = {}
-    for kernel in gpu_lowering.kernels():
+    for kernel in gpu_lowering.plain_kernels():
         if kernel.name in names:
             try:
                 gpu_lowering.ptx_of(kernel.lowered(CAPABILITY)[0], CAPABILITY)

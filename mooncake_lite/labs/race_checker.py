@@ -194,7 +194,7 @@ class Recording:
         access = Access(number, label, frame.f_code.co_filename, frame.f_lineno)
         phase = self.phases[-1]
         self._counts[name, label, number] += cells.size  # no other thread has this key now
-        for cell in cells.ravel().tolist():
+        for cell in cells.ravel().tolist() if isinstance(cells, np.ndarray) else (int(cells),):
             phase.accesses[name, cell].add(access)
             if operation == WRITES:
                 self._written.add((name, cell))

@@ -63,12 +63,21 @@ class Paged:
     """
 
     def __init__(
-        self, draw: random.Random, contexts: Sequence[int], page_tokens: int, kv_heads: int, head_dim: int
+        self,
+        draw: random.Random,
+        contexts: Sequence[int],
+        page_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        rising: bool = False,
     ) -> None:
         self.page_tokens = page_tokens
         needed = [-(-tokens // page_tokens) for tokens in contexts]
         free = draw.sample(range(sum(needed) + 2), sum(needed) + 2)
         self.keys = [eighths(draw, tokens, kv_heads, head_dim) for tokens in contexts]
+        if rising:
+            self.keys = [keys + np.arange(len(keys))[:, None, None] / 32 for keys in self.keys]
         self.values = [eighths(draw, tokens, kv_heads, head_dim) for tokens in contexts]
         self.caches = np.full((2, len(free), kv_heads, page_tokens, head_dim), np.nan)
         self.tables = np.full((len(contexts), max(needed) + 1), NO_PAGE)
@@ -126,6 +135,7 @@ class Batch:
     """New tokens of several sequences, and what attention must make of them.
 
     contexts, new   tokens and new tokens of each sequence
+    rising          whether later tokens have higher scores
     """
 
     def __init__(
@@ -140,9 +150,12 @@ class Batch:
         window: int = EVERYTHING,
         scale: float = 0.5,
         dtype: str = "float32",
+        rising: bool = False,
     ) -> None:
-        self.paged = Paged(lab.random, contexts, lab.size.page_tokens, kv_heads, head_dim)
+        self.paged = Paged(lab.random, contexts, lab.size.page_tokens, kv_heads, head_dim, rising=rising)
         self.query = eighths(lab.random, sum(new), heads, head_dim)
+        if rising:
+            self.query = np.abs(self.query) + 1 / 8
         self.contexts, self.new, self.window, self.scale, self.dtype = contexts, new, window, scale, dtype
         self.kv_heads = kv_heads
 

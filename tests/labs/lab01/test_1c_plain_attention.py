@@ -60,7 +60,9 @@ def test_no_tokens_give_zeros(lab: Judge) -> None:
 
 
 def test_large_scores_do_not_overflow(lab: Judge) -> None:
-    Row(lab, 3 * lab.size.page_tokens, scale=50.0).attended(lab, "the highest score is subtracted first")
+    row = Row(lab, 4 * lab.size.page_tokens, scale=50.0)
+    row.first = 2 * lab.size.page_tokens - 1
+    row.attended(lab, "the highest score of these tokens is subtracted first")
 
 
 def test_elements_of_16_bits_are_widened_and_stored(lab: Judge) -> None:

@@ -10,7 +10,7 @@ TILE = 64
 
 
 def test_each_new_token_sees_its_whole_sequence(lab: Judge) -> None:
-    batch = Batch(lab, [2 * lab.size.page_tokens + 1, 3], [1, 1], heads=2, kv_heads=2)
+    batch = Batch(lab, [2 * lab.size.page_tokens, 1], [1, 1], heads=2, kv_heads=2)
     launch(
         lab, KERNEL, batch, "out = softmax(query . keys * scale) . values, over the tokens of its sequence"
     )
@@ -32,7 +32,7 @@ def test_sequences_without_new_tokens_or_context_are_passed(lab: Judge) -> None:
 
 
 def test_a_context_of_several_tiles_is_summed_tile_by_tile(lab: Judge) -> None:
-    batch = Batch(lab, [2 * TILE + 5], [1])
+    batch = Batch(lab, [2 * TILE + 5], [1], rising=True)
     launch(lab, KERNEL, batch, "a higher score in a later tile shrinks what came before")
 
 
