@@ -42,18 +42,25 @@ def elements(numbers: Any, dtype: str) -> np.ndarray:
 
 
 class Counted(np.ndarray):
-    """An array that counts the elements that are read by index."""
+    """An array that counts the elements that are read by index.
+
+    A part of it counts as a whole, as long as no elements of that part are read by index themselves.
+    """
 
     count = 0
+    _counted = 0
 
     def __getitem__(self, index: Any) -> Any:
-        """Count what is read, but not a view, whose elements are counted when they are read."""
+        """Count what is read."""
+        Counted.count -= self._counted
+        self._counted = 0
         value = super().__getitem__(index)
+        Counted.count += np.size(value)
         if not isinstance(value, Counted):
-            Counted.count += 1
-        elif not np.may_share_memory(value, self):
-            Counted.count += value.size
-            value = value.view(np.ndarray)
+            return value
+        if not np.may_share_memory(value, self):
+            return value.view(np.ndarray)  # a copy: what is done with it reads no more of this array
+        value._counted = value.size
         return value
 
 
