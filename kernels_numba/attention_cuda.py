@@ -58,7 +58,19 @@ NAN = np.float32(np.nan)
 
 
 def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
-    """One thread for out[row, head, channel]: highest score, then weights and sum."""
+    """One thread for each number of out: it computes every score of its row, and keeps nothing for others.
+
+        query, out              (rows, heads, head_dim): the new tokens of all sequences, one after the other
+        key_cache, value_cache  (pages, kv_heads, page_size, head_dim); heads // kv_heads heads share keys
+        block_tables            (batch, max_pages) int32; entries past a sequence's end may hold any number
+        query_lens              (batch,) int32: new tokens of a sequence, 0 too; together they are all rows
+        context_lens            (batch,) int32: all its tokens. New token i has position context - new + i
+        scale, window           factor of the scores; a token sees itself and the window - 1 before it
+
+    Launched with THREADS threads a block, and with one thread for each number of `out` or a few more. Reads
+    elements through widen(element), and writes narrow(number, out). A context of 0 gives zeros.
+    """
+    # labs:begin 1d
     at = cuda.grid(1)
     heads, head_dim = query.shape[1], query.shape[2]
     if at >= query.shape[0] * heads * head_dim:
@@ -87,17 +99,22 @@ def attention_v1(query, key_cache, value_cache, block_tables, query_lens, contex
     if total == ZERO:  # no token, or scores of minus infinity only
         value, total = ZERO if context_lens[b] == 0 else NAN, ONE
     out[row, head, channel] = narrow(value / total, out)
+    # labs:end 1d
 
 
 def attention_v1_shared(
     query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window
 ):
-    """One block for out[row, head]: a thread computes the score of one key, and all threads read the scores.
+    """One block for out[row, head]: its threads share the scores, and no score is computed twice.
 
     block x  -> new token `row`     block y -> query head
     thread i -> key start + i of the tile while scoring; channels i, i + THREADS, ... while summing
     scores   (THREADS,) float32, shared: one barrier after its writes, one after its reads
+
+    Arguments and results are those of attention_v1. Launched with a grid of (rows, heads) blocks of THREADS
+    threads; head_dim is at most MAX_HEAD_DIM, which is THREADS * MAX_CHANNELS.
     """
+    # labs:begin 1e
     row, head, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     head_dim, page_size = query.shape[2], key_cache.shape[2]
     h = head // (query.shape[1] // key_cache.shape[1])
@@ -137,6 +154,7 @@ def attention_v1_shared(
     for c in range((head_dim - thread + THREADS - 1) // THREADS):
         mean = sums[c] / total if total > ZERO else NAN  # scores of minus infinity only
         out[row, head, c * THREADS + thread] = narrow(mean if end > 0 else ZERO, out)
+    # labs:end 1e
 
 
 def attention_v2(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):

@@ -4,6 +4,7 @@ Called by the model's forward pass once a layer and step. Knows arrays, not requ
     v0  NumPy in float64, the oracle of the tests
     v1  plain loops, one (sequence, head) after the other: every query head reads the keys for itself
     v2  query heads of a group share each key row, in one pass over the pages (online softmax)
+        the cores of these three lie in attention_plain.py
     v3  attention_decode_tiles.py: sums in registers, prefetched pages, contexts split over the cores
 Milliseconds, float32, 2 cores with AVX-512, 8 x 2048 tokens, 9/3 heads x 64; 4 x 4096, 32/8 x 128:
     v1 47 and 551, v2 2.7 and 22 (one core); v3 1.35 and 15 on one core, 0.77 and 7.4 on two
@@ -32,6 +33,7 @@ import numpy as np
 
 from kernels_numba import arrays
 from kernels_numba.attention_decode_tiles import decode_v3
+from kernels_numba.attention_plain import add_tokens, attend, gathered
 from kernels_numba.checks import (
     NO_WINDOW,
     check_attention,
@@ -123,51 +125,31 @@ def decode_v0(
 ) -> np.ndarray:
     """The oracle: gather a sequence's keys and values, then softmax(q K^T scale) V in float64."""
     group = query.shape[1] // key_cache.shape[1]
-    page_size = key_cache.shape[2]
     out = np.zeros(query.shape)
     for b, length in enumerate(context_lens):
         first = max(0, length - window)
-        skipped = first // page_size
-        pages = block_tables[b, skipped : -(-length // page_size)]
-        seen = slice(first - skipped * page_size, length - skipped * page_size)
+        keys, values = (
+            gathered(cache, block_tables[b], first, length).astype(np.float64)
+            for cache in (key_cache, value_cache)
+        )
         for head in range(query.shape[1] if length else 0):
-            keys = key_cache[pages, head // group].reshape(-1, query.shape[2])[seen].astype(np.float64)
-            values = value_cache[pages, head // group].reshape(-1, query.shape[2])[seen].astype(np.float64)
-            scores = keys @ query[b, head].astype(np.float64) * scale
+            scores = keys[:, head // group] @ query[b, head].astype(np.float64) * scale
             weights = np.exp(scores - scores.max())
-            out[b, head] = weights @ values / weights.sum()
+            out[b, head] = weights @ values[:, head // group] / weights.sum()
     return out
 
 
 @njit(cache=True, nogil=True)
 def decode_v1(query, key_cache, value_cache, block_tables, context_lens, out, scale, window):
     """Plain: one (sequence, head) after the other, in two passes over the scores."""
-    batch, heads, head_dim = query.shape
-    page_size = key_cache.shape[2]
-    group = heads // key_cache.shape[1]
-    for b in range(batch):
+    group = query.shape[1] // key_cache.shape[1]
+    for b in range(query.shape[0]):
         length = context_lens[b]
         first = max(0, length - window)
         scores = np.empty(length, np.float32)
-        for head in range(heads):
-            highest = LOWEST
-            for t in range(first, length):
-                page, row = block_tables[b, t // page_size], t % page_size
-                dot = _ZERO
-                for d in range(head_dim):
-                    dot += widen(query[b, head, d]) * widen(key_cache[page, head // group, row, d])
-                scores[t] = dot * np.float32(scale)
-                highest = max(highest, scores[t])
-            total = _ZERO
-            for t in range(first, length):
-                scores[t] = np.exp(scores[t] - highest)
-                total += scores[t]
-            for d in range(head_dim):
-                value = _ZERO
-                for t in range(first, length):
-                    page, row = block_tables[b, t // page_size], t % page_size
-                    value += scores[t] * widen(value_cache[page, head // group, row, d])
-                store(out, (b, head, d), value / total if length > 0 else _ZERO)
+        for head in range(query.shape[1]):
+            keys, values = key_cache[:, head // group], value_cache[:, head // group]
+            attend(query[b, head], keys, values, block_tables[b], first, length, scale, scores, out[b, head])
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -193,20 +175,11 @@ def decode_v2(query, key_cache, value_cache, block_tables, context_lens, out, sc
                         for d in range(head_dim):
                             dot += widen(query[b, h * group + g, d]) * widen(key_cache[page, h, s, d])
                         scores[g, s] = dot * np.float32(scale)
+                rows = value_cache[page, h, first:last]
                 for g in range(group):
-                    top = highest[g]
-                    for s in range(first, last):
-                        top = max(top, scores[g, s])
-                    shrink = np.exp(highest[g] - top)  # what the older sums count for under the new maximum
-                    highest[g] = top
-                    totals[g] *= shrink
-                    for d in range(head_dim):
-                        sums[g, d] *= shrink
-                    for s in range(first, last):
-                        weight = np.exp(scores[g, s] - top)
-                        totals[g] += weight
-                        for d in range(head_dim):
-                            sums[g, d] += weight * widen(value_cache[page, h, s, d])
+                    highest[g], totals[g] = add_tokens(
+                        scores[g, first:last], rows, highest[g], totals[g], sums[g]
+                    )
             for g in range(group):
                 for d in range(head_dim):
                     store(out, (b, h * group + g, d), sums[g, d] / totals[g] if length > 0 else _ZERO)

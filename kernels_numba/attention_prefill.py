@@ -36,13 +36,11 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
+from kernels_numba.attention_plain import attend, gathered
 from kernels_numba.attention_prefill_tiles import prefill_tiles
 from kernels_numba.checks import NO_WINDOW, check_attention, check_tables, check_window, raise_for_table
 from kernels_numba.errors import RangeError
-from kernels_numba.numerics import LOWEST, store, widen
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads, njit
-
-_ZERO = np.float32(0.0)
 
 
 def paged_attention_prefill(
@@ -135,13 +133,14 @@ def prefill_v0(
     window: int = NO_WINDOW,
 ) -> np.ndarray:
     """The oracle: the visible tokens out of the pages, then one new token after the other, in float64."""
-    page_size, group = key_cache.shape[2], query.shape[1] // key_cache.shape[1]
+    group = query.shape[1] // key_cache.shape[1]
     out, row = np.zeros(query.shape), 0
     for b, (new, tokens) in enumerate(zip(query_lens.tolist(), context_lens.tolist())):
         first = max(0, tokens - new - window + 1)
-        t = np.arange(first, tokens if new else first)
-        place = (block_tables[b, t // page_size], slice(None), t % page_size)
-        keys, values = (np.repeat(cache[place], group, 1).astype(float) for cache in (key_cache, value_cache))
+        place = (block_tables[b], first, tokens if new else first)
+        keys, values = (
+            np.repeat(gathered(cache, *place), group, 1).astype(float) for cache in (key_cache, value_cache)
+        )
         for position in range(tokens - new, tokens):
             seen = slice(max(0, position - window + 1) - first, position + 1 - first)
             scores = np.einsum("hd,thd->th", query[row].astype(float), keys[seen]) * scale
@@ -154,30 +153,15 @@ def prefill_v0(
 @njit(cache=True, nogil=True)
 def prefill_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
     """Plain: one (token, head) after the other, the softmax over all scores of the token."""
-    heads, head_dim = query.shape[1:]
-    page_size = key_cache.shape[2]
-    group = heads // key_cache.shape[1]
+    group = query.shape[1] // key_cache.shape[1]
     row = 0
     for b in range(query_lens.shape[0]):
         scores = np.empty(context_lens[b], np.float32)
         for position in range(context_lens[b] - query_lens[b], context_lens[b]):
-            first = max(0, position - window + 1)
-            for head in range(heads):
-                highest, total = LOWEST, _ZERO
-                for t in range(first, position + 1):
-                    page, s = block_tables[b, t // page_size], t % page_size
-                    dot = _ZERO
-                    for d in range(head_dim):
-                        dot += widen(query[row, head, d]) * widen(key_cache[page, head // group, s, d])
-                    scores[t] = dot * np.float32(scale)
-                    highest = max(highest, scores[t])
-                for t in range(first, position + 1):
-                    scores[t] = np.exp(scores[t] - highest)
-                    total += scores[t]
-                for d in range(head_dim):
-                    value = _ZERO
-                    for t in range(first, position + 1):
-                        page, s = block_tables[b, t // page_size], t % page_size
-                        value += scores[t] * widen(value_cache[page, head // group, s, d])
-                    store(out, (row, head, d), value / total)
+            first, end = max(0, position - window + 1), position + 1
+            for head in range(query.shape[1]):
+                keys, values = key_cache[:, head // group], value_cache[:, head // group]
+                attend(
+                    query[row, head], keys, values, block_tables[b], first, end, scale, scores, out[row, head]
+                )
             row += 1

@@ -48,13 +48,10 @@ def kernels() -> Iterator[Kernel]:
     """All kernels: the tuned ones of every element type and head_dim of interest, then the plain rungs."""
     from numba import types
 
-    from kernels_numba import attention_cuda, block_kernels_cuda
     from kernels_numba.attention_decode_cuda import make_decode_v3, make_merge
     from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, decode_warps, make_attend, prefill_warps
-    from kernels_numba.codec_kernels_cuda import recode_v1
-    from kernels_numba.rotary_cuda import scatter_rotated_v1
 
-    i64, i32, f32 = types.int64, types.int32, types.float32
+    i64, f32 = types.int64, types.float32
     for element in ("bfloat16", "float16"):
         for head_dim in HEAD_DIMS:
             for group in GROUPS:
@@ -72,6 +69,18 @@ def kernels() -> Iterator[Kernel]:
     for element in ("float32", "bfloat16", "float16"):
         yield Kernel(f"merge {element}", make_merge(element), (i64,) * 6, True)
     yield from _tuned_movers()
+    yield from plain_kernels()
+
+
+def plain_kernels() -> Iterator[Kernel]:
+    """The plain rungs, of every element type."""
+    from numba import types
+
+    from kernels_numba import attention_cuda, block_kernels_cuda
+    from kernels_numba.codec_kernels_cuda import recode_v1
+    from kernels_numba.rotary_cuda import scatter_rotated_v1
+
+    i64, i32, f32 = types.int64, types.int32, types.float32
     bits: Any
     for name, bits in (("float32", f32), ("bfloat16", types.uint16), ("float16", types.int16)):
         rows, cache, caches = bits[:, :, ::1], bits[:, :, :, ::1], bits[:, :, :, :, :, ::1]

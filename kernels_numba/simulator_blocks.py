@@ -2,7 +2,7 @@
 
 Used by the tests of the CUDA kernels and by the race checker of the labs, in processes with
 NUMBA_ENABLE_CUDASIM=1. Shared memory holds poison at the beginning of every block, so that a missing barrier
-shows. Knows no kernel.
+shows, and local arrays hold it until they are written. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -57,20 +57,21 @@ _observers: list[Observer] = []
 def use() -> None:
     """Use these blocks from now on, for every simulated kernel of this process."""
     kernelapi.FakeCUDAShared = PoisonedShared  # type: ignore[misc]
+    kernelapi.FakeCUDALocal = PoisonedLocal  # type: ignore[misc]
     simulator.BlockManager = Block  # type: ignore[misc]
 
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
     """Use these blocks, and tell `observer` about them, until the block of this context ends."""
-    before = kernelapi.FakeCUDAShared, simulator.BlockManager
+    before = kernelapi.FakeCUDAShared, kernelapi.FakeCUDALocal, simulator.BlockManager
     use()
     _observers.append(observer)
     try:
         yield
     finally:
         _observers.remove(observer)
-        kernelapi.FakeCUDAShared, simulator.BlockManager = before  # type: ignore[misc]
+        kernelapi.FakeCUDAShared, kernelapi.FakeCUDALocal, simulator.BlockManager = before  # type: ignore[misc]
 
 
 def kernel_frame(frame: FrameType) -> FrameType:
@@ -107,6 +108,14 @@ class PoisonedShared(kernelapi.FakeCUDAShared):
     def forget(self) -> None:
         """A new block begins."""
         self._allocations.clear()
+
+
+class PoisonedLocal(kernelapi.FakeCUDALocal):
+    """Arrays of one thread, which are poison until they are written."""
+
+    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
+        """Return a new array."""
+        return poisoned(shape, dtype)
 
 
 class SimulatedThread(simulator.BlockThread):

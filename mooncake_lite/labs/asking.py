@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from mooncake_lite.labs.child import Answer, Call, Raised
+from mooncake_lite.labs.child import GPU, Answer, Call, Raised
+from mooncake_lite.labs.lab import Resources
 from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Limits
 
 MOST_REPLY_BYTES = 4 << 20
@@ -41,7 +43,7 @@ class Child:
     stopped  why it answers no more; empty while it does
     """
 
-    def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool) -> None:
+    def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool, gpu: bool = False) -> None:
         """Start it in a tree. driver: path of drive.py from the root of the tree. Raises SandboxRefused."""
         self.files: dict[str, str] = {}
         self.printed = b""
@@ -51,10 +53,9 @@ class Child:
         self._output = 0
         self._cache = Path(tempfile.mkdtemp(prefix="mlab"))
         command = [sys.executable, "-m", "mooncake_lite.labs.child", driver]
+        env = environment(None if isolated else self._cache) | ({GPU: "1"} if gpu else {})
         try:
-            self._confined = Confined(
-                command, tree, limits, isolated=isolated, env=environment(None if isolated else self._cache)
-            )
+            self._confined = Confined(command, tree, limits, isolated=isolated, env=env)
         except BaseException:
             shutil.rmtree(self._cache, ignore_errors=True)
             raise
@@ -177,11 +178,13 @@ def in_words(raised: Raised) -> str:
     return f"{raised.type}: {raised.message}{place}"
 
 
-def limits_of(seconds: int, memory_mb: int, tasks: int) -> Limits:
+def limits_of(given: Resources, *, gpu: bool = False) -> Limits:
     """Return the limits of one task of a lab.
 
-    The clock runs ten times as long as the processor may: a busy machine must not cost a student points.
+    The clock runs ten times as long as the processor may: a busy machine must not cost a student points. The
+    driver of a GPU maps far more memory than there is, and keeps some of it.
     """
-    return Limits(
-        seconds=10.0 * seconds, cpu_s=seconds, memory_mb=memory_mb, tasks=tasks, output_bytes=1 << 20
+    limits = Limits(
+        seconds=10.0 * given.seconds, cpu_s=given.seconds, memory_mb=given.memory_mb, tasks=given.tasks
     )
+    return replace(limits, memory_mb=4 * given.memory_mb, address_mb=1 << 24) if gpu else limits

@@ -17,6 +17,7 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs.gates import look_at, outside_of
 from mooncake_lite.labs.judging import Counted, Outcome
 from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lowering import Lowered, device, lower
 from mooncake_lite.labs.notes import read_notes, write_notes
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, possible, score, sum_of
@@ -29,29 +30,50 @@ WITHIN = 3
 Say = Callable[[str], None]
 
 
-def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say) -> bool:
-    """Check these tasks and report. Return whether every public test of them has passed.
+def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = False) -> bool:
+    """Check these tasks and report. Return whether they are written, and pass every public test and gate.
 
-    Raises LabError when nothing can be tested.
+    gpu: run kernels on a GPU too. Raises LabError when nothing can be tested.
     """
     sources = {task.file: _source(root, task.file) for task in tasks}
     states = {task.id: look_at(lab, task, sources[task.file]).state for task in tasks}
     ready = [task for task in tasks if not states[task.id]]
-    outcome = Outcome()
+    outcome, lowered = Outcome(), Lowered({})
+    seeds = {"public": class_of(root).seed}
     if ready:
-        seeds = {"public": class_of(root).seed}
         outcome = run_tests(root, lab, [task.id for task in ready], root, seeds, isolated=False)
+        lowered = lower(root, lab, ready, isolated=False)
     scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
     scores |= {task.id: score(task, outcome, untidy(sources[task.file], task.function)) for task in ready}
+    scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
     predictions = read_prediction(root, lab)
     for task in tasks:
         _report(task, scores[task.id], predictions, say)
     for line in (*_tested(root, sources, outcome), *_edited_outside(root, lab, sources)):
         say(line)
+    if lowered.skipped:
+        say(f"not lowered to PTX: {lowered.skipped}")
+    good_on_gpu = not gpu or _on_gpu(root, lab, [task for task in ready if task.kernels], seeds, say)
     _remember(root, lab, tasks, scores, outcome)
     public = f"public {sum_of(scores, 'public')}/{sum(task.points.public for task in tasks)}"
     say(f"{public} . private seeds not run . report not graded")
-    return bool(ready) and len(ready) == len(tasks) and all(not each.failed for each in scores.values())
+    passed = all(each.state == "graded" and not each.failed for each in scores.values())
+    return bool(ready) and passed and good_on_gpu
+
+
+def _on_gpu(root: Path, lab: Lab, tasks: list[Task], seeds: dict[str, int], say: Say) -> bool:
+    """Run the tests of kernels on a GPU; without one say why. Return whether none has failed."""
+    found = device(root, lab)
+    if not tasks or not found.name:
+        say(f"no GPU run: {found.error or 'none of these tasks is a kernel that is written'}")
+        return True
+    outcome = run_tests(root, lab, [task.id for task in tasks], root, seeds, isolated=False, gpu=True)
+    failed = [case for case in outcome.cases if not case.passed]
+    say(f"on {found.name}: {len(outcome.cases) - len(failed)} of {len(outcome.cases)} tests of kernels")
+    for case in failed:
+        say(f"  test       {case.name.replace('_', ' ')}")
+        say(textwrap.indent(case.message, "  "))
+    return not failed
 
 
 def read_prediction(root: Path, lab: Lab) -> dict[str, float]:
@@ -91,14 +113,10 @@ def over(task: Task, cost: Counted) -> str:
 
 
 def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
+    tests = f", {seen.passed} of {seen.tests} tests" if seen.tests else ""
+    say(f"{task.id}  {task.title}: {seen.public}/{task.points.public} public{tests}")
     if seen.state != "graded":
-        say(f"{task.id}  {task.title}: 0/{task.points.public} public")
         say(f"  gate       {seen.state}")
-        return
-    say(
-        f"{task.id}  {task.title}: {seen.public}/{task.points.public} public, "
-        f"{seen.passed} of {seen.tests} tests"
-    )
     for name, message in seen.failed.items():
         say(f"  test       {name.partition(' [')[0].replace('_', ' ')}")
         say(textwrap.indent(message, "  "))

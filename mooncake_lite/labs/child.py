@@ -20,6 +20,9 @@ from typing import Any
 
 import msgspec
 
+GPU = "MOONCAKE_LITE_LABS_GPU"
+"""Variable of a child that runs kernels on a GPU, in place of Numba's simulator."""
+
 Driver = dict[str, Callable[[Any], Any]]
 
 

@@ -76,22 +76,24 @@ def start(number: int) -> None:
 @LAB
 @click.argument("task", required=False)
 @click.option("--watch", is_flag=True, help="Check again whenever a file of the lab is saved, until Ctrl-C.")
-def check(number: int, task: str | None, watch: bool) -> int:
+@click.option("--gpu", is_flag=True, help="Run CUDA kernels on a GPU too, if there is one.")
+def check(number: int, task: str | None, watch: bool, gpu: bool) -> int:
     """Test your code with the public tests, all tasks or one, or compare your answers in a lab of questions.
 
-    Exit code 0 means that every public test of these tasks has passed, or that every answer is right. Costs
-    are shown once prediction.toml has your prediction of them.
+    CUDA kernels run in Numba's simulator under the race checker, and must lower to PTX. Exit code 0 means
+    that these tasks pass every public test and every gate, or that every answer is right. Costs are shown
+    once prediction.toml has your prediction of them.
     """
     root = find_root(Path.cwd())
     lab = lab_in(root, number)
     tasks = [lab.task(task)] if task else lab.tasks
     if not watch:
-        return _check_once(root, lab, tasks)
+        return _check_once(root, lab, tasks, gpu)
     files = [root / file for file in lab.files]
     files += [root / lab.folder / name for name in ("prediction.toml", "answers.toml")]
     while True:
         before = _saved(files)
-        _check_once(root, lab, tasks)
+        _check_once(root, lab, tasks, gpu)
         click.echo("watching; Ctrl-C ends it")
         while _saved(files) == before:
             time.sleep(WATCH_S)
@@ -163,7 +165,7 @@ def _score(root: Path, lab: Lab) -> str:
     return score_in_words(root, lab) if lab.tasks else answers_in_words(root, lab)
 
 
-def _check_once(root: Path, lab: Lab, tasks: list[Task]) -> int:
+def _check_once(root: Path, lab: Lab, tasks: list[Task], gpu: bool) -> int:
     from mooncake_lite.labs.checking import check as run
     from mooncake_lite.labs.questions import check_answers
 
@@ -171,7 +173,7 @@ def _check_once(root: Path, lab: Lab, tasks: list[Task]) -> int:
     try:
         if not lab.tasks:
             return 0 if check_answers(root, lab, click.echo) else 1
-        return 0 if run(root, lab, tasks, click.echo) else 1
+        return 0 if run(root, lab, tasks, click.echo, gpu=gpu) else 1
     except LabError as error:
         click.echo(str(error))
         return 1

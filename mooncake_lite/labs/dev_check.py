@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from mooncake_lite.labs.grading import Grader
 from mooncake_lite.labs.hostile import HOSTILE, hostile_text
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, check_answers, real_answers
 from mooncake_lite.labs.release import KEPT_TESTS, release
@@ -60,6 +62,20 @@ class Bench:
             return run_tests(self.root, self.lab, tasks, self.tree, seeds, isolated=False)
         finally:
             path.write_text(self.source(task), encoding="utf-8")
+
+    @contextmanager
+    def stubs(self, tasks: Sequence[Task]) -> Iterator[None]:
+        """Put stubs in place of these regions, until the block of this context ends."""
+        files = {task.file for task in tasks}
+        for file in files:
+            found = {task.function: task.id for task in tasks if task.file == file}
+            text = (self.root / file).read_text(encoding="utf-8")
+            (self.tree / file).write_text(regions.stripped(text, found), encoding="utf-8")
+        try:
+            yield
+        finally:
+            for task in tasks:
+                (self.tree / task.file).write_text(self.source(task), encoding="utf-8")
 
 
 def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) -> bool:
@@ -163,9 +179,10 @@ def only_right_answers_are_accepted(bench: Bench) -> Problems:
 def reference_gets_all_points(bench: Bench) -> Problems:
     """The reference gets all automatic points."""
     outcome = run_tests(bench.root, bench.lab, bench.lab.ids, bench.tree, SEEDS, isolated=False)
+    lowered = lower(bench.tree, bench.lab, bench.lab.tasks, isolated=False)
     for task in bench.lab.tasks:
         source = bench.source(task)
-        if state := look_at(bench.lab, task, source).state:
+        if state := look_at(bench.lab, task, source).state or lowered.problems.get(task.id):
             yield f"{task.id}: {state}"
         seen = score(task, outcome, untidy(source, task.function))
         wanted = sum(getattr(task.points, part) for part in task.points.__struct_fields__)
@@ -176,12 +193,20 @@ def reference_gets_all_points(bench: Bench) -> Problems:
 
 def stubs_fail_their_own_tests(bench: Bench) -> Problems:
     """Each stub fails every test of its own task, and no other."""
-    for task in bench.lab.tasks:
-        outcome = bench.with_region(task, " " * 8 + regions.stub(task.id), bench.lab.ids)
-        for case in outcome.cases:
-            if case.passed == (case.task == task.id):
-                verb = "passes" if case.passed else "fails"
-                yield f"with a stub for {task.id}, {case.task} {case.name} {verb}"
+    seeds, lab = {"public": SEEDS["public"]}, bench.lab
+    for task in lab.tasks:
+        with bench.stubs([other for other in lab.tasks if other != task]):
+            outcome = run_tests(bench.root, lab, [task.id], bench.tree, seeds, isolated=False)
+        yield from (
+            f"with stubs for all other tasks, {case.task} {case.name} fails"
+            for case in outcome.cases
+            if not case.passed
+        )
+    with bench.stubs(lab.tasks):
+        outcome = run_tests(bench.root, lab, lab.ids, bench.tree, seeds, isolated=False)
+    yield from (
+        f"with stubs for all tasks, {case.task} {case.name} passes" for case in outcome.cases if case.passed
+    )
 
 
 def errors_are_red_and_named(bench: Bench) -> Problems:

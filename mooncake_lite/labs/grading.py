@@ -20,6 +20,7 @@ from mooncake_lite.labs.checking import compared, prediction_of
 from mooncake_lite.labs.gates import look_at, transplanted
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.lowering import Lowered, lower
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
 from mooncake_lite.labs.submission import Submission, read_submission
@@ -107,15 +108,20 @@ class Grader:
             shutil.copytree(self.clean, tree)
             states = {task.id: self._fill_in(task.id, submission, tree) for task in self.lab.tasks}
             ready = [task for task in states if not states[task]]
-            outcome = Outcome()
+            outcome, lowered = Outcome(), Lowered({})
             if ready:
                 outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, isolated=self.isolated)
+                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), isolated=self.isolated)
+            if lowered.skipped:
+                grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
             for task in self.lab.tasks:
                 if states[task.id]:
                     grade.scores[task.id] = not_run(task, states[task.id])
                     continue
                 source = (tree / task.file).read_text(encoding="utf-8")
-                grade.scores[task.id] = score(task, outcome, untidy(source, task.function))
+                seen = score(task, outcome, untidy(source, task.function))
+                problem = lowered.problems.get(task.id, "")
+                grade.scores[task.id] = seen.nothing(problem) if problem else seen
         self._compare(submission, grade)
 
     def _fill_in(self, task_id: str, submission: Submission, tree: Path) -> str:

@@ -33,6 +33,7 @@ class Run(msgspec.Struct, frozen=True):
     seeds     {"public": seed} and perhaps {"private": seed}
     isolated  whether the child runs in a sandbox
     results   file that gets the Outcome
+    gpu       whether kernels run on a GPU, in place of the simulator
     """
 
     tree: str
@@ -40,6 +41,7 @@ class Run(msgspec.Struct, frozen=True):
     seeds: dict[str, int]
     isolated: bool
     results: str
+    gpu: bool = False
 
 
 class Case(msgspec.Struct):
@@ -86,10 +88,14 @@ class Session:
     def child(self, task: str) -> Child:
         """Return the child of a task; it is started for the first question."""
         if task not in self._children:
-            given = self.lab.resources
-            limits = limits_of(given.seconds, given.memory_mb, given.tasks)
-            driver = f"{self.lab.folder}/drive.py"
-            self._children[task] = Child(Path(self.run.tree), driver, limits, isolated=self.run.isolated)
+            limits = limits_of(self.lab.resources, gpu=self.run.gpu)
+            self._children[task] = Child(
+                Path(self.run.tree),
+                f"{self.lab.folder}/drive.py",
+                limits,
+                isolated=self.run.isolated,
+                gpu=self.run.gpu,
+            )
         return self._children[task]
 
     def close(self) -> None:

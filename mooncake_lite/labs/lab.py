@@ -55,6 +55,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names       names that the region may use beside the lab's `names`, its arguments and its own names
     private     attributes with a leading underscore that it may use
     hints       three, the first one the weakest
+    kernels     CUDA kernels that the region is, as gpu_lowering calls them: they must lower to PTX
     """
 
     id: str
@@ -66,6 +67,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hints: list[str]
     cost: Cost
     points: Points
+    kernels: list[str] = []
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ import linecache
 import re
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +115,7 @@ class Recording:
         self.phases: list[Phase] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.threads = 0
+        self._counts: Counter[tuple[str, str, int]] = Counter()
         self._global = frozenset(global_arrays)
         self.shared_names: set[str] = set()
         self._written: set[Cell] = set()
@@ -132,6 +133,12 @@ class Recording:
             msgspec.structs.replace(one, accesses=tuple(access.with_code() for access in one.accesses))
             for one in found.values()
         ]
+
+    def count(self, array: str, operation: str) -> int:
+        """Return how many elements of an array were accessed so, each as often as a thread did it."""
+        return sum(
+            count for (name, label, _), count in self._counts.items() if (name, label) == (array, operation)
+        )
 
     def _faults(self, phase: Phase) -> Iterator[Finding]:
         """Yield the faults of a phase, one for each cell that has one."""
@@ -186,7 +193,8 @@ class Recording:
         self.threads = max(self.threads, number + 1)
         access = Access(number, label, frame.f_code.co_filename, frame.f_lineno)
         phase = self.phases[-1]
-        for cell in cells.ravel().tolist():
+        self._counts[name, label, number] += cells.size  # no other thread has this key now
+        for cell in cells.ravel().tolist() if isinstance(cells, np.ndarray) else (int(cells),):
             phase.accesses[name, cell].add(access)
             if operation == WRITES:
                 self._written.add((name, cell))

@@ -33,12 +33,14 @@ def run_tests(
     *,
     isolated: bool,
     only: Sequence[str] = (),
+    gpu: bool = False,
 ) -> Outcome:
     """Run the tests of these tasks.
 
         root   where the tests and lab.toml are
         tree   whose code is tested
         only   names of tests, all when empty
+        gpu    run kernels on a GPU, in place of the simulator
 
     Raises LabError if nothing is collected, or if the judge itself fails.
     """
@@ -47,7 +49,7 @@ def run_tests(
         raise LabError(f"{lab.tests} has no tests for {' '.join(tasks) or 'no task'}; nothing was tested")
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         results = Path(folder) / "results.json"
-        run = Run(str(tree), lab.number, dict(seeds), isolated, str(results))
+        run = Run(str(tree), lab.number, dict(seeds), isolated, str(results), gpu)
         (Path(folder) / "run.json").write_bytes(msgspec.json.encode(run))
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         command = [sys.executable, "-m", "pytest", "-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}"]

@@ -33,6 +33,10 @@ class TaskScore(msgspec.Struct):
     costs: list[Counted] = []
     untidy: list[str] = []
 
+    def nothing(self, state: str) -> TaskScore:
+        """Return the same task without any points, because of a gate that was tried after its tests."""
+        return msgspec.structs.replace(self, state=state, public=0, private=0, cost=0, tidiness=0)
+
     @property
     def points(self) -> int:
         """Return the sum."""

@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.regions import MOST_LINES, find
+from mooncake_lite.labs.regions import MOST_LINES, body, find
 
 LINE_LENGTH = 110
 RULES = "E,F,W,T20,ERA"
@@ -35,8 +35,8 @@ def untidy(source: str, function: str) -> list[str]:
     """
     span = find(source, function)
     said = []
-    if span.end - span.begin > MOST_LINES:
-        said.append(f"the region has {span.end - span.begin} lines, and {MOST_LINES} are enough")
+    if (lines := len(body(source, function).splitlines())) > MOST_LINES:
+        said.append(f"the region has {lines} lines, and {MOST_LINES} are enough")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--output-format", "json"]
     command += ["--select", RULES, "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)

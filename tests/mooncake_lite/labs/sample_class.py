@@ -110,10 +110,10 @@ def reference(lab: Lab) -> dict[str, str]:
     }
 
 
-def write_archive(path: Path, texts: dict[str, str], **more: bytes) -> Path:
+def write_archive(path: Path, texts: dict[str, str], lab: int = 2, **more: bytes) -> Path:
     """An archive as `labs pack` writes it. more: other members, with __ for a slash."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("lab.json", msgspec.json.encode(About(2, "sample")))
+        archive.writestr("lab.json", msgspec.json.encode(About(lab, "sample")))
         for task, region in texts.items():
             archive.writestr(f"regions/{task}.py", region)
         for name, data in more.items():

@@ -1,0 +1,106 @@
+"""Labs with CUDA regions: races are named, other right kernels pass, and a kernel must compile for a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.labs.checking import check
+from mooncake_lite.labs.dev_check import Bench
+from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.running import run_tests
+from tests.mooncake_lite.labs.sample_class import reference
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+
+BARRIER = "        cuda.syncthreads()\n"
+FILE = "kernels_numba/attention_cuda.py"
+
+TWO_BUFFERS = """
+    row, head, me = cuda.blockIdx.x, cuda.blockIdx.y, THREADS - 1 - cuda.threadIdx.x
+    dims, rows = query.shape[2], key_cache.shape[2]
+    kv_head = head * key_cache.shape[1] // query.shape[1]
+    sequence, before = 0, query_lens[0]
+    while row >= before:
+        sequence += 1
+        before += query_lens[sequence]
+    newest = context_lens[sequence] - before + row
+    share = (dims + THREADS - 1) // THREADS
+    shared = cuda.shared.array((2, THREADS), np.float32)
+    mine = cuda.local.array(MAX_CHANNELS, np.float32)
+    for c in range(share):
+        mine[c] = 0.0
+    best, weights, side = -1e30, 0.0, 0
+    oldest = max(0, newest - window + 1)
+    while oldest <= newest:
+        here = min(THREADS, newest + 1 - oldest)
+        if me < here:
+            dot = 0.0
+            for d in range(dims):
+                page, slot = block_tables[sequence, (oldest + me) // rows], (oldest + me) % rows
+                dot += widen(query[row, head, d]) * widen(key_cache[page, kv_head, slot, d])
+            shared[side, me] = dot * scale
+        cuda.syncthreads()
+        for k in range(here):
+            top = max(best, shared[side, k])
+            old, new = math.exp(best - top), math.exp(shared[side, k] - top)
+            best, weights = top, weights * old + new
+            page = block_tables[sequence, (oldest + k) // rows]
+            for c in range(min(share, max(0, dims - me * share))):
+                value = widen(value_cache[page, kv_head, (oldest + k) % rows, me * share + c])
+                mine[c] = mine[c] * old + new * value
+        oldest, side = oldest + THREADS, 1 - side
+    for c in range(min(share, max(0, dims - me * share))):
+        out[row, head, me * share + c] = narrow(np.float32(mine[c] / weights if weights > 0 else 0.0), out)
+"""
+"""Right, but different: two buffers and one barrier a tile, threads backwards, runs of channels, and a step
+of the online softmax for each token."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Lab 1, and a tree that the test may break."""
+    return Bench(ROOT, lab_in(ROOT, 1), copy_of_tree(tmp_path / "tree"))
+
+
+def judged(bench: Bench, text: str, *only: str) -> Outcome:
+    """Run tests of 1e with another kernel."""
+    task = bench.lab.task("1e")
+    source = bench.source(task)
+    path = bench.tree / task.file
+    path.write_text(source.replace(reference(bench.lab)["1e"], text.lstrip("\n")), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != source
+    return run_tests(ROOT, bench.lab, ["1e"], bench.tree, {"public": 5}, isolated=False, only=only)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["after the writes", "after the reads"])
+def test_a_missing_barrier_is_named_by_threads_and_lines(bench: Bench, number: int) -> None:
+    first, second, third = reference(bench.lab)["1e"].split(BARRIER)
+    text = [first + second + BARRIER + third, first + BARRIER + second + third][number]
+    outcome = judged(bench, text, "several_tiles")
+    (case,) = outcome.cases
+    assert not case.passed
+    assert "came back  race on scores[" in case.message
+    assert "thread 0 writes at attention_cuda.py:" in case.message
+    assert "(scores[thread] = score * scale), thread" in case.message
+    assert "and no barrier lies between" in case.message
+    drawn = outcome.traces["1e"]
+    assert (drawn["kind"], drawn["array"]) == ("accesses", "scores")
+    assert any("!" in row for rows in drawn["phases"] for row in rows)
+
+
+def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:
+    outcome = judged(bench, TWO_BUFFERS)
+    assert [case.message for case in outcome.cases if not case.passed] == []
+    assert [cost.value <= cost.limit for cost in outcome.costs] == [True]
+
+
+def test_a_kernel_that_only_the_simulator_runs_turns_the_check_red(bench: Bench) -> None:
+    """NumPy's functions run in the simulator; Numba has none of them on a GPU."""
+    edit(bench.tree / FILE, "math.exp(score * scale - highest)", "np.exp(score * scale - highest)")
+    said: list[str] = []
+    assert not check(bench.tree, bench.lab, [bench.lab.task("1d")], said.append, gpu=True)
+    assert "1d  A kernel with one thread for each number: 0/8 public, 9 of 9 tests" in said
+    assert any("it does not lower to PTX: KeyError: <ufunc 'exp'>" in line for line in said)
+    assert any(line.startswith(("no GPU run: ", "on ")) for line in said)
