@@ -45,6 +45,11 @@ class DecodeLoad:
         """Return the mean length of answers; None before the first one has ended."""
         return self._tokens.value if self._tokens.is_measured else None
 
+    @property
+    def running(self) -> int:
+        """Return the sequences that decode now."""
+        return len(self._begun)
+
     def expects(self, request_id: str, sequences: int, at: float) -> None:
         """Note when the sequences of a request are predicted to begin."""
         self._put(request_id, _Entry(self._expected, at, sequences))

@@ -6,7 +6,8 @@
 
 t_d, how long a request decodes, is the mean length of answers (`scheduler.decode_load`) times TBT. TBT grows
 with the sequences, and these grow with t_d, so TBT is a fixed point. It is within the limit if, and only if,
-it is within the limit with the t_d that belongs to the limit. The search begins there, and goes down.
+it is within the limit with the t_d that belongs to the limit. The search begins there, and goes down. While
+steps take longer than the limit it begins with their present time: what runs now ends later than planned.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Predictive(Early):
         """Predict TBT when the first token comes. Requests that are held begin before."""
         alone_s, other_s = mean_tbt_terms(state, request)
         load, at, held = state.decode_load, now + ttft, state.held.sequences
-        most, tbt_s = state.decode_slots - request.n, request.slo_tbt_s
+        most = state.decode_slots - request.n
+        tbt_s = max(request.slo_tbt_s, alone_s + other_s * load.running)
         for _ in range(STEPS):
             others = load.sequences(at, now, tbt_s) + held
             found_s = alone_s + other_s * max(0, min(others, most))
