@@ -17,6 +17,8 @@ from mooncake_lite.cli import main
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.experiment_commands import _costs
 
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
 NEEDED = 0.9
 """Share of the seeds for which a statement must hold."""
 
@@ -77,6 +79,20 @@ def test_the_commands_print_a_table_and_write_json_and_a_figure(
         assert (result["seeds"], result["requests"], result["prefills"]) == ([1, 2], 40, 2)
         out = capsys.readouterr().out
         assert all(name in out and name.encode() in figure.read_bytes() for name in names)
+
+
+@pytest.mark.quick
+def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
+    page = (DOCS / "explain" / "experiments.md").read_text(encoding="utf-8")
+    printed = {tuple(line.split()) for line in page.splitlines()}
+    found = json.loads((DOCS / "reference" / "measured" / "policies.json").read_text())
+    rows = [compare_policies.PolicyRow(**row) for row in found["rows"]]
+    policies = compare_policies.PolicyResult(found["rate"], found["seeds"], rows)
+    found = json.loads((DOCS / "reference" / "measured" / "admission.json").read_text())
+    forms = [compare_admission.AdmissionRow(**row) for row in found["rows"]]
+    admission = compare_admission.AdmissionResult(found["rate"], found["seeds"], forms, {})
+    for line in compare_policies.lines(policies) + compare_admission.lines(admission):
+        assert tuple(line) in printed
 
 
 @pytest.mark.quick
