@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scheduler.costs.refine import Average
 
 WEIGHT = 1 / 32
-"""Of one answer in the mean: their lengths vary much."""
+"""Weight of one answer in the means: lengths of answers vary much."""
 
 
 class _Entry(NamedTuple):
@@ -27,11 +27,12 @@ class _Entry(NamedTuple):
 
 
 class DecodeLoad:
-    """When sequences begin to decode.
+    """When sequences begin to decode, and how long answers are.
 
-    _expected   predicted time of each sequence that does not decode yet, ascending
-    _begun      time at which each began that decodes now, ascending
-    _tokens     mean length of answers; _excess: by how much those that exceed it do so
+    _expected   predicted beginning of each sequence that does not decode yet, ascending
+    _begun      beginning of each sequence that decodes now, ascending
+    _tokens     mean length of answers
+    _excess     mean number of tokens by which answers longer than _tokens exceed it
     """
 
     def __init__(self) -> None:

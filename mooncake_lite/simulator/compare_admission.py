@@ -20,7 +20,7 @@ RATE = 4.0
 """Requests per second: nearly twice what the one decode node can serve within the limit on TBT."""
 
 DRAWN_S = 120.0
-"""Of the first seed, in the figure."""
+"""Seconds of the first seed's run that the figure shows."""
 
 Told = Callable[[], None]
 
@@ -42,12 +42,13 @@ def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int, rate:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRow:
-    """One form of admission: a number for each seed.
+    """The results of one form of admission, a number for each seed.
 
     goodput       requests per second within both limits
     refused       share of the requests
     wasted        share of the requests that were refused after their prefill
-    decode_load   mean over time; decode_swing: its standard deviation
+    decode_load   mean over time
+    decode_swing  standard deviation of the decode load over time
     correlation   of prefill load and decode load
     """
 
@@ -70,7 +71,7 @@ class AdmissionResult:
     curves: dict[str, Loads]
 
     def calmer(self, form: str, than: str) -> int | None:
-        """Return for how many seeds the decode load of a form swings less; None if one was not run."""
+        """Return for how many seeds the decode load of a form swings less; None if a form was not run."""
         swings = {row.admission: row.decode_swing for row in self.rows}
         if form not in swings or than not in swings:
             return None

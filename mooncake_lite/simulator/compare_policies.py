@@ -1,4 +1,4 @@
-"""Compare placement policies: the same requests, at a rate that the best of them can just serve with ease.
+"""Compare placement policies: the same requests, at a rate somewhat below the capacity of the best one.
 
 Called by `experiment_commands.py`. Explained in docs/explain/experiments.md.
 
@@ -21,7 +21,7 @@ from scheduler.costs import CostConfig
 GOOD_SHARE = 0.9
 LOAD = 0.8
 CAPACITY_SEED = 0
-"""Of the requests with which capacities are searched; the comparison uses seeds 1 and up."""
+"""Seed of the requests with which capacities are searched; the command compares with seeds 1 and up."""
 
 SLOWEST_FIRST = ("random", "least-loaded", "local-cache", "kvcache-centric")
 """The order that the paper reports (FAST'25, figure 5)."""
@@ -30,14 +30,14 @@ Told = Callable[[], None]
 
 
 def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int) -> Experiment:
-    """Return an experiment with some sharing, as the paper's traces have: most tokens of a prompt are new."""
+    """Return an experiment in which most tokens of a prompt are new, as in the paper's traces."""
     mix = SessionMix(documents=1_000, document_tokens=(512, 6_144), question_tokens=6_000, turns=1.5)
     return Experiment(costs=costs, prefills=prefills, decodes=decodes, requests=requests, mix=mix)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One policy.
+    """The results of one policy.
 
     capacity      requests per second; None: not searched
     ttft_s        mean time to first token of each seed
@@ -77,16 +77,16 @@ class PolicyResult:
 
 
 def runs_at_most(policies: int, seeds: int, rate: float | None) -> int:
-    """Return about how many runs a comparison takes, for a progress bar."""
+    """Return about how many runs a comparison takes, for a progress bar: 10 for each search of a capacity."""
     return policies * (seeds + (0 if rate else 10))
 
 
 def compare(
     experiment: Experiment, policies: Sequence[str], seeds: Sequence[int], rate: float | None, told: Told
 ) -> PolicyResult:
-    """Run everything.
+    """Search the capacities unless a rate is given, then run every policy with every seed.
 
-    policies   the slowest first, as it is expected
+    policies   in the expected order, the slowest first
     rate       requests per second; None: LOAD of the best capacity, which is searched
     told       is called after each run
     """

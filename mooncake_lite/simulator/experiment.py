@@ -1,4 +1,4 @@
-"""Experiments: the control plane as it is, on modelled machines, with requests at a given rate.
+"""Experiments: the live control plane on modelled machines, with requests at a given rate.
 
 Used by `compare_policies.py` and `compare_admission.py`. Nothing goes wrong in these runs. Explained in
 docs/explain/experiments.md.
@@ -31,19 +31,20 @@ LLAMA3_70B = (80, 8, 512, 128, 2, "none")
 """Layout of a block of the paper's model in bfloat16: 512 tokens, 160 MiB."""
 
 NEVER = 10**9
-"""Events between two checks of all invariants: the fault runs check them."""
+"""Events between two checks of all invariants, more than a run has: the fault runs check them."""
 
 WARM_UP = 0.25
-"""Share of a run's requests that do not count."""
+"""Share of a run's requests, the first ones, that do not count."""
 
 SAMPLE_S = 1.0
+"""Time between two samples of the loads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """One cluster under one load.
 
-    costs        of its machines: those that the ranks take, and those with which the control plane starts
+    costs        how long its machines take; the control plane starts with the same costs
     prefills     nodes with a prefill rank and a store rank
     decodes      nodes with a decode rank
     node_blocks  blocks of 512 tokens that a store rank lends: 1 TB of a node's DRAM holds some 6,000
@@ -66,7 +67,10 @@ class Experiment:
     mix: SessionMix = field(default_factory=SessionMix)
 
     def run(self, seed: int) -> Outcome:
-        """Play all requests of a seed until they have ended."""
+        """Play all requests of a seed until they have ended.
+
+        Raises WorldFailure when some have not ended `world.PATIENCE_S` after the last one came.
+        """
         roles = [
             "conductor",
             *["prefill"] * self.prefills,
@@ -102,7 +106,7 @@ class Experiment:
 
 
 def _played(setting: Setting, ttft_s: float, tbt_s: float) -> Outcome:
-    """Run a world, and look at its loads once a second."""
+    """Run a world, and sample its loads at the events that follow each second."""
     loads = Loads()
 
     def look(event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
@@ -120,9 +124,13 @@ def _played(setting: Setting, ttft_s: float, tbt_s: float) -> Outcome:
 def capacity(
     experiment: Experiment, seed: int, share: float, told: Callable[[], None], steps: int = 7
 ) -> float:
-    """Search by bisection for the highest rate at which this share of requests meets both limits.
+    """Search for the highest rate, in requests per second, at which this share of requests meets both limits.
 
-    told   is called after each run
+    The search doubles the rate of the experiment while it is met, and then bisects. It returns 0 when no
+    rate that it tried is met. It does not end when every rate is met.
+
+    told    is called after each run
+    steps   bisections
     """
 
     def holds(rate: float) -> bool:

@@ -1,6 +1,6 @@
 """`mooncake-lite simulate policies` and `simulate admission`: tables, JSON and figures of experiments.
 
-Mounted by `simulator/command.py`. Reads words into numbers and shows results; the experiments are
+Mounted by `simulator/command.py`. Checks options and shows results; the experiments are in
 `compare_policies.py` and `compare_admission.py`. Explained in docs/explain/experiments.md.
 """
 
@@ -28,7 +28,7 @@ PROFILE = "LLaMA3-70B-8xA800"
 """The machines of the paper."""
 
 MOST = 1_000
-"""Nodes of a kind, and seeds."""
+"""Most nodes of a kind, and most seeds."""
 
 Command = Callable[..., None]
 
@@ -192,7 +192,7 @@ def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
 
 
 def save(file: Path | None, result: dict[str, Any], requests: int, prefills: int, decodes: int) -> None:
-    """Write a result as JSON, with what it is about."""
+    """Write a result as JSON, with the date, the profile and the cluster; without a file, write nothing."""
     if file is not None:
         about = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,7 +1,7 @@
 """A network whose senders share their bandwidth equally among their transfers.
 
-Used by `profiled.py`. It is the truth that `scheduler.costs.TransferCost` predicts when a transfer begins.
-Transfers that begin or end later change how long it takes. Explained in docs/explain/experiments.md.
+Used by `profiled.py`. `scheduler.costs.TransferCost` predicts how long a transfer takes when it begins.
+Here other transfers that begin or end meanwhile change that. Explained in docs/explain/experiments.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sender:
             self._clock.after(seconds, lambda: self._ring(number))
 
     def _ring(self, number: int) -> None:
-        """End the transfers that have the least to send."""
+        """End the transfers that had the least left to send."""
         if number != self._alarm:
             return
         self._read_meter()

@@ -1,6 +1,7 @@
 """What a run came to: the latency of each request, and the load of the cluster over time.
 
-Used by `experiment.py` and what draws its results. Explained in docs/explain/experiments.md.
+Used by `experiment.py`, and by the modules that print and draw results. Explained in
+docs/explain/experiments.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mooncake_lite.simulator.workload import Request
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One request. arrived_s: when; ttft_s, tbt_s: inf when it was refused or failed."""
+    """One request: when it was sent, and its latencies. Both are inf when it was refused or failed."""
 
     arrived_s: float
     ttft_s: float
@@ -24,7 +25,10 @@ class Latency:
 
     @classmethod
     def of(cls, request: Request) -> Latency:
-        """Measure a request that has ended. TBT is the mean gap between its tokens; 0 without a gap."""
+        """Measure a request that has ended. TBT is the mean gap between its tokens; 0 without a gap.
+
+        TTFT ends when the prefill rank has the first token, also where admission withholds this token.
+        """
         if request.ends != ["finished"]:
             return cls(request.sent_s, inf, inf)
         first, last = float(request.token_times_s[0][0]), float(request.token_times_s[-1][-1])
@@ -33,7 +37,7 @@ class Latency:
 
 @dataclass(slots=True)
 class Loads:
-    """Loads at times of equal distance, each as a multiple of its limit (arXiv 2407.00079, 7.1).
+    """Loads over time, each as a multiple of its limit (arXiv 2407.00079, 7.1).
 
     prefill   mean of the instances: seconds until a new prompt could begin, over the limit on TTFT
     decode    mean of the instances: seconds of the present step, over the limit on TBT
@@ -44,12 +48,12 @@ class Loads:
     decode: list[float] = field(default_factory=list)
 
     def after(self, begin_s: float, end_s: float) -> Loads:
-        """Return those of a span of time."""
+        """Return the loads in a span of time, its ends included."""
         kept = [n for n, at in enumerate(self.times_s) if begin_s <= at <= end_s]
         return Loads(*([column[n] for n in kept] for column in (self.times_s, self.prefill, self.decode)))
 
     def correlation(self) -> float:
-        """Return Pearson's coefficient of the two; nan when one of them never changes."""
+        """Return Pearson's coefficient of the two loads; nan when one of them never changes."""
         return float(np.corrcoef(self.prefill, self.decode)[0, 1])
 
 
@@ -59,7 +63,8 @@ class Outcome:
 
     latencies    of the requests that count, by arrival
     loads        while they arrived
-    refused      share of these requests; wasted: of those that were refused after their prefill
+    refused      share of these requests that were refused
+    wasted       share of these requests that were refused after their prefill
     """
 
     latencies: list[Latency]
@@ -80,7 +85,7 @@ class Outcome:
 
     @property
     def mean_ttft_s(self) -> float:
-        """Return the mean of the requests that were answered; nan when none was."""
+        """Return the mean TTFT of the requests that were answered; nan when none was."""
         answered = [one.ttft_s for one in self.latencies if one.ttft_s < inf]
         return sum(answered) / len(answered) if answered else float("nan")
 

@@ -1,7 +1,7 @@
 """Hardware of one kind of machine: times come from its profile, transfers share the network.
 
 Used by `experiment.py`. The control plane has the same profile to begin with. It does not know which
-transfers will overlap, nor how long answers are. Explained in docs/explain/experiments.md.
+transfers will overlap, or how long answers are. Explained in docs/explain/experiments.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from store.objects import BlockRef
 class ProfiledHardware:
     """Ranks that take as long as a profile says.
 
-    nodes   of each rank
+    nodes   the node of each rank
     """
 
     def __init__(self, clock: Clock, costs: CostConfig, nodes: Sequence[int]) -> None:

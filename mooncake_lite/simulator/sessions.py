@@ -1,8 +1,8 @@
 """Conversations that share beginnings: the workload of the experiments.
 
 Used by `experiment.py`. A conversation asks about a document, and some documents are asked about far more
-often than others. Each turn continues the turn before it and its answer. Equal seeds give equal texts at
-every rate. Explained in docs/explain/experiments.md.
+often than others. Each turn continues the turn before it and its answer. Equal seeds give equal conversations
+at every rate. Explained in docs/explain/experiments.md.
 
     document | question | answer | question | answer | ...
     `- shared by conversations     `- the next turn's prompt begins with all before it
@@ -20,15 +20,15 @@ from mooncake_lite.simulator.workload import Request, Text, mixed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionMix:
-    """What conversations are like. Lengths in tokens; drawn lengths are log-normal with these means.
+    """What conversations are like. Lengths are in tokens.
 
-    documents         that there are; document d is asked about in proportion to 1 / (d + 1)
+    documents         how many there are; document d, from 0, is asked about in proportion to 1 / (d + 1)
     document_tokens   (least, most), drawn evenly for each document
-    question_tokens, answer_tokens
+    question_tokens, answer_tokens   means of log-normal lengths
     spread            standard deviation of the logarithm of these lengths
-    turns             of a conversation, in the mean: geometric
+    turns             mean number of questions of a conversation: geometric
     pause_s           mean time from one question of a conversation to the next
-    most_tokens       of a prompt; a conversation ends before it gets longer
+    most_tokens       a conversation ends when its text has more; a prompt may be longer by one question
     most_answer_tokens   limit that each request names; longer answers are cut
     """
 
@@ -45,7 +45,7 @@ class SessionMix:
 
 @dataclass(slots=True)
 class _Session:
-    """A conversation, with dice of its own. text: all that was said so far."""
+    """A conversation, with dice of its own. text: the document, and all questions and answers so far."""
 
     number: int
     dice: Random
