@@ -32,8 +32,8 @@ class Shape:
     """Ranks of each role, and the limits on latency of every request.
 
     headroom   admission gets the limits times this: it admits up to what it is told, and predictions are not
-               exact, so with the limits themselves half of the requests would come just too late. A decode rank
-               that is told 48 of 60 ms still does 92 % of the work, because most of a step is per sequence.
+               exact, so with the limits themselves half of the requests would come just too late. A rank that
+               is told 48 of 60 ms still decodes 92 % as fast: most of a step is per sequence.
     """
 
     prefill: int = 6

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean, median, pstdev
 from typing import Any
 
-from mooncake_lite.simulator.experiment import Experiment
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.simulator.experiment import SAMPLE_S, Experiment
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.sessions import SessionMix
 from scheduler.costs import CostConfig
@@ -85,7 +86,7 @@ class AdmissionResult:
 def compare(
     experiment: Experiment, forms: Sequence[str], seeds: Sequence[int], told: Told
 ) -> AdmissionResult:
-    """Run every form with every seed. told: is called after each run."""
+    """Run every form with every seed. told: is called after each run. Raises ConfigError for a short run."""
     rows, curves = [], {}
     for form in forms:
         outcomes = []
@@ -99,6 +100,10 @@ def compare(
 
 
 def _row(experiment: Experiment, form: str, outcomes: Sequence[Outcome]) -> AdmissionRow:
+    if not all(one.loads.times_s for one in outcomes):
+        raise ConfigError(
+            f"the requests of a run come within {SAMPLE_S:g} s; raise --requests or lower --rate"
+        )
     good = [one.share_within(experiment.ttft_s, experiment.tbt_s) for one in outcomes]
     return AdmissionRow(
         form,

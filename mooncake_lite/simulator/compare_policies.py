@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.experiment import Experiment, capacity
 from mooncake_lite.simulator.sessions import SessionMix
 from scheduler.costs import CostConfig
@@ -78,7 +79,7 @@ class PolicyResult:
 
 def runs_at_most(policies: int, seeds: int, rate: float | None) -> int:
     """Return about how many runs a comparison takes, for a progress bar: 10 for each search of a capacity."""
-    return policies * (seeds + (0 if rate else 10))
+    return policies * (seeds + (0 if rate else 12))
 
 
 def compare(
@@ -89,12 +90,19 @@ def compare(
     policies   in the expected order, the slowest first
     rate       requests per second; None: LOAD of the best capacity, which is searched
     told       is called after each run
+
+    Raises ConfigError when no policy has a capacity.
     """
     found: dict[str, float] = {}
     if rate is None:
         for policy in policies:
             found[policy] = capacity(replace(experiment, policy=policy), CAPACITY_SEED, GOOD_SHARE, told)
         rate = LOAD * max(found.values())
+        if not rate:
+            raise ConfigError(
+                f"no policy serves {GOOD_SHARE:.0%} of the requests in time at any rate; "
+                "raise --prefills or --decodes, or give a --rate"
+            )
     rows = []
     for policy in policies:
         outcomes = []

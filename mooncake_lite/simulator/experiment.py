@@ -6,15 +6,14 @@ docs/explain/experiments.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from random import Random
 
 import numpy as np
 
 from mooncake_lite.control import ControlConfig
-from mooncake_lite.control import effects as fx
-from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.decode_rank import DecodeModel
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.outcome import Loads, Outcome
@@ -37,6 +36,9 @@ WARM_UP = 0.25
 """Share of a run's requests, the first ones, that do not count."""
 
 SAMPLE_S = 1.0
+
+MOST_RATE = 1e5
+"""Requests per second, beyond which no capacity is searched: all requests of a run come at once."""
 """Time between two samples of the loads."""
 
 
@@ -67,10 +69,7 @@ class Experiment:
     mix: SessionMix = field(default_factory=SessionMix)
 
     def run(self, seed: int) -> Outcome:
-        """Play all requests of a seed until they have ended.
-
-        Raises WorldFailure when some have not ended `world.PATIENCE_S` after the last one came.
-        """
+        """Play all requests of a seed until they have ended."""
         roles = [
             "conductor",
             *["prefill"] * self.prefills,
@@ -106,17 +105,21 @@ class Experiment:
 
 
 def _played(setting: Setting, ttft_s: float, tbt_s: float) -> Outcome:
-    """Run a world, and sample its loads at the events that follow each second."""
+    """Run a world, and sample its loads every SAMPLE_S."""
     loads = Loads()
+    world = World(setting, check_every=NEVER, patience_s=inf)
+    decodes = [model for model in world.ranks.values() if isinstance(model, DecodeModel)]
 
-    def look(event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
-        if world.ready and now >= len(loads.times_s) * SAMPLE_S:
+    def sample() -> None:
+        now = world.clock.now
+        if world.ready:
             loads.times_s.append(now)
             loads.prefill.append(float(np.mean(world.control.state.queue_s(now))) / ttft_s)
-            steps = [model.batch.step_s for model in world.ranks.values() if isinstance(model, DecodeModel)]
-            loads.decode.append(sum(steps) / len(steps) / tbt_s)
+            loads.decode.append(sum(one.batch.step_s for one in decodes) / len(decodes) / tbt_s)
+        if not world.clients.done:
+            world.clock.after(SAMPLE_S, sample)
 
-    world = World(setting, check_every=NEVER, observe=look)
+    world.clock.after(0.0, sample)
     world.run()
     return Outcome.of(world.requests.values(), loads, WARM_UP)
 
@@ -126,8 +129,8 @@ def capacity(
 ) -> float:
     """Search for the highest rate, in requests per second, at which this share of requests meets both limits.
 
-    The search doubles the rate of the experiment while it is met, and then bisects. It returns 0 when no
-    rate that it tried is met. It does not end when every rate is met.
+    The search doubles the rate of the experiment while that holds, up to MOST_RATE, and then bisects. It
+    returns 0 when no rate that it tried holds.
 
     told    is called after each run
     steps   bisections
@@ -139,7 +142,7 @@ def capacity(
         return outcome.share_within(experiment.ttft_s, experiment.tbt_s) >= share
 
     low, high = 0.0, experiment.rate
-    while holds(high):
+    while high < MOST_RATE and holds(high):
         low, high = high, 2 * high
     for _ in range(steps):
         middle = (low + high) / 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Collection, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
     """Add the options that both commands have."""
     count = click.IntRange(1, MOST)
     options = [
-        click.option("--seeds", default=10, show_default=True, type=count, help="Runs of each."),
+        click.option(
+            "--seeds", default=10, show_default=True, type=count, help="Runs of each, with other requests."
+        ),
         click.option(
             "--requests", default=1_000, show_default=True, type=click.IntRange(20, 1_000_000),
             help="Requests of a run. The first quarter warms up, and does not count.",
@@ -47,8 +50,12 @@ def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
             help="Nodes that prefill and hold a part of the pool.",
         ),
         click.option("--decodes", default=decodes, show_default=True, type=count, help="Nodes that decode."),
-        click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result here."),
-        click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw it, .svg or .png."),
+        click.option(
+            "--json", "json_file", type=click.Path(path_type=Path), help="Write the result to this file."
+        ),
+        click.option(
+            "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the result, .svg or .png."
+        ),
     ]  # fmt: skip
 
     def add(command: Command) -> Command:
@@ -201,4 +208,14 @@ def save(file: Path | None, result: dict[str, Any], requests: int, prefills: int
             "prefills": prefills,
             "decodes": decodes,
         }
-        write_whole(file, "--json", (json.dumps({**about, **result}, indent=2) + "\n").encode())
+        whole = finite({**about, **result})
+        write_whole(file, "--json", (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None in place of numbers that JSON does not have: a mean of nothing, for one."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class Loads:
 
     def correlation(self) -> float:
         """Return Pearson's coefficient of the two loads; nan when one of them never changes."""
+        if min(np.ptp(self.prefill), np.ptp(self.decode)) == 0:
+            return nan
         return float(np.corrcoef(self.prefill, self.decode)[0, 1])
 
 

@@ -66,9 +66,11 @@ class World:
         *,
         check_every: int = 50,
         observe: Observer | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """
         check_every   events between two checks of every invariant of the control plane
+        patience_s    in which all requests must end after the last one has come
         observe       called with each event, its time and its effects
         """
         self.seed, self.shape, self.faults = setting.seed, setting.shape, setting.faults
@@ -88,6 +90,7 @@ class World:
         self._links = Links(self.clock)
         self._check_every = check_every
         self._observe = observe
+        self._patience_s = patience_s
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
@@ -157,8 +160,8 @@ class World:
         while not done():
             assert self.clock.step(), f"nothing happens any more: {self._open()} are open"
             waited = self.clock.now - self.clients.last_sent_s
-            late = waited >= PATIENCE_S and not self.clients.done
-            assert not late, f"after {PATIENCE_S:g} s {self._open()} are still open"
+            late = waited >= self._patience_s and not self.clients.done
+            assert not late, f"after {self._patience_s:g} s {self._open()} are still open"
             assert self.num_events < self._most_events, f"{self.num_events} events"
 
     def _open(self) -> list[str]:

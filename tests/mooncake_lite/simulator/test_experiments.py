@@ -15,7 +15,7 @@ import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.simulator import compare_admission, compare_policies
-from mooncake_lite.simulator.experiment_commands import _costs
+from mooncake_lite.simulator.experiment_commands import _costs, finite
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -82,6 +82,15 @@ def test_the_commands_print_a_table_and_write_json_and_a_figure(
 
 
 @pytest.mark.quick
+def test_a_run_ends_however_much_is_offered_and_its_json_has_numbers_alone(tmp_path: Path) -> None:
+    file, tiny = tmp_path / "result.json", ["--seeds", "1", "--requests", "20", "--policy", "random"]
+    words = ["simulate", "policies", *tiny, "--prefills", "8", "--decodes", "8", "--json", str(file)]
+    assert main(words) == 0
+    assert json.loads(file.read_text(), parse_constant=pytest.fail)["rate"] > 100
+    assert finite({"a": [float("nan"), 1.5, float("inf")], "b": "c"}) == {"a": [None, 1.5, None], "b": "c"}
+
+
+@pytest.mark.quick
 def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
     page = (DOCS / "explain" / "experiments.md").read_text(encoding="utf-8")
     printed = {tuple(line.split()) for line in page.splitlines()}
@@ -123,6 +132,10 @@ def test_capacity_is_the_highest_rate_that_serves_enough_requests_in_time() -> N
         (["policies", "--rate", "0"], "0.0 is not in the range 0<x"),
         (["policies", "--requests", "3"], "3 is not in the range 20<=x"),
         (["admission", "--admission", "early"], "there is no 'early'; choose from none, bounded-queue"),
+        (
+            ["admission", "--requests", "20", "--rate", "100", "--seeds", "1", "--admission", "predictive"],
+            "the requests of a run come within 1 s; raise --requests or lower --rate",
+        ),
         (["admission", "--plot", "loads.pdf"], "the name must end with .svg or .png"),
     ],
 )
