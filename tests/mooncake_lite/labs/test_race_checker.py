@@ -69,6 +69,10 @@ EXPECTED: dict[str, tuple[str, str, tuple[int, ...], int, tuple[tuple[int, str],
         *("race", "total", (0,), 2),
         ((0, "changes atomically"), (1, "reads")),
     ),
+    "a_race_in_the_second_array_of_a_line": (
+        *("race", "second", (0,), 2 * ALL),
+        ((0, "writes"), (ALL - 1, "reads")),
+    ),
 }
 """Kernel -> kind, array, first cell, cells in both blocks, (thread, operation) of both sides."""
 
