@@ -60,8 +60,9 @@ NAN = np.float32(np.nan)
 def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):
     """One thread for each number of out: it computes every score of its row, and keeps nothing for others.
 
-        query, out              (rows, heads, head_dim): the new tokens of all sequences, one after the other
-        key_cache, value_cache  (pages, kv_heads, page_size, head_dim); heads // kv_heads heads share keys
+        query, out              (rows, heads, head_dim): the new tokens of all sequences, one after the other;
+                                heads // kv_heads neighbouring heads share a kv head
+        key_cache, value_cache  (pages, kv_heads, page_size, head_dim)
         block_tables            (batch, max_pages) int32; entries past a sequence's end may hold any number
         query_lens              (batch,) int32: new tokens of a sequence, 0 too; together they are all rows
         context_lens            (batch,) int32: all its tokens. New token i has position context - new + i
@@ -108,7 +109,7 @@ def attention_v1_shared(
     """One block for out[row, head]: its threads share the scores, and no score is computed twice.
 
     block x  -> new token `row`     block y -> query head
-    thread i -> key start + i of the tile while scoring; channels i, i + THREADS, ... while summing
+    thread i -> here: key start + i of the tile while scoring; channels i, i + THREADS, ... while summing
     scores   (THREADS,) float32, shared: one barrier after its writes, one after its reads
 
     Arguments and results are those of attention_v1. Launched with a grid of (rows, heads) blocks of THREADS

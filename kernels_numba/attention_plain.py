@@ -74,6 +74,8 @@ def attend(query, keys, values, table, first, end, scale, scores, out):
     scale         factor of the scores
     scores        (at least end - first,) float32, scratch for the scores; what it holds does not matter
     out           (head_dim,), written through `store(out, d, value)`; zeros when there are no tokens
+
+    Scores of any size are allowed: the highest one is subtracted before a power is taken.
     """
     # labs:begin 1c
     page_size, head_dim = keys.shape[1:]

@@ -90,15 +90,16 @@ def poisoned(shape: Any, dtype: Any) -> np.ndarray:
 
 
 class PoisonedShared(kernelapi.FakeCUDAShared):
-    """Shared memory that is poison until it is written. One array a line of the kernel, as in the simulator,
-    whose own look-up two threads can enter at once."""
+    """Shared memory that is poison until it is written. Each call in the text of a kernel is one array, as on
+    a GPU. The simulator's own look-up takes two calls on one line for one array, and two threads can enter it
+    at once."""
 
     LOCK = threading.Lock()
 
     def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
-        """Return the array of the calling line; the first thread of a block to come makes it."""
+        """Return the array of the calling instruction; the first thread of a block to come makes it."""
         frame = sys._getframe(1)
-        place = (frame.f_code.co_filename, frame.f_lineno)
+        place = (frame.f_code, frame.f_lasti)
         with self.LOCK:
             if place not in self._allocations:
                 array = poisoned(shape, dtype)

@@ -27,6 +27,10 @@ from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Limits
 MOST_REPLY_BYTES = 4 << 20
 KEPT_OUTPUT_BYTES = 4 << 10
 """Prints of a student's code that a message may show."""
+MOST_SAID = 600
+"""Characters of an exception in a message: Numba's go on for pages."""
+JUDGES = ("tutorials/labs/", "mooncake_lite/labs/", "kernels_numba/simulator_blocks.py")
+"""Files of a child that are not the student's: a driver, the race checker, the simulator."""
 
 T = TypeVar("T")
 
@@ -44,7 +48,7 @@ class Child:
     """
 
     def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool, gpu: bool = False) -> None:
-        """Start it in a tree. driver: path of drive.py from the root of the tree. Raises SandboxRefused."""
+        """Start it in a tree. driver: its path from the root of the tree. Raises SandboxRefused."""
         self.files: dict[str, str] = {}
         self.printed = b""
         self.stopped = ""
@@ -173,9 +177,11 @@ def environment(cache: Path | None) -> dict[str, str]:
 
 
 def in_words(raised: Raised) -> str:
-    """Return an exception as one line that names the place."""
-    place = f" in {raised.where[-1][0]}:{raised.where[-1][1]}" if raised.where else ""
-    return f"{raised.type}: {raised.message}{place}"
+    """Return an exception as one line that names the place: the innermost one of the student's, if any."""
+    where = [frame for frame in raised.where if not frame[0].startswith(JUDGES)] or raised.where
+    place = f" in {where[-1][0]}:{where[-1][1]}" if where else ""
+    message = raised.message if len(raised.message) <= MOST_SAID else f"{raised.message[:MOST_SAID]} ..."
+    return f"{raised.type}: {message}{place}"
 
 
 def limits_of(given: Resources, *, gpu: bool = False) -> Limits:

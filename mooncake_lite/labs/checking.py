@@ -7,6 +7,7 @@ that all is well: private seeds and the report are not its business. Explained i
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,12 +97,17 @@ def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
     return found
 
 
-def compared(task: Task, counted: int, predicted: float) -> str:
-    """Return how a prediction compares with what was counted."""
-    near = counted / WITHIN <= predicted <= counted * WITHIN
+def compared(task: Task, cost: Counted, predicted: float) -> str:
+    """Return how a prediction compares with what was counted, or with the limit where more was counted.
+
+    So a right prediction stays right when the code wastes.
+    """
+    held = min(cost.value, cost.limit)
+    near = "within" if held / WITHIN <= predicted <= held * WITHIN else "not within"
+    of_what = f" of the {cost.limit:,} that are needed" if cost.value > cost.limit else ""
     return (
-        f"{task.cost.name}: you predicted {predicted:,g}, and {counted:,} {task.cost.unit} were counted, "
-        f"{'within' if near else 'not within'} {WITHIN}x"
+        f"{task.cost.name}: you predicted {predicted:,g}, and {cost.value:,} {task.cost.unit} were counted, "
+        f"{near} {WITHIN}x{of_what}"
     )
 
 
@@ -114,11 +120,19 @@ def over(task: Task, cost: Counted) -> str:
 
 def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
     tests = f", {seen.passed} of {seen.tests} tests" if seen.tests else ""
+    if seen.tests and seen.state != "graded":
+        tests += ", which count nothing before the gate is passed"
     say(f"{task.id}  {task.title}: {seen.public}/{task.points.public} public{tests}")
     if seen.state != "graded":
         say(f"  gate       {seen.state}")
+    first: dict[str, str] = {}
     for name, message in seen.failed.items():
-        say(f"  test       {name.partition(' [')[0].replace('_', ' ')}")
+        sentence, why = name.partition(" [")[0].replace("_", " "), _why(message)
+        if why and why in first:
+            say(f"  test       {sentence}: fails like `{first[why]}`")
+            continue
+        first[why] = sentence
+        say(f"  test       {sentence}")
         say(textwrap.indent(message, "  "))
     if seen.failed:
         say("  cost       counts when all tests of the task pass")
@@ -126,11 +140,17 @@ def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say
         if task.cost.name not in predictions:
             say(f"  cost       predict {task.cost.name} in {PREDICTION} first; then the count is shown")
             continue
-        say(f"  cost       {compared(task, cost.value, predictions[task.cost.name])}")
+        say(f"  cost       {compared(task, cost, predictions[task.cost.name])}")
         if excess := over(task, cost):
             say(f"  cost       {excess}")
     for line in seen.untidy:
         say(f"  tidiness   {line}")
+
+
+def _why(message: str) -> str:
+    """Return the lines of a message that say why a test fails, whatever its numbers are."""
+    lines = [line for line in message.splitlines() if line.startswith(("breaks ", "raised ", "stopped "))]
+    return re.sub(r"\d+", "0", "\n".join(lines))
 
 
 def _tested(root: Path, sources: dict[str, str], outcome: Outcome) -> list[str]:

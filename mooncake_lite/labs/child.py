@@ -2,7 +2,7 @@
 
     python -m mooncake_lite.labs.child DRIVER
 
-DRIVER is the lab's drive.py. A line on stdin is a call, `{"call": ..., "inputs": ...}`. A line on the stream
+DRIVER is a driver of the lab. A line on stdin is a call, `{"call": ..., "inputs": ...}`. A line on the stream
 that was stdout is its answer; prints of the student's code go to stderr.
 Explained in docs/explain/labs.md, "The judge".
 """
@@ -22,6 +22,9 @@ import msgspec
 
 GPU = "MOONCAKE_LITE_LABS_GPU"
 """Variable of a child that runs kernels on a GPU, in place of Numba's simulator."""
+
+PACKAGES = f"{os.sep}site-packages{os.sep}"
+"""Where installed packages lie, perhaps inside the tree."""
 
 Driver = dict[str, Callable[[Any], Any]]
 
@@ -56,7 +59,7 @@ def raised(error: BaseException) -> Raised:
     where = [
         (frame.filename.removeprefix(root), frame.lineno or 0, frame.name)
         for frame in frames
-        if frame.filename.startswith(root) and frame.filename != __file__
+        if frame.filename.startswith(root) and frame.filename != __file__ and PACKAGES not in frame.filename
     ]
     if isinstance(error, SyntaxError) and (error.filename or "").startswith(root):
         where.append(((error.filename or "").removeprefix(root), error.lineno or 0, ""))

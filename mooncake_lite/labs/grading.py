@@ -153,7 +153,7 @@ class Grader:
         for task in self.lab.tasks:
             for cost in grade.scores[task.id].costs:
                 if cost.seed == "public" and task.cost.name in predicted:
-                    grade.predictions.append(compared(task, cost.value, predicted[task.cost.name]))
+                    grade.predictions.append(compared(task, cost, predicted[task.cost.name]))
 
 
 def grade_folder(

@@ -94,7 +94,7 @@ def dev() -> None:
 
 @dev.command("check")
 @click.option("--lab", "number", type=int, help="Number of one lab. [default: all labs]")
-@click.option("--quick", is_flag=True, help="Leave out mutants and hostile code, which take minutes.")
+@click.option("--quick", is_flag=True, help="Leave out mutants, hostile code and the time of a check.")
 def check_labs(number: int | None, quick: bool) -> int:
     """Test what every lab promises: each rule on each lab, with a line for each.
 

@@ -91,7 +91,7 @@ class Session:
             limits = limits_of(self.lab.resources, gpu=self.run.gpu)
             self._children[task] = Child(
                 Path(self.run.tree),
-                f"{self.lab.folder}/drive.py",
+                f"{self.lab.folder}/{self.lab.task(task).driver}",
                 limits,
                 isolated=self.run.isolated,
                 gpu=self.run.gpu,
@@ -128,12 +128,15 @@ class Judge:
         """Return a random source that tests of one seed share by name."""
         return random.Random(f"{self._number} {name}")
 
-    def ask(self, call: str, inputs: object, kind: type[T]) -> T:
-        """Ask the child of the task. Fails the test if the call raises, or if there is no answer."""
+    def ask(self, call: str, inputs: object, kind: type[T], called: str = "") -> T:
+        """Ask the child of the task. Fails the test if the call raises, or if there is no answer.
+
+        called   the call, as a student would write it; without it the inputs are shown
+        """
         said = self.ask_or_raised(call, inputs, kind)
         if not isinstance(said, Raised):
             return said
-        self._fail(f"called     {call}({_short(inputs)})", f"raised     {in_words(said)}")
+        self._fail(f"called     {_short(called or f'{call}({inputs!r})')}", f"raised     {in_words(said)}")
 
     def ask_or_raised(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
         """Ask the child; an exception of the region is an answer too."""

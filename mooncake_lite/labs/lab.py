@@ -56,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     private     attributes with a leading underscore that it may use
     hints       three, the first one the weakest
     kernels     CUDA kernels that the region is, as gpu_lowering calls them: they must lower to PTX
+    driver      the file of the lab's folder that calls the region in the child
     """
 
     id: str
@@ -68,6 +69,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost: Cost
     points: Points
     kernels: list[str] = []
+    driver: str = "drive.py"
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +141,11 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ids(self) -> list[str]:
         """Return the ids of the tasks."""
         return [task.id for task in self.tasks]
+
+    @property
+    def drivers(self) -> list[str]:
+        """Return the drivers of the tasks, from the root of the tree."""
+        return sorted({f"{self.folder}/{task.driver}" for task in self.tasks})
 
     def must_be_graded(self) -> None:
         """Raise LabError for a lab without tasks."""

@@ -19,6 +19,7 @@ from mooncake_lite.labs.lab import Lab, Task
 
 DRIVER = "mooncake_lite/labs/lowering_drive.py"
 MOST_SHOWN = 300
+FAILED = "a kernel must compile for a GPU, and it does not lower to PTX"
 
 T = TypeVar("T")
 
@@ -46,13 +47,13 @@ def lower(tree: Path, lab: Lab, tasks: Sequence[Task], *, isolated: bool) -> Low
     try:
         found = _asked(tree, lab, "lower", list(wanted), dict[str, str], isolated=isolated)
     except Stopped as error:
-        return Lowered(dict.fromkeys(wanted.values(), f"it does not lower to PTX: {error}"))
+        return Lowered(dict.fromkeys(wanted.values(), f"{FAILED}: {error}"))
     if "" in found:
         return Lowered({}, found[""])
     problems: dict[str, str] = {}
     for name, task in wanted.items():
         if why := found.get(name, f"gpu_lowering has no kernel {name!r}"):
-            problems.setdefault(task, f"it does not lower to PTX: {' '.join(why.split())[:MOST_SHOWN]}")
+            problems.setdefault(task, f"{FAILED}: {' '.join(why.split())[:MOST_SHOWN]}")
     return Lowered(problems)
 
 

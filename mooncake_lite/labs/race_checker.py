@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -118,6 +118,7 @@ class Recording:
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._global = frozenset(global_arrays)
         self.shared_names: set[str] = set()
+        self._names: dict[tuple[CodeType, int], str] = {}
         self._written: set[Cell] = set()
         self._barriers: list[Finding] = []
 
@@ -139,6 +140,13 @@ class Recording:
         return sum(
             count for (name, label, _), count in self._counts.items() if (name, label) == (array, operation)
         )
+
+    def most_of_a_thread(self, array: str, operation: str) -> int:
+        """Return the largest count, as above, of the threads with one number in all blocks."""
+        counts = [
+            count for (name, label, _), count in self._counts.items() if (name, label) == (array, operation)
+        ]
+        return max(counts, default=0)
 
     def _faults(self, phase: Phase) -> Iterator[Finding]:
         """Yield the faults of a phase, one for each cell that has one."""
@@ -164,11 +172,20 @@ class Recording:
 
     def shared(self, array: np.ndarray, frame: FrameType) -> np.ndarray:
         """Watch a new shared array. Its name is the variable that the line of the kernel assigns."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        assigned = re.match(r"\s*(\w+)\s*=", line)
-        name = assigned[1] if assigned else f"shared array of line {frame.f_lineno}"
+        place = (frame.f_code, frame.f_lasti)
+        if place not in self._names:
+            self._names[place] = self._new_name(frame)
+        name = self._names[place]
         self.shared_names.add(name)
         return self._watched(array, name)
+
+    def _new_name(self, frame: FrameType) -> str:
+        """Name the array that this call makes. The calls of one line come in the order of its variables."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        assigned = re.match(r"\s*(\w+(?:\s*,\s*\w+)*)\s*=(?!=)", line)
+        variables = re.findall(r"\w+", assigned[1]) if assigned else []
+        free = [name for name in variables if name not in self._names.values()]
+        return free[0] if free else f"shared array {len(self._names) + 1}, of line {frame.f_lineno}"
 
     def barrier(self, waiting: Sequence[tuple[int, FrameType]], threads: int) -> None:
         """Begin a new phase, after a look at who has come."""

@@ -51,9 +51,8 @@ def copied(root: Path, into: Path, names: list[str], lab: Lab) -> None:
 
 
 def child_files(root: Path, lab: Lab) -> Iterator[str]:
-    """Yield what a graded child needs: the packages, and the driver of the lab. No test is among them."""
+    """Yield what a graded child needs: the packages, and the drivers of the lab. No test is among them."""
     for name in tracked_files(root):
         if name.split("/")[0] in PACKAGES and "/" in name:
             yield name
-    if lab.tasks:
-        yield f"{lab.folder}/drive.py"
+    yield from lab.drivers

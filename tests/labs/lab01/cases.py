@@ -107,6 +107,8 @@ def expect_near(
 ) -> None:
     """Fail the test unless two arrays are near; show the first places where they are not."""
     far = wrong(found, wanted, dtype)
+    if any(np.isnan(pair[0]) for pair in far.values()):
+        breaks += "; NaN comes from what nobody has written, from slots that hold no token, or from infinity"
     lab.expect(
         {place: pair[0] for place, pair in far.items()},
         {place: pair[1] for place, pair in far.items()} if far else {},
@@ -118,16 +120,39 @@ def expect_near(
 # ----------------------------------------------------------------------------------------- kernels
 
 
-class Launched(msgspec.Struct):
-    """What a launch has shown: its numbers, the findings of the race checker, and the keys read.
+RULES = {
+    "race": "a barrier lies between uses of a shared cell",
+    "unwritten": "a cell of shared memory is written before it is read",
+    "barrier": "every thread of a block comes to the same cuda.syncthreads()",
+}
+"""What a finding of the race checker breaks, by its kind."""
 
-    drawn       an access map for `labs show`
-    key_reads   None on a GPU, where nothing is recorded
+
+class Found(msgspec.Struct):
+    """A finding of the race checker."""
+
+    kind: str
+    text: str
+
+
+class Reads(msgspec.Struct):
+    """Elements that all threads have read; of keys also those that the busiest thread has read."""
+
+    keys: int
+    values: int
+    keys_of_busiest: int
+
+
+class Launched(msgspec.Struct):
+    """What a launch has shown: its numbers, the findings of the race checker, and what was read.
+
+    drawn   an access map for `labs show`
+    reads   None on a GPU, where nothing is recorded
     """
 
     out: list[float | None]
-    findings: list[str]
-    key_reads: int | None
+    findings: list[Found]
+    reads: Reads | None
     drawn: Any
 
 
@@ -172,13 +197,22 @@ class Batch:
                     rows.append(softmax_mean(scores, self.paged.values[b][seen, head // group]))
         return np.array(rows).reshape(self.query.shape)
 
-    def visible(self) -> int:
-        """Return how many (row, token) pairs there are in which the row sees the token."""
-        return sum(
+    def visible(self) -> list[int]:
+        """Return how many tokens each new token sees."""
+        return [
             min(position + 1, self.window)
             for context, new in zip(self.contexts, self.new)
             for position in range(context - new, context)
+        ]
+
+    def called(self, kernel: str) -> str:
+        """Return the launch in words."""
+        rows, heads, head_dim = self.query.shape
+        said = (
+            f"{kernel} on {rows} rows x {heads} heads x {head_dim}, query_lens {list(self.new)}, "
+            f"context_lens {list(self.contexts)}, pages of {self.paged.page_tokens}, {self.dtype}"
         )
+        return said if self.window == EVERYTHING else f"{said}, window {self.window}"
 
 
 def launch(lab: Judge, kernel: str, batch: Batch, rule: str) -> Launched:
@@ -195,22 +229,21 @@ def launch(lab: Judge, kernel: str, batch: Batch, rule: str) -> Launched:
         "scale": batch.scale,
         "window": batch.window,
     }
-    seen = lab.ask("launch", inputs, Launched)
+    called = batch.called(kernel)
+    seen = lab.ask("launch", inputs, Launched, called)
     lab.trace(seen.drawn)
-    rows, heads, head_dim = batch.query.shape
-    called = (
-        f"{kernel} on {rows} rows x {heads} heads x {head_dim}, query_lens {list(batch.new)}, "
-        f"context_lens {list(batch.contexts)}, pages of {batch.paged.page_tokens}, {batch.dtype}"
-    )
-    if batch.window != EVERYTHING:
-        called += f", window {batch.window}"
-    finding = seen.findings[0] if seen.findings else "no finding"
-    lab.expect(
-        finding, "no finding", f"{called} (race checker)", "a barrier lies between uses of a shared cell"
-    )
+    for finding in seen.findings:
+        lab.expect(finding.text, "no finding", f"{called} (race checker)", RULES[finding.kind])
     found = decoded(seen.out, batch.dtype)
     expect_near(lab, found, batch.wanted(), f"{called} (out[row, head, channel])", rule, batch.dtype)
     return seen
+
+
+def launch_with_16_bits(lab: Judge, kernel: str, batch: Batch) -> None:
+    """Launch a kernel with float32, then with bfloat16, so that only the latter's own faults are named so."""
+    launch(lab, kernel, batch, "out = softmax(query . keys * scale) . values, of float32 first")
+    batch.dtype = "bfloat16"
+    launch(lab, kernel, batch, "elements are read through widen and written through narrow")
 
 
 def counted_batch(lab: Judge) -> Batch:

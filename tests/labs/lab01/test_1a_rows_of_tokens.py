@@ -31,8 +31,8 @@ def gathered(
     table = paged.tables[0] if table is None else table
     cache = encoded(paged.caches[0], dtype)
     inputs = {"cache": cache, "table": table.tolist(), "first": first, "end": end, "dtype": dtype}
-    seen = lab.ask("gathered", inputs, Rows)
     called = f"gathered(cache, {table.tolist()}, {first}, {end}), pages of {paged.page_tokens} tokens"
+    seen = lab.ask("gathered", inputs, Rows, called)
     wanted = paged.keys[0][first:end]
     lab.expect(
         tuple(seen.shape), wanted.shape, f"{called} (shape)", "a row for each token, kv head and channel"

@@ -31,7 +31,8 @@ def inputs_of(pieces: Pieces, dtype: str) -> dict[str, object]:
 
 def taken(lab: Judge, pieces: Pieces, rule: str, dtype: str = "float32") -> None:
     """Take the pieces in, and expect the right state after each of them."""
-    seen = lab.ask("add_tokens", inputs_of(pieces, dtype), list[State])
+    tokens = [len(scores) for scores, _ in pieces]
+    seen = lab.ask("add_tokens", inputs_of(pieces, dtype), list[State], f"add_tokens with {tokens} tokens")
     for number, state in enumerate(seen):
         scores, values = (np.concatenate(part) for part in zip(*pieces[: number + 1]))
         called = f"add_tokens with {len(pieces[number][0])} tokens, call {number + 1}"
@@ -75,6 +76,7 @@ def test_large_scores_do_not_overflow(lab: Judge) -> None:
 
 def test_values_of_16_bits_are_widened(lab: Judge) -> None:
     pieces = pieces_of(*context(lab, 9), 4)
+    taken(lab, pieces, "after each piece the state is that of all tokens so far")
     taken(lab, pieces, "values are read through widen", "bfloat16")
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab01.cases import Batch, counted_batch, launch
+from tests.labs.lab01.cases import Batch, counted_batch, launch, launch_with_16_bits
 
 KERNEL = "attention_v1"
+
+
+def test_the_only_token_of_a_sequence_sees_itself(lab: Judge) -> None:
+    launch(lab, KERNEL, Batch(lab, [1], [1]), "a token sees itself: the softmax of one score is 1")
 
 
 def test_each_new_token_sees_its_whole_sequence(lab: Judge) -> None:
@@ -45,13 +49,12 @@ def test_large_scores_do_not_overflow(lab: Judge) -> None:
 
 
 def test_elements_of_16_bits_are_widened_and_narrowed(lab: Judge) -> None:
-    batch = Batch(lab, [lab.size.page_tokens + 2], [1], heads=2, dtype="bfloat16")
-    launch(lab, KERNEL, batch, "elements are read through widen and written through narrow")
+    launch_with_16_bits(lab, KERNEL, Batch(lab, [lab.size.page_tokens + 2], [1]))
 
 
 def test_a_thread_reads_the_keys_at_most_twice(lab: Judge) -> None:
     batch = counted_batch(lab)
     seen = launch(lab, KERNEL, batch, "the case whose reads are counted")
-    if seen.key_reads is not None:
+    if seen.reads is not None:
         threads_per_row = batch.query.shape[1] * lab.size.head_dim
-        lab.cost(seen.key_reads, 2 * batch.visible() * threads_per_row * lab.size.head_dim)
+        lab.cost(seen.reads.keys, 2 * sum(batch.visible()) * threads_per_row * lab.size.head_dim)

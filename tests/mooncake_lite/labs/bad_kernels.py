@@ -97,6 +97,14 @@ def a_plain_read_beside_atomic_sums(numbers, out):
     out[i] = total[0]  # other
 
 
+def a_race_in_the_second_array_of_a_line(numbers, out):
+    first, second = cuda.shared.array(N, np.float32), cuda.shared.array(N, np.float32)
+    i = cuda.threadIdx.x
+    first[i] = numbers[i]
+    second[i] = numbers[i]  # one
+    out[i] = first[i] + second[(i + 1) % N]  # other
+
+
 KERNELS = {
     kernel.__name__: kernel
     for kernel in (
@@ -109,5 +117,6 @@ KERNELS = {
         a_barrier_in_each_branch,
         some_threads_return_early,
         a_plain_read_beside_atomic_sums,
+        a_race_in_the_second_array_of_a_line,
     )
 }

@@ -17,6 +17,10 @@ from click.testing import CliRunner, Result
 
 from mooncake_lite.cli import cli
 from mooncake_lite.labs import regions
+from mooncake_lite.labs.asking import in_words
+from mooncake_lite.labs.checking import compared
+from mooncake_lite.labs.child import Raised
+from mooncake_lite.labs.judging import Counted
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
@@ -63,6 +67,37 @@ def test_costs_are_shown_only_after_a_prediction(tree: Path) -> None:
     assert "bytes were counted, not within 3x" in result.output
     (tree / LAB.folder / "prediction.toml").write_text("bytes = 100\n")
     assert "bytes is no cost; there are pages_copied, bytes_hashed" in labs("check", "2", "2b").output
+
+
+@pytest.mark.quick
+def test_a_prediction_is_held_against_what_is_needed_where_the_code_wastes() -> None:
+    task = LAB.task("2b")
+    assert compared(task, Counted("2b", "public", 1000, 100), 90).endswith(
+        "within 3x of the 100 that are needed"
+    )
+    assert "not within 3x of the 100" in compared(task, Counted("2b", "public", 1000, 100), 900)
+    assert compared(task, Counted("2b", "public", 50, 100), 90).endswith("were counted, within 3x")
+
+
+@pytest.mark.quick
+def test_an_exception_names_the_innermost_line_of_the_student() -> None:
+    frames = [
+        ("tutorials/labs/01_paged_attention/drive_kernels.py", 50, "launch"),
+        ("kernels_numba/attention_cuda.py", 82, "attention_v1"),
+        ("mooncake_lite/labs/race_checker.py", 260, "__getitem__"),
+    ]
+    assert (
+        in_words(Raised("IndexError", "7", frames)) == "IndexError: 7 in kernels_numba/attention_cuda.py:82"
+    )
+    assert in_words(Raised("KeyError", "7", frames[:1])).endswith(" in " + frames[0][0] + ":50")
+    assert len(in_words(Raised("TypingError", "long " * 1000, frames))) < 700
+
+
+def test_a_reason_that_several_tests_share_is_shown_once(tree: Path) -> None:
+    edit(tree / KEYS, "        keys = []\n", "        keys = []\n        raise KeyError(len(tokens))\n")
+    result = labs("check", "2", "2b")
+    assert result.output.count("raised     KeyError") < result.output.count("  test       ")
+    assert result.output.count(": fails like `") > 0
 
 
 def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expected(tree: Path) -> None:

@@ -11,6 +11,7 @@ from mooncake_lite.labs.dev_check import Bench
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.show import as_text, read_trace_of
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
@@ -88,6 +89,7 @@ def test_a_missing_barrier_is_named_by_threads_and_lines(bench: Bench, number: i
     drawn = outcome.traces["1e"]
     assert (drawn["kind"], drawn["array"]) == ("accesses", "scores")
     assert any("!" in row for rows in drawn["phases"] for row in rows)
+    assert as_text(read_trace_of(drawn)).startswith("scores: which thread ")
 
 
 def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:
@@ -101,6 +103,7 @@ def test_a_kernel_that_only_the_simulator_runs_turns_the_check_red(bench: Bench)
     edit(bench.tree / FILE, "math.exp(score * scale - highest)", "np.exp(score * scale - highest)")
     said: list[str] = []
     assert not check(bench.tree, bench.lab, [bench.lab.task("1d")], said.append, gpu=True)
-    assert "1d  A kernel with one thread for each number: 0/8 public, 9 of 9 tests" in said
+    tests = "0/8 public, 10 of 10 tests, which count nothing before the gate is passed"
+    assert f"1d  A kernel with one thread for each number: {tests}" in said
     assert any("it does not lower to PTX: KeyError: <ufunc 'exp'>" in line for line in said)
     assert any(line.startswith(("no GPU run: ", "on ")) for line in said)

@@ -20,7 +20,7 @@ from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNS = 20
+RUNS = 5
 Runs = dict[str, list[list[Finding]]]
 
 
@@ -68,6 +68,10 @@ EXPECTED: dict[str, tuple[str, str, tuple[int, ...], int, tuple[tuple[int, str],
     "a_plain_read_beside_atomic_sums": (
         *("race", "total", (0,), 2),
         ((0, "changes atomically"), (1, "reads")),
+    ),
+    "a_race_in_the_second_array_of_a_line": (
+        *("race", "second", (0,), 2 * ALL),
+        ((0, "writes"), (ALL - 1, "reads")),
     ),
 }
 """Kernel -> kind, array, first cell, cells in both blocks, (thread, operation) of both sides."""

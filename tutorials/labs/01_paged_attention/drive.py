@@ -1,37 +1,24 @@
-"""The child's side of lab 1: calls the regions with what the tests send, and tells what was seen.
+"""The child's side of 1a to 1c: calls the regions with what the tests send, and tells what was seen.
 
 It runs beside a student's code, so it knows no expected value. Each call reaches the region of one task.
-Kernels run in Numba's simulator under the race checker; with MOONCAKE_LITE_LABS_GPU they run on a GPU, and
-nothing is recorded there. NaN travels as null.
+NaN travels as null.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mooncake_lite.labs.child import GPU
+import numpy as np
 
-ON_GPU = GPU in os.environ
-if not ON_GPU:
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # Numba reads it when it is imported
+from kernels_numba import attention_plain
 
-import numpy as np  # noqa: E402
-
-from kernels_numba import attention_cuda, attention_plain  # noqa: E402
-from kernels_numba.backend_cuda import cuda  # noqa: E402
-from mooncake_lite.labs.access_map import access_map  # noqa: E402
-from mooncake_lite.labs.race_checker import READS, Recording, watch  # noqa: E402
-
-LAUNCHES: dict[str, Callable[..., None]] = {
-    "attention_v1": attention_cuda.launch_plain,
-    "attention_v1_shared": attention_cuda.launch_shared,
-}
-BLOCK = (0, 0, 0)
-"""The block that a picture shows."""
+GUARD = 64
+"""Cells on both sides of a scratch array, more than a page has tokens."""
+UNTOUCHED = np.float32(-12345.0)
+"""What these cells hold."""
 
 warnings.simplefilter("ignore", RuntimeWarning)  # poison overflows, and tests look at results
 
@@ -139,18 +126,25 @@ def exponentials(inputs: dict[str, Any]) -> int:
 # ------------------------------------------------------------------------------------------- 1c
 
 
-def attend(inputs: dict[str, Any]) -> list[float]:
+def attend(inputs: dict[str, Any]) -> dict[str, Any]:
     """Attend to one run of tokens."""
     return _attend(attention_plain.attend, inputs, np.ndarray)
 
 
-def _attend(function: Callable[..., Any], inputs: dict[str, Any], kind: type[np.ndarray]) -> list[float]:
+def _attend(function: Callable[..., Any], inputs: dict[str, Any], kind: type[np.ndarray]) -> dict[str, Any]:
+    """Return the row, and how many cells on both sides of `scores` have changed.
+
+    spare   of inputs: so many cells more than there are tokens has `scores`
+    """
     query, keys, values = (elements(inputs[name], inputs["dtype"]) for name in ("query", "keys", "values"))
-    scores = np.full(inputs["end"] - inputs["first"] + 3, np.nan, np.float32)
+    scratch = np.full(inputs["end"] - inputs["first"] + inputs["spare"] + 2 * GUARD, UNTOUCHED)
+    scratch[GUARD:-GUARD] = np.nan
     out = np.full(query.shape, 0x7FC0 if query.dtype == np.uint16 else np.nan, query.dtype)
     table, run = np.array(inputs["table"], np.int32), (inputs["first"], inputs["end"])
+    scores = scratch[GUARD:-GUARD]
     function(query, keys.view(kind), values.view(kind), table, *run, inputs["scale"], scores, out)
-    return [float(number) for number in out]
+    around = np.concatenate([scratch[:GUARD], scratch[-GUARD:]])
+    return {"out": [float(number) for number in out], "outside": int((around != UNTOUCHED).sum())}
 
 
 def cells(inputs: dict[str, Any]) -> int:
@@ -161,50 +155,10 @@ def cells(inputs: dict[str, Any]) -> int:
     return Counted.count
 
 
-# -------------------------------------------------------------------------------------- 1d and 1e
-
-
-def launch(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Launch a kernel. Tells its result, what the race checker has found, and how many keys were read.
-
-    drawn   an access map of the first shared array, or of the keys when there is none
-    """
-    arrays = [elements(inputs[name], inputs["dtype"]) for name in ("query", "key_cache", "value_cache")]
-    arrays += [np.array(inputs[name], np.int32) for name in ("block_tables", "query_lens", "context_lens")]
-    out = np.full(arrays[0].shape, 0x7FC0 if arrays[0].dtype == np.uint16 else np.nan, arrays[0].dtype)
-    *given, result = (cuda.to_device(array) for array in (*arrays, out))
-    run = LAUNCHES[inputs["kernel"]]
-    if ON_GPU:
-        run(*given, inputs["scale"], result, inputs["window"])
-        return {
-            "out": result.copy_to_host().ravel().tolist(),
-            "findings": [],
-            "key_reads": None,
-            "drawn": None,
-        }
-    with watch(["key_cache"]) as recording:
-        run(*given, inputs["scale"], result, inputs["window"])
-    return {
-        "out": result.copy_to_host().ravel().tolist(),
-        "findings": [str(finding) for finding in recording.findings()],
-        "key_reads": recording.count("key_cache", READS),
-        "drawn": _drawn(recording),
-    }
-
-
-def _drawn(recording: Recording) -> Any:
-    """Return a picture of one block; None when no thread of it touched anything that is watched."""
-    for name in (*sorted(recording.shared_names), "key_cache"):
-        if name in recording.shapes:
-            return access_map(recording, name, unit="page" if name == "key_cache" else "cell", block=BLOCK)
-    return None
-
-
 CALLS = {
     "gathered": gathered,
     "add_tokens": add_tokens,
     "exponentials": exponentials,
     "attend": attend,
     "cells": cells,
-    "launch": launch,
 }
