@@ -1,6 +1,6 @@
 """Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
 
-    for part in kernels transport store scheduler engine ideas predictions; do
+    for part in kernels transport store scheduler engine ideas predictions goodput; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
     python docs/make_benchmarks.py
@@ -16,7 +16,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions")
+PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput")
 
 HEAD = """# Benchmarks
 
@@ -51,8 +51,11 @@ idea, or of another way to do the same. Modes, loading and `--trace` are measure
 all else with the real engine. The parts of this table were measured one after the other. The load is the
 highest of them.
 
-The last table compares predicted with measured times to first token. The peer is the median TTFT of all
-requests, as one prediction for each.
+The table of predictions compares predicted with measured times to first token. The peer is the median TTFT
+of all requests, as one prediction for each.
+
+In the last table, the peer is the cluster without admission, and the limit is the best goodput of all forms
+and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
 """
 
 TITLES = {
@@ -63,6 +66,7 @@ TITLES = {
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
     "predictions": "Predicted against measured time to first token",
+    "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
 }
 
 

@@ -40,7 +40,7 @@ class Shape:
     decode: int = 2
     slo_ttft_ms: float = 3000.0
     slo_tpot_ms: float = 60.0
-    headroom: float = 0.8
+    headroom: float = 0.9
 
 
 def slow_profile(folder: Path) -> Profile:
