@@ -54,7 +54,9 @@ class GatewayProcess:
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(settings))
         command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir.path)]
-        self._child = start_child(command, stdin=subprocess.DEVNULL)
+        # A session of its own: mpirun kills the process group of a rank 0.25 s after its SIGTERM, and clients
+        # are still to read why their answers end. The gateway follows rank 0's death in any case.
+        self._child = start_child(command, new_session=True, stdin=subprocess.DEVNULL)
 
     @property
     def pid(self) -> int:
