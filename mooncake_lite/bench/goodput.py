@@ -43,6 +43,7 @@ class Plan:
     """What is offered, and for how long.
 
     loads    of each form, as multiples of the capacity
+    warm_s   seconds before each window: longer than a request lives, so the beginning does not count
     probes   rates at which the capacity is looked for, by bisection; probe_s: seconds at each
     watch_s  seconds at the highest load for WATCHED
     """
@@ -52,8 +53,8 @@ class Plan:
     shape: Shape = SHAPE
     probes: int = 4
     probe_s: float = 30.0
-    warm_s: float = 4.0
-    window_s: float = 16.0
+    warm_s: float = 10.0
+    window_s: float = 20.0
     watch_s: float = 60.0
 
 

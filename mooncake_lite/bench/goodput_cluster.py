@@ -32,15 +32,15 @@ class Shape:
     """Ranks of each role, and the limits on latency of every request.
 
     headroom   admission gets the limits times this: it admits up to what it is told, and predictions are not
-               exact, so with the limits themselves half of the requests would come just too late. A rank that
-               is told 48 of 60 ms still decodes 92 % as fast: most of a step is per sequence.
+               exact, so with the limits themselves many requests would come just too late. A rank that is
+               told 48 of 60 ms still decodes 92 % as fast: most of a step is per sequence.
     """
 
     prefill: int = 6
     decode: int = 2
     slo_ttft_ms: float = 3000.0
     slo_tpot_ms: float = 60.0
-    headroom: float = 0.9
+    headroom: float = 0.8
 
 
 def slow_profile(folder: Path) -> Profile:

@@ -34,7 +34,7 @@ from mooncake_lite.model import load_tokenizer
 from mooncake_lite.origins import parse_origins
 
 PARENT_END_S = 0.2
-"""How long rank 0 may take to end after its first thread has; mpirun kills rank 0 0.5 s after its own SIGTERM."""
+"""How long rank 0 may take to end after its first thread has; mpirun kills it 0.5 s after its own SIGTERM."""
 
 GOODBYE_S = 1.0
 """Time for open connections to take their last bytes after a SIGTERM; a Stop may allow less."""

@@ -62,7 +62,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class DecodeSteps:
-    """Sums over decode steps: their number, the batch, the context and the seconds."""
+    """Sums over decode steps: their number, the batch, the context and the seconds between their tokens."""
 
     steps: int = 0
     sequences: int = 0
@@ -74,7 +74,7 @@ class DecodeSteps:
         self.steps += 1
         self.sequences += iterated.tokens
         self.context_tokens += iterated.context_tokens
-        self.seconds += iterated.compute_s
+        self.seconds += iterated.seconds
 
 
 class Answers:

@@ -62,12 +62,16 @@ class Token:
 class Iterated:
     """An iteration of the running batch gave `tokens` tokens.
 
+    compute_s        seconds of the forward pass
+    seconds          from the forward pass before to this one, as clients see it; those of this pass alone
+                     where the batch did not run before
     context_tokens   tokens that these attend to, themselves included
     alone            the forward pass had no prompt in it
     """
 
     tokens: int
     compute_s: float
+    seconds: float
     context_tokens: int
     alone: bool
 

@@ -53,6 +53,8 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     if step.saves:
         said += _save(state, result)
     said += _tokens(state, result, now)
+    if result.step.chunks or not state.running:
+        state.passed_at = now if state.running else None
     for half in result.halves:
         said += _half_ended(state, half, now)
     for put in result.puts:
@@ -107,7 +109,8 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
         if chunk.draws:
             said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
     if iterated:
-        said.insert(0, Iterated(iterated, result.compute_s, context, computed == iterated))
+        seconds = result.compute_s if state.passed_at is None else now - state.passed_at
+        said.insert(0, Iterated(iterated, result.compute_s, seconds, context, computed == iterated))
     return said
 
 

@@ -67,6 +67,7 @@ class State:
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
         dropped_puts   full blocks that did not reach the pool
+        passed_at      end of the last forward pass; None where no batch has run since
         under_way      the step that has begun and has not ended
 
     Invariant: each task is in exactly one stage, and each half and slot is free or has one user.
@@ -93,6 +94,7 @@ class State:
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
     dropped_puts: int = 0
+    passed_at: float | None = None
     under_way: Step | None = None
 
     @property

@@ -28,13 +28,28 @@ def test_requests_join_and_leave_between_two_iterations() -> None:
     decode(rank, "a", 5, max_tokens=9)
     rank.until(Token)
     decode(rank, "b", 5, max_tokens=2)
+    passed = rank.now
     while "b" not in running(rank):
-        rank.step()
+        step, _ = rank.step()
+        passed = rank.now if step.chunks else passed
+    rank.now += 0.25  # clients also wait for what the rank does between two passes
     step, said = rank.step()
     assert [chunk.job[0] for chunk in step.chunks] == ["a", "b"]
-    assert said[0] == Iterated(2, 0.5, sum(chunk.end for chunk in step.chunks), alone=True)
+    seconds = rank.now - passed
+    assert said[0] == Iterated(2, 0.5, seconds, sum(chunk.end for chunk in step.chunks), alone=True)
     assert rank.until(Ended).job == JobId("b", 0)
     assert running(rank) == ["a"]
+
+
+def test_time_without_a_batch_is_no_time_of_a_step() -> None:
+    rank = Rank(DECODE)
+    decode(rank, "a", 5, max_tokens=2)
+    assert rank.until(Iterated).seconds == 0.5  # the pass alone: no batch ran before
+    rank.settle()
+    rank.now += 100.0
+    decode(rank, "b", 5, max_tokens=9)
+    assert rank.until(Iterated).seconds == 0.5
+    assert rank.until(Iterated).seconds == 1.0
 
 
 def test_the_running_batch_goes_on_while_a_request_is_loaded() -> None:
