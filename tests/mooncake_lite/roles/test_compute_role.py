@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,13 @@ from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_o
 pytestmark = pytest.mark.quick
 
 GREEDY = m.Sampling(0.0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn without messages looks at the clock twice: from one pass to the next it takes half a second."""
+    looks = itertools.count(0.0, 0.25)
+    monkeypatch.setattr("mooncake_lite.roles.compute.time", SimpleNamespace(monotonic=looks.__next__))
 
 
 class Wire:
