@@ -115,7 +115,11 @@ class RankFile:
                 return
             segments = processes.mapped_segments() or self._state.segments
             self._state = msgspec.structs.replace(
-                self._state, state=state, reason=" ".join(reason.split()), segments=segments
+                self._state,
+                state=state,
+                reason=" ".join(reason.split()),
+                segments=segments,
+                said_at=time.time(),
             )
             self._store()
 

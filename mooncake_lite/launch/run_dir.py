@@ -48,6 +48,7 @@ class RankState(msgspec.Struct, frozen=True):
                  process for good
     state        "starting" (reason: what it does now) | "ready" | "stopped" | "failed" (reason: why)
     segments     names of the files in /dev/shm that Open MPI made for this rank's node
+    said_at      time.time() at which the rank said this
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankState(msgspec.Struct, frozen=True):
     state: str
     reason: str = ""
     segments: list[str] = []
+    said_at: float = 0.0
 
     @property
     def name(self) -> str:

@@ -76,14 +76,16 @@ def _conductors_verdict(states: dict[int, RankState]) -> str:
     """What the conductor gave as the reason of the end, where it names a process; else "".
 
     A conductor that hung and then wakes up (mpirun continues processes before it kills them) sees that ranks
-    have ended because of its own silence. Their last words then count, not its verdict.
+    have ended because of its own silence. Their last words then count, not its verdict. They came before it:
+    a rank that hung itself and wakes up accuses the conductor too, but later.
     """
     conductor = states.get(0)
     if conductor is None or conductor.state != "failed":
         return ""
     for state in states.values():
         words = state.reason.removeprefix(FOLLOWED)
-        if conductor.reason.startswith(state.name) and words.startswith(CONDUCTOR):
+        accused = conductor.reason.startswith(state.name) and words.startswith(CONDUCTOR)
+        if accused and state.said_at <= conductor.said_at:
             return words
     return conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS)) else ""
 

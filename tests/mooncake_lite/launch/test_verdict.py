@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mooncake_lite.config import ServeConfig
@@ -62,6 +63,14 @@ def test_a_conductor_that_hung_and_wakes_up_does_not_blame_a_rank_that_ended_bec
     accused = ("failed", "rank 2 (decode) died: its process 7 ended")
     assert verdict(states(accused, READY, FOLLOWED, READY)) == SILENCE
     assert verdict(states(accused, READY, ("failed", f"stopped: {accused[1]}"), READY)) == accused[1]
+
+
+def test_a_rank_that_hung_and_wakes_up_does_not_blame_the_conductor_that_ended_it() -> None:
+    died = "rank 1 (prefill) died: no sign of life for 6.0 s"
+    conductor, hung = states(("failed", died), FOLLOWED).values()
+    late = msgspec.structs.replace(hung, said_at=12.0)
+    assert verdict({0: msgspec.structs.replace(conductor, said_at=11.0), 1: late}) == died
+    assert verdict({0: msgspec.structs.replace(conductor, said_at=13.0), 1: late}) == SILENCE
 
 
 def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_it() -> None:
