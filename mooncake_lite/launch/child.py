@@ -27,7 +27,8 @@ def start_child(
     """Start `command`; the kernel sends it SIGTERM when this process dies.
 
     announce      environment variable that will hold the child's pid for what it starts itself
-    new_session   give it a session of its own, so that a terminal's Ctrl-C does not reach it
+    new_session   give it a session of its own: neither a terminal's Ctrl-C nor a signal to this process's
+                  group reaches it
     streams       stdin, stdout, stderr as for subprocess.Popen
 
     Call it from a thread that lives as long as the process: the kernel watches the thread that forked.

@@ -36,10 +36,10 @@ WARM_UP = 0.25
 """Share of a run's requests, the first ones, that do not count."""
 
 SAMPLE_S = 1.0
+"""Time between two samples of the loads."""
 
 MOST_RATE = 1e5
 """Requests per second, beyond which no capacity is searched: all requests of a run come at once."""
-"""Time between two samples of the loads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
