@@ -95,7 +95,7 @@ class Rank:
     def job(self, name: str, prompt: Sequence[int], new: int, *, n: int = 1, branch: int = 0) -> Job:
         """Make a job. branch: number of its first answer, which decides what is drawn."""
         return Job(
-            name, 0, DUTIES, prompt, 0, new, self._context, sampling=Sampling(1.0), n=n, branch=branch,
+            name, 0, DUTIES, list(prompt), 0, new, self._context, sampling=Sampling(1.0), n=n, branch=branch,
             salt=b"bench",
         )  # fmt: skip
 

@@ -42,7 +42,7 @@ class _Check:
 
     command: int
     left: Iterator[list[PoolObject]]
-    export: bool
+    path: str = ""
     done: int = 0
     number: int = 0
     batch: list[PoolObject] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Commands:
             problem = f"{MAX_OPEN} other commands are being carried out; try again"
             self._end(command.command, problem)
         elif command.what == "verify":
-            self._begin(_Check(command.command, _batches(self._directory.visible_objects()), False), now)
+            self._begin(_Check(command.command, _batches(self._directory.visible_objects())), now)
         elif command.what == "get":
             self._get(command, now)
         else:
@@ -172,7 +172,7 @@ class Commands:
         if found is None:
             self._end(command.command, _not_in_dram(key))
             return
-        self._begin(_Check(command.command, iter([[found]]), True), now)
+        self._begin(_Check(command.command, iter([[found]]), command.path), now)
 
     def _begin(self, check: _Check, now: float) -> None:
         """Have the next batch of blocks compared by the rank that keeps them. Skip blocks that are gone."""
@@ -188,7 +188,7 @@ class Commands:
             ids = [obj.object_id for obj in there]
             self._directory.lease(f"check/{number}", ids, now, now + ORDER_LIMIT_S)
             refs, sums = [obj.ref for obj in there], [list(obj.checksums) for obj in there]
-            self._emit(CheckBlocks(keeper, number, check.command, refs, sums, check.export))
+            self._emit(CheckBlocks(keeper, number, check.command, refs, sums, check.path))
             return
         self._end(check.command)
 

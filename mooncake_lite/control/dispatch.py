@@ -65,8 +65,10 @@ class Dispatcher:
         self.copies = Copies(config, directory, members, orders, emit)
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
-        """Refuse a request at once, or accept it and place or hold it."""
-        assert arrived.request_id not in self._requests, f"{arrived.request_id} arrives twice"
+        """Refuse a request at once, or accept it and place or hold it. Its repetition changes nothing."""
+        if arrived.request_id in self._requests:
+            self._requests.ignored += 1
+            return
         record = RequestRecord.of(arrived, self._classes[arrived.class_id], now)
         if not self._members.ready:
             self._reject(record, "the cluster is still starting", STARTING_RETRY_S)

@@ -1,19 +1,20 @@
-"""Effects: the only output of the control plane.
+"""Effects: the only output of the control plane, and what the conductor sends to ranks and gateways.
 
-The conductor role turns them into messages, and the simulator carries them out on modelled ranks. Plain data.
-See docs/explain/control.md.
+One struct serves on the wire, in a recording and in the simulator. An order that needs tokens travels with
+them; see `mooncake_lite.messages`. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from mooncake_lite.control.message import Message
 from scheduler import Terms
 from store.objects import BlockRef, BlockRemoved, BlockStored
 
 
-class Action(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all effects but BlockStored and BlockRemoved: a tagged, positional MessagePack array."""
+class Action(Message, frozen=True):
+    """Base of all effects but BlockStored and BlockRemoved."""
 
 
 # ------------------------------------------------------------------------------ to clients
@@ -220,7 +221,7 @@ class CheckBlocks(Action, frozen=True):
     """Have a store rank compare blocks with their checksums.
 
     command   the pool command that needs the comparison
-    export    whether the command also wants the bytes of the only block
+    path      file that the rank writes the bytes of the only block to; "" for none
     """
 
     rank: int
@@ -228,7 +229,7 @@ class CheckBlocks(Action, frozen=True):
     command: int
     refs: list[BlockRef]
     checksums: list[list[int]]
-    export: bool
+    path: str = ""
 
 
 class RemoveBlocks(Action, frozen=True):
@@ -289,11 +290,15 @@ class WakeAt(Action, frozen=True):
 
 
 class Stop(Action, frozen=True):
-    """End the cluster. lost: a rank or a gateway is gone, and no rank waits for another."""
+    """End the cluster within grace_s. lost: a rank or a gateway is gone, and no rank waits for another.
+
+    A rank that gets it flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that no
+    rank spins in MPI_Finalize while others flush.
+    """
 
     reason: str
     grace_s: float
-    lost: bool
+    lost: bool = False
 
 
 Order = (

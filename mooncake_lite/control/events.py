@@ -1,23 +1,27 @@
-"""Events: the only input of the control plane.
+"""Events: the only input of the control plane, and what ranks and gateways send to the conductor.
 
-The conductor role builds events from messages, the simulator from its models, and a replay from a recording.
-They are plain data: lengths, keys and digests, never tokens. See docs/explain/control.md.
+One struct serves on the wire, in a recording and in the simulator. Events are plain data: lengths, keys and
+digests, never tokens. What needs tokens travels beside its event; see `mooncake_lite.messages`.
+Explained in docs/explain/control.md.
 
-An event that a rank causes names the rank and its epoch. An event about a request also names the attempt that
-the rank was given. The control plane ignores an event of another epoch or another attempt.
+    Event
+      RankEvent       a rank causes it: rank, epoch
+        RequestEvent  about a request that the rank was given: request_id, attempt
+
+The control plane ignores an event of another epoch or another attempt. The conductor drops an event that
+names another rank than the connection that it came on.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from mooncake_lite.control.effects import Order
+from mooncake_lite.control.message import Message
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all events: a tagged, positional MessagePack array."""
+class Event(Message, frozen=True):
+    """Base of all events."""
 
 
 class RankEvent(Event, frozen=True):
@@ -25,6 +29,13 @@ class RankEvent(Event, frozen=True):
 
     rank: int
     epoch: int
+
+
+class RequestEvent(RankEvent, frozen=True):
+    """Base of the events about a request on a rank. attempt: of the order that the rank was given."""
+
+    request_id: str
+    attempt: int
 
 
 # ------------------------------------------------------------------------------ members
@@ -112,7 +123,7 @@ class RequestCancelled(Event, frozen=True):
     branch: int = -1
 
 
-class PrefillEnded(RankEvent, frozen=True):
+class PrefillEnded(RequestEvent, frozen=True):
     """Every byte of `store` and `tail` of a StartPrefill is in the pool.
 
     checksums               one list for each object of `store`: XXH3-64 of each layer's range
@@ -122,8 +133,6 @@ class PrefillEnded(RankEvent, frozen=True):
     loaded_blocks           blocks that load_s was spent on: the last ones of `load`
     """
 
-    request_id: str
-    attempt: int
     checksums: list[list[int]]
     finished: list[int]
     load_s: float
@@ -133,39 +142,33 @@ class PrefillEnded(RankEvent, frozen=True):
     loaded_blocks: int = 0
 
 
-class RequestFailed(RankEvent, frozen=True):
+class RequestFailed(RequestEvent, frozen=True):
     """A rank cannot finish a request. may_still_write: bytes may still land in its places."""
 
-    request_id: str
-    attempt: int
     reason: str
     may_still_write: bool = False
 
 
-class DecodeLoaded(RankEvent, frozen=True):
+class DecodeLoaded(RequestEvent, frozen=True):
     """All KV of a StartDecode is in the decode rank's pages. load_s, loaded_blocks: as in PrefillEnded."""
 
-    request_id: str
-    attempt: int
     load_s: float = 0.0
     loaded_blocks: int = 0
 
 
-class PromptComputed(RankEvent, frozen=True):
+class PromptComputed(RequestEvent, frozen=True):
     """The prompt of a StartServe is computed and its first token drawn. Its loaded blocks are no longer read.
 
     computed_tokens, compute_s, load_s, loaded_blocks   as in PrefillEnded
     """
 
-    request_id: str
-    attempt: int
     computed_tokens: int
     compute_s: float
     load_s: float = 0.0
     loaded_blocks: int = 0
 
 
-class DecodeEnded(RankEvent, frozen=True):
+class DecodeEnded(RequestEvent, frozen=True):
     """A branch has left the rank that decodes it, because it is answered or was cancelled.
 
     answer_tokens   tokens of its answer
@@ -173,8 +176,6 @@ class DecodeEnded(RankEvent, frozen=True):
                     number, and sums over them of the batch, the context and the seconds
     """
 
-    request_id: str
-    attempt: int
     branch: int = 0
     answer_tokens: int = 0
     steps: int = 0
@@ -183,7 +184,7 @@ class DecodeEnded(RankEvent, frozen=True):
     steps_s: float = 0.0
 
 
-class Preempted(RankEvent, frozen=True):
+class Preempted(RequestEvent, frozen=True):
     """A rank that decodes had no free page and has dropped a branch of a request.
 
     num_tokens       tokens of prompt and answer so far, all to be prefilled
@@ -191,8 +192,6 @@ class Preempted(RankEvent, frozen=True):
     may_still_write  bytes may still land in the places of a swap that has failed
     """
 
-    request_id: str
-    attempt: int
     num_tokens: int
     keys: list[int]
     digests: list[int]
@@ -200,26 +199,22 @@ class Preempted(RankEvent, frozen=True):
     may_still_write: bool = False
 
 
-class SwapWanted(RankEvent, frozen=True):
+class SwapWanted(RequestEvent, frozen=True):
     """A rank that decodes has no free page. It asks where the KV of a request may go.
 
     num_tokens     tokens whose KV the rank has
     keys, digests  of each full block of these tokens; empty when nothing may be reused
     """
 
-    request_id: str
-    attempt: int
     num_tokens: int
     keys: list[int]
     digests: list[int]
     branch: int = 0
 
 
-class Swapped(RankEvent, frozen=True):
+class Swapped(RequestEvent, frozen=True):
     """The rank has written what GrantSwap gives places for, and has dropped the request. As in Preempted."""
 
-    request_id: str
-    attempt: int
     num_tokens: int
     keys: list[int]
     digests: list[int]
@@ -234,14 +229,14 @@ class PutsWanted(RankEvent, frozen=True):
 
     number    chosen by the rank; GrantPuts answers under the same number
     before    for each block: (key of the block before it or None, number of blocks before it)
-    classes   for each block: the class of the request that filled it; empty: all are of class 0
+    requests  for each block: the request that filled it
     """
 
     number: int
     keys: list[int]
     digests: list[int]
     before: list[tuple[int | None, int]]
-    classes: list[int] = []
+    requests: list[str]
 
 
 class PutsEnded(RankEvent, frozen=True):
@@ -258,8 +253,11 @@ class PutsEnded(RankEvent, frozen=True):
     may_still_write: bool = False
 
 
-class InstanceReport(RankEvent, frozen=True):
-    """Keys of blocks that came into an instance's own pages, and of those that left them: a hint."""
+class PagesChanged(RankEvent, frozen=True):
+    """Blocks have come into the pages of a rank, and have left them. Sent once per step.
+
+    stored, removed   keys of these blocks: a hint, because the pages may be evicted before a request comes
+    """
 
     stored: list[int]
     removed: list[int]
@@ -326,6 +324,7 @@ class PoolCommand(Event, frozen=True):
     """A command about the pool that changes it or needs a store rank; AnswerCommand answers under its number.
 
     keys    blocks of rm, pin and get: all or none
+    path    get: the file that a store rank writes the bytes of the block to
     force   rm and rm-all: remove leased blocks too
     hard    pin: never evict
     soft_s  pin: seconds in which the blocks are evicted last; 0.0 without hard removes pins
@@ -334,6 +333,7 @@ class PoolCommand(Event, frozen=True):
     command: int
     what: Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
     keys: list[int] = []
+    path: str = ""
     force: bool = False
     hard: bool = False
     soft_s: float = 0.0
@@ -369,7 +369,7 @@ class StopRequested(Event, frozen=True):
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
     | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | SwapWanted
-    | Swapped | PutsWanted | PutsEnded | InstanceReport | BlocksLoaded | BlocksSaved | TierEvicted
+    | Swapped | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded | BlocksSaved | TierEvicted
     | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick
     | StopRequested
 )  # fmt: skip

@@ -71,7 +71,7 @@ class Control:
         reports = Reports(
             config, self.state, self.directory, self.members, self._pool, self.requests, self.dispatcher, emit
         )
-        self._puts = Puts(self.directory, self.members, self.dispatcher.room, self._pool, emit)
+        self._puts = Puts(self.directory, self.members, self.requests, self.dispatcher.room, self._pool, emit)
         self._commands = Commands(self.directory, self.members, self._orders, emit)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RankJoined: self._on_rank_joined,
@@ -91,7 +91,7 @@ class Control:
             ev.Swapped: reports.on_preempted,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
-            ev.InstanceReport: self._on_instance_report,
+            ev.PagesChanged: self._on_pages_changed,
             ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
             ev.TierEvicted: self._pool.on_evicted,
@@ -198,7 +198,7 @@ class Control:
 
     # ------------------------------------------------------------------------------ everything else
 
-    def _on_instance_report(self, report: ev.InstanceReport, now: float) -> None:
+    def _on_pages_changed(self, report: ev.PagesChanged, now: float) -> None:
         """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
         self.state.holds(report.rank, report.stored, report.removed)
 

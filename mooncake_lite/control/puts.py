@@ -12,6 +12,7 @@ from mooncake_lite.control.effects import BlockRef, Effect, GrantPuts
 from mooncake_lite.control.events import PutsEnded, PutsWanted
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
+from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from store.directory import Directory
 from store.errors import PoolFull
@@ -24,12 +25,13 @@ class Puts:
         self,
         directory: Directory,
         members: Members,
+        requests: Requests,
         room: Room,
         pool: Pool,
         emit: Callable[[Effect], None],
     ) -> None:
         self._directory, self._members, self._room, self._pool = directory, members, room, pool
-        self._emit = emit
+        self._requests, self._emit = requests, emit
         self._granted: dict[int, tuple[int, str]] = {}
 
     def on_wanted(self, wanted: PutsWanted, now: float) -> None:
@@ -42,7 +44,7 @@ class Puts:
                 continue
             owner = f"put/{wanted.rank}/{wanted.epoch}/{wanted.number}/{index}"
             parent, position = wanted.before[index]
-            class_id = wanted.classes[index] if wanted.classes else 0
+            class_id = self._requests.class_of(wanted.requests[index])
             block = self._room.keyed(key, digest, parent, position, class_id)
             with contextlib.suppress(PoolFull):
                 (place,) = self._directory.allocate_many(owner, [block], now=now, node=node)

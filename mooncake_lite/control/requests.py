@@ -42,6 +42,7 @@ class Requests:
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
         self.swaps = Swaps(directory, members, config, emit)
         self._state, self._directory, self._emit = state, directory, emit
+        self._lowest_class = len(config.classes) - 1
         self._records: dict[str, RequestRecord] = {}
         self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
 
@@ -61,6 +62,11 @@ class Requests:
         """Return the stage of a request; OVER for an unknown one."""
         record = self._records.get(request_id)
         return record.stage if record else Stage.OVER
+
+    def class_of(self, request_id: str) -> int:
+        """Return the service class of a request; the lowest one for a request that has ended."""
+        record = self._records.get(request_id)
+        return record.class_id if record else self._lowest_class
 
     def add(self, record: RequestRecord) -> None:
         """Add a request, or a branch that goes on alone."""

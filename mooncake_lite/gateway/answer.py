@@ -101,11 +101,13 @@ class Answers:
         self._tokenizer = tokenizer
         self._tally = tally
         self.submits = prepared.submits
-        self._first = {submit.request_id: k * submit.n for k, submit in enumerate(prepared.submits)}
+        self._first = {
+            submit.request.request_id: k * submit.request.n for k, submit in enumerate(prepared.submits)
+        }
         self.texts = [
-            AnswerText(tokenizer, echo, prepared.stops, submit.sampling.min_tokens, tally)
+            AnswerText(tokenizer, echo, prepared.stops, submit.body.sampling.min_tokens, tally)
             for submit, echo in zip(prepared.submits, prepared.echoes)
-            for _ in range(submit.n)
+            for _ in range(submit.request.n)
         ]
 
     @property
@@ -121,12 +123,12 @@ class Answers:
             return None
         self._note(message)
         if message.prompt_logprobs and message.branch == 0:
-            submit = self.submits[first // self.submits[0].n]
+            submit = self.submits[first // self.submits[0].request.n]
             # In a thread: it takes long for a long prompt, and others wait for the event loop.
             prompt = await asyncio.to_thread(
-                prompt_logprobs, self._tokenizer, submit.token_ids, message.prompt_logprobs
+                prompt_logprobs, self._tokenizer, submit.body.token_ids, message.prompt_logprobs
             )
-            for text in self.texts[first : first + submit.n]:
+            for text in self.texts[first : first + submit.request.n]:
                 text.follow(prompt)
         shown, logprobs = self.texts[index].push(message)
         return Piece(index, shown, self.texts[index].finish, logprobs)
@@ -164,7 +166,7 @@ async def pieces_of(
                 if piece is None:
                     continue
                 now = time.monotonic()
-                if answers.submits[0].max_tokens:
+                if answers.submits[0].request.max_tokens:
                     before = last.get(piece.index)
                     metrics.observe_tokens(now - began if before is None else None, now - (before or now))
                 last[piece.index] = now
@@ -172,6 +174,6 @@ async def pieces_of(
                     cluster.drop(request, message.request_id, message.branch)
                     metrics.observe_end(piece.finish, now - began, answers.texts[piece.index].num_tokens)
                 yield piece
-        metrics.observe_prompts(sum(len(submit.token_ids) for submit in answers.submits))
+        metrics.observe_prompts(sum(submit.request.num_tokens for submit in answers.submits))
     finally:
         cluster.close(request)

@@ -18,9 +18,8 @@ from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.sockets import Sockets
 from mooncake_lite.messages import (
-    Cancel,
     ClusterStatus,
-    Failed,
+    Fail,
     GatewayHello,
     Message,
     Metric,
@@ -29,8 +28,9 @@ from mooncake_lite.messages import (
     OpenTokens,
     PoolEnded,
     PoolQuery,
-    Rejected,
-    Released,
+    Reject,
+    Release,
+    RequestCancelled,
     Stop,
     Submit,
     Tokens,
@@ -146,7 +146,7 @@ class ClusterView:
         request.expect(message, withheld=self._withholds)
         if not self.sockets.send(message):
             problem = Unavailable("the conductor cannot be reached")
-            request.give_up(message.request_id, problem)
+            request.give_up(message.request.request_id, problem)
             raise problem
 
     def drop(self, request: OpenRequest, request_id: str, branch: int) -> None:
@@ -160,7 +160,7 @@ class ClusterView:
         known = [self._open.pop(request_id, None) for request_id in request.ids]
         if any(known):
             for request_id in request.unfinished():
-                self.sockets.send(Cancel(request_id))
+                self.sockets.send(RequestCancelled(request_id))
 
     def fail_all(self, reason: str) -> None:
         """Every open request, and every removal of blocks, ends now with this reason."""
@@ -265,12 +265,12 @@ class ClusterView:
         elif isinstance(message, PoolEnded):
             if (ended := self._removals.get(message.number)) is not None and not ended.done():
                 ended.set_result(message)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, Reject):
             self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
-        elif isinstance(message, Released):
+        elif isinstance(message, Release):
             if (request := self._open.get(message.request_id)) is not None:
                 request.release(message.request_id)
-        elif isinstance(message, Failed):
+        elif isinstance(message, Fail):
             self._give_up(message.request_id, Broken(message.reason))
         elif isinstance(message, OpenTokens):
             self._open_tcp(message.host)

@@ -90,7 +90,9 @@ class Endpoints:
         try:
             work = self._prompts.prepare(kind, request_id, raw)
             prepared = served_as(await while_connected(request.receive, work), service)
-            self._cluster.admit_prompts(opened, [submit.request_id for submit in prepared.submits[1:]])
+            self._cluster.admit_prompts(
+                opened, [submit.request.request_id for submit in prepared.submits[1:]]
+            )
             return await self._answer(request, opened, prepared, kind == "chat", began)
         except BaseException:
             self._cluster.close(opened)
@@ -109,7 +111,7 @@ class Endpoints:
             include_usage=prepared.include_usage,
             trace=request.headers.get(TRACE_HEADER) == "1",
         )
-        tally = Tally(sum(len(submit.token_ids) for submit in prepared.submits))
+        tally = Tally(sum(submit.request.num_tokens for submit in prepared.submits))
         answers = Answers(self._prompts.tokenizer, prepared, tally)
         pieces = pieces_of(
             self._cluster, opened, answers, self.metrics,
@@ -121,7 +123,7 @@ class Endpoints:
             wholes = await while_connected(request.receive, _all_of(pieces, count))
             whole = partial(_whole, shaper, wholes, tally, headers)
             # In a thread if it may take long: others wait for the event loop.
-            scored = prepared.submits[0].sampling.prompt_logprobs >= 0
+            scored = prepared.submits[0].body.sampling.prompt_logprobs >= 0
             return await asyncio.to_thread(whole) if scored else whole()
         # The status is decided by the first piece: a refusal must not become a stream.
         first = await while_connected(request.receive, anext(pieces))

@@ -10,7 +10,7 @@ import asyncio
 
 from mooncake_lite.gateway.order import InOrder
 from mooncake_lite.gateway.problems import Broken
-from mooncake_lite.messages import Cancel, Submit, Tokens
+from mooncake_lite.messages import RequestCancelled, Submit, Tokens
 
 
 class PromptAnswers:
@@ -24,7 +24,7 @@ class PromptAnswers:
     """
 
     def __init__(self, submit: Submit, *, withheld: bool = False):
-        self.orders = [InOrder(submit.max_tokens) for _ in range(submit.n)]
+        self.orders = [InOrder(submit.request.max_tokens) for _ in range(submit.request.n)]
         self.early: list[Tokens] = []
         self.withheld: list[Tokens] | None = [] if withheld else None
         self._began = False
@@ -82,7 +82,7 @@ class OpenRequest:
 
     def expect(self, submit: Submit, *, withheld: bool = False) -> None:
         """A prompt is being submitted. withheld: its tokens are kept back until `release`."""
-        self._prompts[submit.request_id] = PromptAnswers(submit, withheld=withheld)
+        self._prompts[submit.request.request_id] = PromptAnswers(submit, withheld=withheld)
 
     def deliver(self, message: Tokens) -> None:
         """Tokens from a rank, in any order."""
@@ -114,13 +114,13 @@ class OpenRequest:
         if request_id in self._prompts:
             self._prompts[request_id].end()
 
-    def drop(self, request_id: str, branch: int) -> Cancel | None:
+    def drop(self, request_id: str, branch: int) -> RequestCancelled | None:
         """No more tokens of one answer are wanted. Returns what the cluster must be told, if anything."""
         prompt = self._prompts[request_id]
         if prompt.orders[branch].ended:
             return None
         prompt.orders[branch].end()
-        return Cancel(request_id) if prompt.ended else Cancel(request_id, branch=branch)
+        return RequestCancelled(request_id, -1 if prompt.ended else branch)
 
     def unfinished(self) -> list[str]:
         """The prompts that were submitted and have answers that have not ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.service import Service
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.messages import Sampling, Submit
+from mooncake_lite.messages import Body, RequestArrived, Sampling, Submit
 from mooncake_lite.messages.parts import Message
 from mooncake_lite.model import Tokenizer
 from mooncake_lite.model.generation_config import default_sampling
@@ -55,7 +55,11 @@ class Prepared(Message, frozen=True):
 def served_as(prepared: Prepared, service: Service) -> Prepared:
     """The same request, which wants this service."""
     wanted = msgspec.structs.asdict(service)
-    return replace(prepared, submits=[replace(submit, **wanted) for submit in prepared.submits])
+    return replace(prepared, submits=[_served(submit, wanted) for submit in prepared.submits])
+
+
+def _served(submit: Submit, wanted: dict[str, Any]) -> Submit:
+    return replace(submit, request=replace(submit.request, **wanted))
 
 
 class PromptWork:
@@ -133,19 +137,23 @@ class PromptWork:
         salt = b"" if scored else salt_of(self._settings.fingerprint, ask.cache_salt)
         reuse = config.enable_prefix_caching and not scored
         fresh = not ask.seeded and number > 0  # equal prompts of one request get different answers
-        return Submit(
+        request = RequestArrived(
             request_id=f"{request_id}-{number}" if number else request_id,
-            gateway=self._settings.name,
-            token_ids=token_ids,
+            num_tokens=len(token_ids),
+            max_tokens=max_tokens,
             keys=prefix_keys(token_ids, config.block_size, salt) if reuse else [],
             digests=block_digests(token_ids, config.block_size) if reuse else [],
-            salt=salt,
-            sampling=replace(ask.sampling, seed=secrets.randbits(63)) if fresh else ask.sampling,
-            max_tokens=max_tokens,
-            stop_ids=[*ask.stop_ids, *([] if ask.ignore_eos else self.tokenizer.eos_ids)],
             wait_limit_s=self._settings.limits.token_timeout_s,
             n=ask.n,
         )
+        body = Body(
+            gateway=self._settings.name,
+            token_ids=token_ids,
+            salt=salt,
+            sampling=replace(ask.sampling, seed=secrets.randbits(63)) if fresh else ask.sampling,
+            stop_ids=[*ask.stop_ids, *([] if ask.ignore_eos else self.tokenizer.eos_ids)],
+        )
+        return Submit(request, body)
 
     def _check_count(self, ask: bodies.Ask) -> None:
         """Raises RequestError for more prompts than may wait, and more answers than a rank runs at once."""
@@ -165,8 +173,8 @@ class PromptWork:
 
     def _check_echo(self, submits: list[Submit]) -> None:
         """Raises RequestError for more logprobs of prompts than an answer may have."""
-        per_token = 1 + submits[0].sampling.prompt_logprobs
-        tokens = sum(len(submit.token_ids) * submit.n for submit in submits)
+        per_token = 1 + submits[0].body.sampling.prompt_logprobs
+        tokens = sum(submit.request.num_tokens * submit.request.n for submit in submits)
         if tokens * per_token > MAX_ECHOED_LOGPROBS:
             raise RequestError(
                 f"echo would tell {per_token} logprobs of each of {tokens} tokens, the limit is "

@@ -22,7 +22,7 @@ TPOT_HEADER = "x-slo-tpot-ms"
 
 
 class Service(msgspec.Struct, frozen=True):
-    """What headers and the API key say about a request. Fields as in messages.Submit."""
+    """What headers and the API key say about a request. Fields as in messages.RequestArrived."""
 
     class_id: int
     tenant: str = ""

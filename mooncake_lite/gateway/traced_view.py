@@ -49,8 +49,9 @@ class TracedClusterView(ClusterView):
 
     def submit(self, request: OpenRequest, message: Submit) -> None:
         """As ClusterView.submit."""
-        details = {"prompt tokens": len(message.token_ids), "max_tokens": message.max_tokens}
-        self._spans.stage(message.request_id, "wait for the first token", details)
+        asked = message.request
+        details = {"prompt tokens": asked.num_tokens, "max_tokens": asked.max_tokens}
+        self._spans.stage(asked.request_id, "wait for the first token", details)
         super().submit(request, message)
 
     def close(self, request: OpenRequest) -> None:

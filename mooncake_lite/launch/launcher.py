@@ -243,15 +243,15 @@ class Launcher:
 
 
 def _ask_to_stop(run_dir: RunDir, reason: str) -> Spoke | None:
-    """Send Stop to the conductor; None when it does not listen yet."""
+    """Ask the conductor to stop; None when it does not listen yet."""
     if not (run_dir.path / "control").exists():
         return None
-    from mooncake_lite.messages import TO_LAUNCHER, Stop
+    from mooncake_lite.messages import TO_LAUNCHER, StopRequested
     from transport.channel import Spoke
     from transport.wire import Decoder
 
     spoke = Spoke(run_dir.control, "launcher", Decoder(TO_LAUNCHER))
-    spoke.send(Stop(reason, GRACE_S))
+    spoke.send(StopRequested(reason, GRACE_S))
     return spoke
 
 

@@ -3,49 +3,73 @@
 Sent by the gateway, the conductor (rank 0) and the ranks that compute or store through
 `transport.channel`; encoded there (MessagePack, one version byte, a size limit). A message never
 carries KV: it names where KV lies (`BlockRef`), and `transport.engine` moves the bytes over MPI.
-One file for each boundary; this one says which process may receive which message. docs/explain/lifecycle.md
-follows these messages in their order.
+
+Most messages are the events and effects of `mooncake_lite.control` as they are. The others are here, one file
+for each boundary. This file says which process may receive which message. docs/explain/lifecycle.md follows
+these messages in their order.
 """
 
 from __future__ import annotations
 
-from mooncake_lite.messages.compute import (
-    Answer,
-    Decode,
-    DecodeDone,
-    DecodeLoaded,
+from mooncake_lite.control.effects import (
+    CancelOn,
+    CheckBlocks,
+    CompactTier,
+    CopyBlocks,
+    Fail,
     ForgetPages,
-    GatewayAt,
-    PagesHeld,
+    GrantPuts,
+    GrantSwap,
+    LoadBlocks,
+    Reject,
+    Release,
+    RemoveBlocks,
+    SaveBlocks,
+    StartDecode,
+    StartOrder,
+    StartPrefill,
+    StartServe,
+    Stop,
+)
+from mooncake_lite.control.events import (
+    BlocksChecked,
+    BlocksCopied,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksSaved,
+    DecodeEnded,
+    DecodeLoaded,
+    PagesChanged,
     Preempted,
-    Prefill,
-    PrefillDone,
+    PrefillEnded,
     PromptComputed,
-    PutEnded,
-    PutGranted,
-    PutWanted,
+    PutsEnded,
+    PutsWanted,
+    RankLost,
+    RequestArrived,
+    RequestCancelled,
     RequestFailed,
-    Serve,
-    SwapGranted,
+    StopRequested,
     Swapped,
     SwapWanted,
+    TierEvicted,
+    TierIndexed,
 )
+from mooncake_lite.messages.compute import GatewayAt, Report, Start
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.gateway import (
-    Cancel,
     ClusterStatus,
-    Failed,
     GatewayHello,
     MetricsReply,
     MetricsRequest,
     OpenTokens,
-    Rejected,
-    Released,
     Submit,
     Tokens,
 )
 from mooncake_lite.messages.parts import (
+    Answer,
     BlockRef,
+    Body,
     Logprobs,
     Message,
     Metric,
@@ -53,34 +77,8 @@ from mooncake_lite.messages.parts import (
     Sampling,
     Span,
 )
-from mooncake_lite.messages.pool import (
-    BlocksChecked,
-    CheckBlocks,
-    CompactTier,
-    PoolEnded,
-    PoolQuery,
-)
-from mooncake_lite.messages.ranks import (
-    Degraded,
-    RankError,
-    RankHello,
-    RankStats,
-    Stop,
-    Stopped,
-    TraceLines,
-)
-from mooncake_lite.messages.store import (
-    BlocksCopied,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksSaved,
-    CopyBlocks,
-    LoadBlocks,
-    RemoveBlocks,
-    SaveBlocks,
-    TierEvicted,
-    TierIndex,
-)
+from mooncake_lite.messages.pool import PoolEnded, PoolQuery
+from mooncake_lite.messages.ranks import Degraded, RankHello, RankStats, Stopped, TraceLines
 
 __all__ = [
     "TO_COMPUTE",
@@ -96,21 +94,23 @@ __all__ = [
     "BlocksLoaded",
     "BlocksRemoved",
     "BlocksSaved",
-    "Cancel",
+    "Body",
+    "CancelOn",
     "CheckBlocks",
     "ClusterStatus",
     "CompactTier",
     "CopyBlocks",
-    "Decode",
-    "DecodeDone",
+    "DecodeEnded",
     "DecodeLoaded",
     "Degraded",
     "Explain",
     "Explained",
-    "Failed",
+    "Fail",
     "ForgetPages",
     "GatewayAt",
     "GatewayHello",
+    "GrantPuts",
+    "GrantSwap",
     "LoadBlocks",
     "Logprobs",
     "Message",
@@ -118,75 +118,54 @@ __all__ = [
     "MetricsReply",
     "MetricsRequest",
     "OpenTokens",
-    "PagesHeld",
+    "PagesChanged",
     "Plain",
     "PoolEnded",
     "PoolQuery",
     "Preempted",
-    "Prefill",
-    "PrefillDone",
+    "PrefillEnded",
     "PromptComputed",
-    "PutEnded",
-    "PutGranted",
-    "PutWanted",
-    "RankError",
+    "PutsEnded",
+    "PutsWanted",
     "RankHello",
+    "RankLost",
     "RankStats",
-    "Rejected",
-    "Released",
+    "Reject",
+    "Release",
     "RemoveBlocks",
+    "Report",
+    "RequestArrived",
+    "RequestCancelled",
     "RequestFailed",
     "Sampling",
     "SaveBlocks",
-    "Serve",
     "Span",
+    "Start",
+    "StartDecode",
+    "StartOrder",
+    "StartPrefill",
+    "StartServe",
     "Stop",
+    "StopRequested",
     "Stopped",
     "Submit",
-    "SwapGranted",
     "SwapWanted",
     "Swapped",
     "TierEvicted",
-    "TierIndex",
+    "TierIndexed",
     "Tokens",
     "TraceLines",
 ]
 
 TO_CONDUCTOR = (
-    GatewayHello
-    | Submit
-    | Cancel
-    | MetricsRequest
-    | RankHello
-    | PrefillDone
-    | RequestFailed
-    | DecodeLoaded
-    | PromptComputed
-    | DecodeDone
-    | Preempted
-    | SwapWanted
-    | Swapped
-    | PutWanted
-    | PutEnded
-    | PagesHeld
-    | RankStats
-    | RankError
-    | Degraded
-    | Stop
-    | Stopped
-    | TierIndex
-    | BlocksSaved
-    | TierEvicted
-    | BlocksRemoved
-    | BlocksLoaded
-    | BlocksCopied
-    | BlocksChecked
-    | PoolQuery
-    | Explain
-    | TraceLines
-)
-TO_GATEWAY = ClusterStatus | Rejected | Released | Failed | MetricsReply | OpenTokens | PoolEnded | Stop
+    GatewayHello | Submit | RequestCancelled | MetricsRequest | PoolQuery | Explain | StopRequested
+    | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
+    | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
+    | PagesChanged
+    | TierIndexed | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied | BlocksChecked
+)  # fmt: skip
+TO_GATEWAY = ClusterStatus | Reject | Release | Fail | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Prefill | Decode | Serve | Cancel | PutGranted | SwapGranted | ForgetPages | GatewayAt | Stop
+TO_COMPUTE = Start | CancelOn | GrantPuts | GrantSwap | ForgetPages | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

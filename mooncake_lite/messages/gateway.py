@@ -5,7 +5,8 @@ Explained in docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
-from mooncake_lite.messages.parts import Logprobs, Message, Metric, Sampling, Span
+from mooncake_lite.control.events import RequestArrived
+from mooncake_lite.messages.parts import Body, Logprobs, Message, Metric, Span
 
 
 class GatewayHello(Message, frozen=True):
@@ -16,47 +17,10 @@ class GatewayHello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A tokenised request.
+    """A tokenised request, and what the control plane does not see of it."""
 
-    token_ids    the whole prompt
-    keys         prefix key of each full block of the prompt; empty when reuse is off
-    digests      second digest of each full block's tokens, same length as keys
-    salt         what the key chain started from; decode ranks continue the chain with it
-    max_tokens   longest answer; 0: the prompt is computed into the pool, and nothing is answered
-    stop_ids     token ids that end the answer (the model's end tokens, unless ignore_eos)
-    wait_limit_s how long the gateway waits for the first token
-    n            answers to the prompt; answer b, a branch, is drawn with the seed plus b
-    class_id     service class: an index of the configured ones, 0 the highest; tenant: "" for none
-    slo_ttft_s, slo_tbt_s   limits that the client asks for; inf: those of the class
-    """
-
-    request_id: str
-    gateway: str
-    token_ids: list[int]
-    keys: list[int]
-    digests: list[int]
-    salt: bytes
-    sampling: Sampling
-    max_tokens: int
-    stop_ids: list[int]
-    wait_limit_s: float = float("inf")
-    n: int = 1
-    class_id: int = 0
-    tenant: str = ""
-    slo_ttft_s: float = float("inf")
-    slo_tbt_s: float = float("inf")
-
-
-class Cancel(Message, frozen=True):
-    """Forget a request: the client left, or a stop string was found by the gateway.
-
-    attempt   between conductor and rank: the only attempt that is meant
-    branch    the only answer that is meant, the others go on; -1: all of them
-    """
-
-    request_id: str
-    attempt: int = 0
-    branch: int = -1
+    request: RequestArrived
+    body: Body
 
 
 class MetricsRequest(Message, frozen=True):
@@ -74,27 +38,6 @@ class ClusterStatus(Message, frozen=True):
     ready: bool
     detail: str
     degraded: list[str] = []
-
-
-class Rejected(Message, frozen=True):
-    """A request is refused, and none of its tokens may be shown."""
-
-    request_id: str
-    reason: str
-    retry_after_s: float
-
-
-class Released(Message, frozen=True):
-    """The tokens of a request may be shown. Sent where admission withholds them (after-prefill)."""
-
-    request_id: str
-
-
-class Failed(Message, frozen=True):
-    """A request that had been accepted cannot be finished."""
-
-    request_id: str
-    reason: str
 
 
 class MetricsReply(Message, frozen=True):

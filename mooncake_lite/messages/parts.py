@@ -9,13 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from mooncake_lite.control.message import Message
 from store.objects import BlockRef
 
-__all__ = ["BlockRef", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages: a tagged, positional MessagePack array."""
+__all__ = ["Answer", "BlockRef", "Body", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Plain(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +60,44 @@ class Span(Plain, frozen=True):
     seconds: float
     nbytes: int = 0
     count: int = 0
+
+
+class Answer(Plain, frozen=True):
+    """A branch of a request, and the tokens of its answer so far."""
+
+    branch: int
+    token_ids: list[int]
+
+
+class Body(Plain, frozen=True):
+    """What the control plane does not see of a request. The gateway fills in the fields up to stop_ids.
+
+    gateway     that gets the tokens of the answer
+    token_ids   the prompt, and the answer so far
+    salt        start of the prefix keys; empty: nothing may be reused
+    stop_ids    tokens that end the answer (the model's end tokens, unless ignore_eos)
+    max_tokens  longest answer; 0: the prompt is computed into the pool, and nothing is answered
+    answered    number of token_ids that belong to the answer
+    keys        prefix keys of the full blocks of token_ids; empty: nothing may be reused
+    n           answers that are drawn from the prompt; branch: number of the first one
+    answers     of several branches to be decoded; token_ids is then the prompt
+    offers      whether full blocks that have no place in the pool are offered to it
+    spans       where the time of the request went so far
+    """
+
+    gateway: str
+    token_ids: list[int]
+    salt: bytes
+    sampling: Sampling
+    stop_ids: list[int]
+    max_tokens: int = 0
+    answered: int = 0
+    keys: list[int] = []
+    n: int = 1
+    branch: int = 0
+    answers: list[Answer] = []
+    offers: bool = False
+    spans: list[Span] = []
 
 
 class Metric(Plain, frozen=True):

@@ -1,4 +1,4 @@
-"""Between the conductor and `mooncake-lite store` or a gateway, and what store ranks do for these.
+"""Between the conductor and `mooncake-lite store` or a gateway.
 
 Explained in docs/reference/hdf5-tier.md.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mooncake_lite.messages.parts import BlockRef, Message, Plain
+from mooncake_lite.messages.parts import Message, Plain
 
 
 class PoolQuery(Message, frozen=True):
@@ -90,31 +90,6 @@ class PoolEnded(Message, frozen=True):
     blocks: int = 0
     kept: int = 0
     number: int = 0
-
-
-class CheckBlocks(Message, frozen=True):
-    """Conductor -> store: compare these blocks of one segment with their checksums.
-
-    path   of a file to be made, for the bytes of the one block; "" for none
-    """
-
-    number: int
-    refs: list[BlockRef]
-    checksums: list[list[int]]
-    path: str = ""
-
-
-class BlocksChecked(Message, frozen=True):
-    """Store -> conductor: `good` by block; problem: why no file could be made, or a block not be read."""
-
-    number: int
-    good: list[bool]
-    problem: str = ""
-    epoch: int = 0
-
-
-class CompactTier(Message, frozen=True):
-    """Conductor -> store: rewrite files that are half dead or small, as soon as nothing else is to do."""
 
 
 POOL_ANSWERS = PoolRows | PoolFigures | PoolProgress | PoolEnded

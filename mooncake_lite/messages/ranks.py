@@ -43,29 +43,10 @@ class Degraded(Message, frozen=True):
     text: str
 
 
-class Stop(Message, frozen=True):
-    """Conductor -> ranks and gateways, or launcher -> conductor: end within grace_s.
-
-    A rank flushes, answers Stopped, and waits for a second Stop before it leaves MPI, so that no rank
-    spins in MPI_Finalize while others flush. lost: a rank is gone, and no rank waits for another.
-    """
-
-    reason: str
-    grace_s: float
-    lost: bool = False
-
-
 class Stopped(Message, frozen=True):
     """Rank -> conductor: I have stopped taking work and have flushed. `dropped`: blocks not saved."""
 
     dropped: int
-
-
-class RankError(Message, frozen=True):
-    """Rank -> conductor: this rank cannot go on."""
-
-    reason: str
-    epoch: int = 0
 
 
 class TraceLines(Message, frozen=True):

@@ -89,7 +89,7 @@ class _Neighbours:
         try:
             name = f"{self._name} last word"
             with Spoke(self._control, name, Decoder(m.Stop), self._control_keys) as conductor:
-                conductor.send(m.RankError(why))
+                conductor.send(m.RankLost(self.number, 0, f"failed: {why}"))
         finally:
             self._process.fail(why)
 
@@ -139,7 +139,8 @@ def _work(process: RankProcess) -> int:
         process.ready()
         stop = part.run()
     except Exception as error:
-        neighbours.conductor.send(m.RankError(f"{type(error).__name__}: {error}"))
+        reason = f"failed: {type(error).__name__}: {error}"
+        neighbours.conductor.send(m.RankLost(neighbours.number, 0, reason))
         neighbours.conductor.close()  # waits until it has gone
         raise
     if stop is None or stop.lost:
@@ -207,11 +208,12 @@ class _Compute:
         threads = threads_for(config, usable_cores(), role, near.roles)
         set_thread_environment(threads)  # Numba reads it when it is imported, by build_engine
 
+        from mooncake_lite.computing_rank.connections import Connections
+        from mooncake_lite.computing_rank.loop import Loop
+        from mooncake_lite.computing_rank.machine import ComputingRank
+        from mooncake_lite.computing_rank.traced import traced_runner
         from mooncake_lite.engine import Runner, StagingBlocks
         from mooncake_lite.engine.build import build_engine
-        from mooncake_lite.roles.compute import ComputeRole
-        from mooncake_lite.roles.compute_rank import ComputeRank
-        from mooncake_lite.roles.traced_compute import traced_runner
 
         engine = build_engine(config, start.folder, start.model_config, threads, process)
         lent = pool_bytes(config, start.model_config, role)
@@ -224,28 +226,28 @@ class _Compute:
             duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix,
             preemption=config.preemption,
         )  # fmt: skip
-        self._rank = ComputeRank(
-            near.number, config.roles, state, start.transfers, near.conductor, near.open_gateway,
-            near.conductor_is_gone,
-        )  # fmt: skip
+        rank = ComputingRank(near.number, state, context_length(config, start.model_config))
+        self._connections = Connections(
+            rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone
+        )
         inner = Runner(engine, blocks, start.transfers)
         runner = traced_runner(inner, near.conductor, start.transfers, config.roles)
-        self._role = ComputeRole(self._rank, runner, context_length(config, start.model_config))
+        self._loop = Loop(rank, self._connections, runner)
         near.conductor.send(m.RankHello(near.number, role, near.node, lent))
 
     def run(self) -> m.Stop | None:
         """Serve until told to stop. None: the conductor is gone."""
-        self._role.run()
-        return self._rank.stop
+        self._loop.run()
+        return self._connections.stop
 
     def close(self, grace_s: float) -> int:
         """Close the connections. A compute rank has nothing to save."""
-        self._rank.close()
+        self._connections.close()
         return 0
 
     @property
     def may_leave(self) -> bool:
         """Tell whether the others have left already."""
-        return self._rank.may_leave
+        return self._connections.may_leave
 
     still_reading = False

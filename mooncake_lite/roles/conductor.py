@@ -1,7 +1,7 @@
-"""The conductor role (rank 0): translates messages to events, and effects to messages.
+"""The conductor role (rank 0): passes events to the control plane, and its effects to ranks and gateways.
 
-It decides nothing. It keeps the data that the control plane may not see (tokens, sampling, salt, gateways),
-and answers queries that only read: metrics, `ls`, `stat`. See docs/explain/lifecycle.md.
+It decides nothing. It keeps what the control plane may not see (`open_bodies.py`), and answers queries that
+only read: metrics, `ls`, `stat`. See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
+
+from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
@@ -26,12 +28,11 @@ from mooncake_lite.roles.cluster_metrics import (
     segment_samples,
 )
 from mooncake_lite.roles.gateways import Gateways
-from mooncake_lite.roles.held_requests import HeldRequest
 from mooncake_lite.roles.kv_event_stream import KVEventStream
+from mooncake_lite.roles.open_bodies import OpenBodies
 from mooncake_lite.roles.pool_answers import PoolAnswers
 from mooncake_lite.roles.predictions import Predictions
 from mooncake_lite.roles.timed_choice import TimedChoice
-from mooncake_lite.roles.translation import event_of, message_of, rank_of
 from mooncake_lite.scheduling_options import parse_racks
 from scheduler.costs import CostConfig
 from scheduler.placement import Decisions
@@ -72,6 +73,12 @@ def control_config(
     )
 
 
+def rank_of(peer: str) -> int:
+    """Return the rank of a peer's name, as in "rank-3" or "rank-3 last word"; -1 for others."""
+    prefix, _, number = peer.partition(" ")[0].partition("-")
+    return int(number) if prefix == "rank" and number.isdecimal() else -1
+
+
 Lost = Callable[[], ev.RankLost | ev.GatewayLost | None]
 """Returns the loss of a rank or a gateway, if there is one."""
 
@@ -84,6 +91,8 @@ class ConductorRole:
     stream    for external listeners of KV events; None without any
     recorder  of events; None when nothing is recorded
     clock     seconds; never moves backwards
+    bodies    of the open requests
+    impostors events that named another rank than the one that sent them; they change nothing
     """
 
     def __init__(
@@ -102,8 +111,9 @@ class ConductorRole:
         self.control = control
         self.gateways = gateways
         self.metrics = ClusterMetrics()
-        self.held: dict[str, HeldRequest] = {}
+        self.bodies = OpenBodies(config.enable_prefix_caching, config.has_pool)
         self.stop: m.Stop | None = None
+        self.impostors = 0
         self._lost = lost
         self._stream = stream
         self._recorder = recorder
@@ -118,11 +128,8 @@ class ConductorRole:
             m.GatewayHello: self._read_gateway_hello,
             m.RankHello: self._read_rank_hello,
             m.Submit: self._read_submit,
-            m.PrefillDone: self._read_prefill_done,
-            m.Preempted: self._read_preempted,
-            m.Swapped: self._read_preempted,
-            m.PutWanted: self._read_put_wanted,
-            m.PutEnded: self._read_put_ended,
+            m.Report: self._read_report,
+            m.PutsEnded: self._read_puts_ended,
             m.PoolQuery: self._read_pool_query,
             m.MetricsRequest: self._answer_metrics,
             m.Explain: self._answer_explain,
@@ -131,12 +138,12 @@ class ConductorRole:
         }
         self._doers: dict[type, Callable[[Any], None]] = {
             fx.Reject: self._reject,
-            fx.Fail: self._fail,
+            fx.Fail: self._to_gateway,
             fx.Forget: self._forget,
             fx.Decided: self._decided,
-            fx.Release: self._release,
+            fx.Release: self._to_gateway,
             fx.Moved: lambda effect: None,
-            fx.Branched: self._branched,
+            fx.Branched: self.bodies.branched,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -208,11 +215,15 @@ class ConductorRole:
                 self._recorder.flush()
 
     def _read(self, peer: str, message: m.Message) -> ev.Event | None:
-        """Translate a message to an event. None: the message is not for the control plane."""
+        """Return the event of a message. None: the message is not for the control plane."""
+        event = message.event if isinstance(message, m.Report) else message
+        if isinstance(event, ev.RankEvent) and rank_of(peer) != event.rank:
+            self.impostors += 1
+            return None
         reader = self._readers.get(type(message))
         if reader is not None:
             return reader(peer, message)
-        return event_of(peer, message)
+        return event if isinstance(event, ev.Event) else None
 
     # ------------------------------------------------------------------------------ members
 
@@ -254,7 +265,7 @@ class ConductorRole:
             self.hub.send(gateway, self.gateways.status)
 
     def _stop(self, effect: fx.Stop) -> None:
-        self.stop = m.Stop(effect.reason, effect.grace_s, effect.lost)
+        self.stop = effect
 
     def _set_alarm(self, effect: fx.WakeAt) -> None:
         self._wake_at = effect.time
@@ -262,80 +273,43 @@ class ConductorRole:
     # ------------------------------------------------------------------------------ requests
 
     def _read_submit(self, peer: str, submit: m.Submit) -> ev.Event | None:
-        if submit.request_id in self.held:
-            self.hub.send(
-                peer, m.Rejected(submit.request_id, f"request id {submit.request_id} is in use", 0.0)
-            )
-            return None
-        reuse, has_pool = self.config.enable_prefix_caching, self.config.has_pool
-        self.held[submit.request_id] = HeldRequest(submit, reuse, has_pool)
-        return ev.RequestArrived(
-            submit.request_id, len(submit.token_ids), submit.max_tokens, submit.keys, submit.digests,
-            submit.class_id, submit.wait_limit_s, submit.n, submit.tenant, submit.slo_ttft_s,
-            submit.slo_tbt_s,
-        )  # fmt: skip
+        self.bodies.add(submit)
+        return submit.request
 
-    def _read_prefill_done(self, peer: str, done: m.PrefillDone) -> ev.Event | None:
-        held = self.held.get(done.request_id)
-        if held is not None and held.attempt == done.attempt:
-            if self._stream is not None:
-                self._stream.describe(*held.stored_blocks(self.config.block_size))
-            held.first_token(done)
-        first = held.branch if held is not None else 0
-        finished = [first + number for number, finish in enumerate(done.finishes) if finish is not None]
-        return ev.PrefillEnded(
-            rank_of(peer), done.epoch, done.request_id, done.attempt, done.checksums, finished, done.load_s,
-            done.compute_s, done.store_s, done.computed_tokens, done.loaded_blocks,
-        )  # fmt: skip
-
-    def _read_preempted(self, peer: str, preempted: m.Preempted | m.Swapped) -> ev.Event | None:
-        """Compute the keys of the answer so far, here where the tokens are."""
-        held = self.held.get(preempted.request_id)
-        keys: list[int] = []
-        digests: list[int] = []
-        if held is not None and held.attempt == preempted.attempt:
-            size = self.config.block_size
-            keys, digests = held.preempted(preempted, size)
-        about = (
-            rank_of(peer), preempted.epoch, preempted.request_id, preempted.attempt,
-            len(preempted.token_ids), keys, digests, preempted.branch,
-        )  # fmt: skip
-        return (
-            ev.Swapped(*about)
-            if isinstance(preempted, m.Swapped)
-            else ev.Preempted(*about, preempted.writing)
-        )
+    def _read_report(self, peer: str, report: m.Report) -> ev.Event | None:
+        """Keep the tokens of a report, and describe its blocks to listeners."""
+        event = report.event
+        if self._stream is not None and isinstance(event, m.PutsWanted):
+            self._stream.on_puts_wanted(report)
+        elif self._stream is not None and isinstance(event, m.PrefillEnded):
+            body = self.bodies.current(event)
+            if body is not None:
+                self._stream.describe(*body.stored_blocks(self.config.block_size))
+        self.bodies.keep(report)
+        return event
 
     def _decided(self, effect: fx.Decided) -> None:
         self.decisions.placed(effect.request_id)
-        held = self.held[effect.request_id]
         for seconds in self._choice.taken_s:
             self.metrics.observe_decision(seconds)
-        held.decided(sum(self._choice.taken_s))
+        self.bodies[effect.request_id].decided(sum(self._choice.taken_s))
         self._choice.taken_s.clear()
-
-    def _release(self, effect: fx.Release) -> None:
-        held = self.held[effect.request_id]
-        self.hub.send(held.gateway, m.Released(held.client_id))
 
     def _reject(self, effect: fx.Reject) -> None:
         self.metrics.count("requests_rejected_total")
         self.decisions.refused(effect.request_id, effect.reason)
-        held = self.held[effect.request_id]
-        self.hub.send(held.gateway, m.Rejected(held.client_id, effect.reason, effect.retry_after_s))
+        self._to_gateway(effect)
 
-    def _fail(self, effect: fx.Fail) -> None:
-        held = self.held[effect.request_id]
-        self.hub.send(held.gateway, m.Failed(held.client_id, effect.reason))
-
-    def _branched(self, effect: fx.Branched) -> None:
-        self.held[effect.name] = self.held[effect.request_id].branched(effect.branch, effect.name)
+    def _to_gateway(self, effect: fx.Reject | fx.Fail | fx.Release) -> None:
+        """Tell a gateway, which knows a branch under the id of its request."""
+        body = self.bodies[effect.request_id]
+        self.hub.send(body.body.gateway, replace(effect, request_id=body.client_id))
 
     def _forget(self, effect: fx.Forget) -> None:
-        held = self.held.pop(effect.request_id)
-        if held.client_id != effect.request_id:
+        body = self.bodies.pop(effect.request_id)
+        if body.client_id != effect.request_id:
             return
-        service = self.control.config.classes[held.submit.class_id].name
+        service = self.control.config.classes[body.class_id].name
         self.metrics.count("class_requests_total", 1.0, **{"class": service, "outcome": effect.outcome})
         if effect.outcome == "finished":
             self.metrics.count("requests_finished_total")
@@ -353,35 +327,16 @@ class ConductorRole:
             self._unsent.append(ev.Undelivered(order, problem))
 
     def _message_of(self, order: fx.Order) -> m.Message:
-        match order:
-            case fx.StartPrefill():
-                return self.held[order.request_id].prefill_message(order)
-            case fx.StartServe():
-                return self.held[order.request_id].serve_message(order)
-            case fx.StartDecode():
-                return self.held[order.request_id].decode_message(order)
-            case fx.CheckBlocks():
-                return self._answers.check_message(order)
-            case fx.GrantPuts() if self._stream is not None:
-                self._stream.on_granted(order)
-        return message_of(order)
+        if isinstance(order, fx.GrantPuts) and self._stream is not None:
+            self._stream.on_granted(order)
+        return self.bodies.message_of(order)
 
     # ------------------------------------------------------------------------------ the pool
 
-    def _read_put_wanted(self, peer: str, wanted: m.PutWanted) -> ev.Event | None:
+    def _read_puts_ended(self, peer: str, ended: m.PutsEnded) -> ev.Event | None:
         if self._stream is not None:
-            self._stream.on_put_wanted(wanted)
-        lowest = len(self.control.config.classes) - 1
-        found = [self.held.get(request_id) for request_id in wanted.requests]
-        classes = [held.submit.class_id if held is not None else lowest for held in found]
-        return ev.PutsWanted(
-            rank_of(peer), wanted.epoch, wanted.number, wanted.keys, wanted.digests, wanted.before, classes
-        )
-
-    def _read_put_ended(self, peer: str, ended: m.PutEnded) -> ev.Event | None:
-        if self._stream is not None:
-            self._stream.on_put_ended(ended)
-        return event_of(peer, ended)
+            self._stream.on_puts_ended(ended)
+        return ended
 
     def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
         """Answer or pass on a query. A gateway may reset the cache of a cluster that keeps none."""
@@ -417,5 +372,6 @@ class ConductorRole:
         stages = self.control.requests.stages
         samples += class_samples(self.control.config.classes, directory.class_blocks())
         samples += request_samples(stages, state.prefills.values(), self.config.roles)
-        samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, self.control.ignored))
+        ignored = self.control.ignored + self.impostors
+        samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, ignored))
         self.hub.send(peer, m.MetricsReply(request.number, samples))

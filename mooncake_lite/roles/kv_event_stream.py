@@ -22,7 +22,7 @@ from transport.publisher import Publisher
 class KVEventStream:
     """Describes blocks before the control plane stores them, then publishes the changes of the pool.
 
-    _wanted    (rank, number) -> PutWanted that has not been answered
+    _wanted    (rank, number) -> report of a PutsWanted that has not been answered
     _granted   object id -> (key, tokens, key of the block before) of places given to decode ranks
     """
 
@@ -37,26 +37,29 @@ class KVEventStream:
             hwm=config.hwm,
         )
         self._encoder = msgspec.msgpack.Encoder()
-        self._wanted: dict[tuple[int, int], m.PutWanted] = {}
+        self._wanted: dict[tuple[int, int], m.Report] = {}
         self._granted: dict[int, tuple[int, list[int], int | None]] = {}
 
     def describe(self, keys: Sequence[int], token_ids: Sequence[int], parent: int | None) -> None:
         """Note the tokens of these keys, which continue the chain after `parent`."""
         self.translator.describe(keys, token_ids, parent)
 
-    def on_put_wanted(self, wanted: m.PutWanted) -> None:
-        """Note a decode rank's question for places."""
-        self._wanted[wanted.rank, wanted.number] = wanted
+    def on_puts_wanted(self, report: m.Report) -> None:
+        """Note a rank's question for places."""
+        assert isinstance(report.event, m.PutsWanted)
+        self._wanted[report.event.rank, report.event.number] = report
 
     def on_granted(self, order: fx.GrantPuts) -> None:
-        """Note the places that a decode rank gets."""
-        wanted = self._wanted.pop((order.rank, order.number))
-        for place, key, tokens, (parent, _) in zip(order.places, wanted.keys, wanted.tokens, wanted.before):
+        """Note the places that a rank gets."""
+        report = self._wanted.pop((order.rank, order.number))
+        assert isinstance(report.event, m.PutsWanted)
+        wanted = zip(report.event.keys, report.token_ids, report.event.before)
+        for place, (key, tokens, (parent, _)) in zip(order.places, wanted):
             if place is not None:
                 self._granted[place.object_id] = key, tokens, parent
 
-    def on_put_ended(self, ended: m.PutEnded) -> None:
-        """Describe the blocks that a decode rank has written."""
+    def on_puts_ended(self, ended: m.PutsEnded) -> None:
+        """Describe the blocks that a rank has written."""
         for object_id in ended.object_ids:
             if object_id in self._granted:
                 key, tokens, parent = self._granted.pop(object_id)

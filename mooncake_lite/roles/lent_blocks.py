@@ -119,8 +119,16 @@ class LentLoads:
     _sums      what was verified so far, None where the tier has no good block
     """
 
-    def __init__(self, transfers: TransferEngine, layout: BlockLayout, slots: int, order: Order) -> None:
-        self._transfers, self._order = transfers, order
+    def __init__(
+        self,
+        rank: tuple[int, int],
+        transfers: TransferEngine,
+        layout: BlockLayout,
+        slots: int,
+        order: Order,
+    ) -> None:
+        """rank: number and epoch of this one."""
+        self._rank, self._transfers, self._order = rank, transfers, order
         self._memory = np.empty((slots, layout.nbytes), np.uint8)
         self._orders: deque[LoadBlocks] = deque()
         self._piece = (0, 0)
@@ -188,7 +196,7 @@ class LentLoads:
         if self._orders:
             self._begin()
         ok, found = [s is not None for s in sums], [s or [] for s in sums]
-        return BlocksLoaded(message.number, ok, found, seconds, problem, may_still_write)
+        return BlocksLoaded(*self._rank, message.number, ok, found, seconds, problem, may_still_write)
 
 
 class LentCheck:

@@ -50,7 +50,10 @@ class PoolAnswers:
         assert query.what != "stat"
         self._number += 1
         self._open[self._number] = peer, query
-        return ev.PoolCommand(self._number, query.what, query.keys, query.force, query.hard, query.soft_s)
+        path = str(Path(query.folder) / f"{query.keys[0]:016x}.block") if query.folder and query.keys else ""
+        return ev.PoolCommand(
+            self._number, query.what, query.keys, path, query.force, query.hard, query.soft_s
+        )
 
     def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message]:
         """Return the peer of a command, and the message for it."""
@@ -66,14 +69,6 @@ class PoolAnswers:
         if self._open.pop(command, None) is None:
             return None
         return ev.CommandAbandoned(command)
-
-    def check_message(self, order: fx.CheckBlocks) -> p.CheckBlocks:
-        """Return the order to compare blocks. It names a file if the command wants the bytes of a block."""
-        path = ""
-        if order.export and order.command in self._open:
-            _, query = self._open[order.command]
-            path = str(Path(query.folder) / f"{query.keys[0]:016x}.block")
-        return p.CheckBlocks(order.number, order.refs, order.checksums, path)
 
 
 def _row(obj: PoolObject, now: float) -> p.PoolRow:

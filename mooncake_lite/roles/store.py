@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from msgspec.structs import replace
 
 from mooncake_lite.errors import ThreadDied
 from mooncake_lite.messages import (
@@ -33,7 +32,7 @@ from mooncake_lite.messages import (
     SaveBlocks,
     Stop,
     TierEvicted,
-    TierIndex,
+    TierIndexed,
 )
 from mooncake_lite.roles.lent_blocks import LentCheck, LentLoads, LentSaves
 from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
@@ -52,7 +51,7 @@ IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
 TIER_GAUGES = {"blocks", "bytes", "open_bytes", "capacity_bytes"}
 INDEX_CHUNK = 4096
-"""Keys in one TierIndex message: 100 kB, well under the limit of a message."""
+"""Keys in one TierIndexed message: 100 kB, well under the limit of a message."""
 
 READ_LIMIT_S = 0.1
 """For reading what the threads have begun, when stopping: one block each."""
@@ -85,7 +84,7 @@ class StoreRole:
     ) -> None:
         self.number = number
         self._roles = roles
-        self._epoch = epoch
+        self._self = number, epoch  # the first fields of every event
         self._layout = layout
         self._copies: list[tuple[CopyBlocks, Batch]] = []
         self.segment = transfers.local
@@ -103,7 +102,7 @@ class StoreRole:
         self._writer = self._start_writer(tier) if tier is not None else None
         self._reader = self._start_reader(tier) if tier is not None else None
         self._lent_saves = LentSaves(transfers, layout, SAVE_SLOTS, self._submit)
-        self._lent_loads = LentLoads(transfers, layout, LOAD_SLOTS, self._read)
+        self._lent_loads = LentLoads(self._self, transfers, layout, LOAD_SLOTS, self._read)
         self._counters = dict.fromkeys(
             ("tier_blocks_bad_total", "tier_load_seconds_total",
              "tier_blocks_saved_total", "tier_blocks_dropped_total", "copied_bytes_total"), 0.0
@@ -121,7 +120,7 @@ class StoreRole:
             def report(keys: list[int]) -> None:
                 if state != "durable":
                     self._lent_saved.append(keys)
-                tell(BlocksSaved(keys, state, self._epoch))
+                tell(BlocksSaved(*self._self, keys, state))
 
             return report
 
@@ -131,9 +130,9 @@ class StoreRole:
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
             on_bad=saved("bad"),
-            on_evicted=lambda keys: tell(TierEvicted(keys, self._epoch)),
-            on_removed=lambda keys: tell(BlocksRemoved(keys, True, self._epoch)),
-            on_kept=lambda keys: tell(BlocksRemoved(keys, False, self._epoch)),
+            on_evicted=lambda keys: tell(TierEvicted(*self._self, keys)),
+            on_removed=lambda keys: tell(BlocksRemoved(*self._self, keys, True)),
+            on_kept=lambda keys: tell(BlocksRemoved(*self._self, keys, False)),
             on_fatal=self._thread_died,
             health=self._health,
         )
@@ -152,7 +151,7 @@ class StoreRole:
             self._lent_read.append(sums)
         else:
             ok, found = [s is not None for s in sums], [s or [] for s in sums]
-            self._outbox.append(BlocksLoaded(number, ok, found, seconds, epoch=self._epoch))
+            self._outbox.append(BlocksLoaded(*self._self, number, ok, found, seconds))
         self._conductor.wake()
 
     def announce(self) -> None:
@@ -163,7 +162,7 @@ class StoreRole:
         for start in range(0, max(1, len(keys)), INDEX_CHUNK):
             end = start + INDEX_CHUNK
             self._conductor.send(
-                TierIndex(keys[start:end], digests[start:end], end >= len(keys), self._epoch)
+                TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
             )
 
     def run(self) -> None:
@@ -229,13 +228,13 @@ class StoreRole:
 
     def _save(self, message: SaveBlocks) -> None:
         if self._writer is None:
-            self._outbox.append(BlocksSaved(message.keys, "dropped", self._epoch))
+            self._outbox.append(BlocksSaved(*self._self, message.keys, "dropped"))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
             if ref.rank != self.number:
                 self._lent_saves.add(ref, key, digest, sums)
             elif not self._submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
-                self._outbox.append(BlocksSaved([key], "dropped", self._epoch))
+                self._outbox.append(BlocksSaved(*self._self, [key], "dropped"))
 
     def _submit(self, key: int, digest: int, sums: Sequence[int], block: np.ndarray) -> bool:
         return self._writer is not None and self._writer.submit(key, digest, sums, block)
@@ -281,7 +280,7 @@ class StoreRole:
                 ref.nbytes for ref, good in zip(message.targets, sums) if good
             )
             writing = bool(batch.may_still_land)
-            self._conductor.send(BlocksCopied(message.number, sums, writing, self._epoch))
+            self._conductor.send(BlocksCopied(*self._self, message.number, sums, writing))
 
     def _check(self, message: CheckBlocks) -> None:
         """Compare blocks with their checksums."""
@@ -301,26 +300,26 @@ class StoreRole:
                     file.write(block.data)
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
-        self._conductor.send(BlocksChecked(message.number, good, problem, self._epoch))
+        self._conductor.send(BlocksChecked(*self._self, message.number, good, problem))
 
     def _remove(self, message: RemoveBlocks) -> None:
         """Remove blocks from the tier. Blocks that cannot be deleted are no longer served."""
         if self._tier is None or self._writer is None:
-            self._outbox.append(BlocksRemoved(message.keys, True, self._epoch))
+            self._outbox.append(BlocksRemoved(*self._self, message.keys, True))
         elif not self._writer.remove(message.keys):
             self._tier.forget(message.keys)
-            self._outbox.append(BlocksRemoved(message.keys, False, self._epoch))
+            self._outbox.append(BlocksRemoved(*self._self, message.keys, False))
 
     def _advance_lent(self, *, newest_first: bool = False) -> None:
         """Advance the work on lent blocks."""
         while self._lent_saved:
             self._lent_saves.reported(self._lent_saved.popleft())
         if lost := self._lent_saves.advance(newest_first=newest_first):
-            self._outbox.append(BlocksSaved(lost, "dropped", self._epoch))
+            self._outbox.append(BlocksSaved(*self._self, lost, "dropped"))
         answers = [self._lent_loads.advance()]
         while self._lent_read:
             answers.append(self._lent_loads.arrived(self._lent_read.popleft()))
-        self._outbox.extend(replace(answer, epoch=self._epoch) for answer in answers if answer is not None)
+        self._outbox.extend(answer for answer in answers if answer is not None)
         for check in [check for check in self._lent_checks if check.advance()]:
             self._lent_checks.remove(check)
             self._checked(check.message, check.good, check.block, check.problem)
@@ -343,8 +342,11 @@ class StoreRole:
                 if not isinstance(message, BlocksLoaded):
                     raise
                 # The request that they are for fails, alone.
-                failed = BlocksLoaded.failed(message.number, len(message.ok), str(error))
-                self._conductor.send(replace(failed, epoch=self._epoch))
+                count = len(message.ok)
+                failed = BlocksLoaded(
+                    *self._self, message.number, [False] * count, [[]] * count, 0.0, str(error)
+                )
+                self._conductor.send(failed)
 
     def _report_when_due(self) -> None:
         now = time.monotonic()

@@ -125,9 +125,10 @@ class RankTrace:
     def note(self, message: Message, way: str) -> None:
         """Add a message as an instant."""
         args = {"way": way}
-        if request_id := getattr(message, "request_id", ""):
+        inner = getattr(message, "event", None) or getattr(message, "order", None) or message
+        if request_id := getattr(inner, "request_id", ""):
             args["request"] = request_id
-        self.tracer.instant(self._messages, type(message).__name__, self.tracer.now_ns(), args)
+        self.tracer.instant(self._messages, type(inner).__name__, self.tracer.now_ns(), args)
 
     def purpose(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         """Say what a batch is for."""

@@ -6,20 +6,25 @@ docs/explain/control.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
+from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import client_id_of
 from mooncake_lite.modes import DUTIES
 from mooncake_lite.simulator.surroundings import Surroundings
-from mooncake_lite.simulator.workload import Request, Source, digest_of
+from mooncake_lite.simulator.tokens import STOP
+from mooncake_lite.simulator.workload import Block, Request, Source
 from scheduler import ADMISSIONS
 
 What = Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
 COMMANDS: tuple[What, ...] = ("get", "verify", "compact", "rm", "rm", "rm-all", "pin", "pin")
+
+GATEWAY, SALT = "gateway", b"salt"
 
 OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finished": []}
 """How a request may end, and what its client is told before."""
@@ -36,6 +41,7 @@ class Clients:
 
     last_sent_s    when the latest request was sent
     _commands      number of each pool command -> how often it has ended
+    _alone         request -> its branches that go on as requests of their own
     _last_words    why the cluster ends before its time
     """
 
@@ -45,6 +51,7 @@ class Clients:
         self._left = source.num_requests
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
+        self._alone: dict[str, list[Request]] = {}
         self._last_words = ""
         self.last_sent_s = 0.0
 
@@ -61,14 +68,15 @@ class Clients:
         if random.random() < world.faults.rank_lost:
             world.clock.after(random.random() * self._source.lasts_s, self._lose)
 
-    def known_keys(self, rank: int) -> list[int]:
-        """Draw the keys that the tier of a rank holds from an earlier run."""
-        return [key for key in self._source.known_keys() if self._random.random() < 0.5]
+    def known_blocks(self) -> list[Block]:
+        """Draw the blocks that a tier holds from an earlier run."""
+        return [block for block in self._source.known_blocks() if self._random.random() < 0.5]
 
     @staticmethod
-    def indexed(rank: int, keys: list[int], *, last: bool) -> ev.TierIndexed:
+    def indexed(rank: int, blocks: list[Block], *, last: bool) -> ev.TierIndexed:
         """Return what a store rank tells about its tier."""
-        return ev.TierIndexed(rank, 0, keys, [digest_of(key) for key in keys], last)
+        keys, digests = [block.key for block in blocks], [block.digest for block in blocks]
+        return ev.TierIndexed(rank, 0, keys, digests, last)
 
     # ------------------------------------------------------------------------------ what they send
 
@@ -86,19 +94,15 @@ class Clients:
         self._left -= 1
         self.last_sent_s = request.sent_s = world.clock.now
         world.requests[request.request_id] = request
-        keys = list(request.keys)
-        world.from_clients(
-            ev.RequestArrived(
-                request.request_id,
-                request.text.num_tokens,
-                request.max_tokens,
-                keys,
-                [digest_of(key) for key in keys],
-                random.randrange(len(world.shape.config.classes)),
-                request.wait_limit_s,
-                request.n,
-            )
-        )
+        if request.class_id is None:
+            request.class_id = random.randrange(len(world.shape.config.classes))
+        arrived = ev.RequestArrived(
+            request.request_id, len(request.token_ids), request.max_tokens, request.keys, request.digests,
+            request.class_id, request.wait_limit_s, request.n,
+        )  # fmt: skip
+        salt = SALT if request.digests else b""
+        body = m.Body(GATEWAY, request.token_ids, salt, request.sampling, [STOP])  # type: ignore[arg-type]
+        world.from_clients(m.Submit(arrived, body))
         if random.random() < world.faults.cancelled:
             seconds = random.choice((0.0, 0.01, 0.1, 1.0, 5.0)) * random.random()
             branch = random.randrange(-1, request.n) if request.n > 1 else -1
@@ -114,9 +118,7 @@ class Clients:
 
     def _family(self, client_id: str) -> list[Request]:
         """Return a request, and those of its branches that go on alone."""
-        requests = self._world.requests
-        parts = requests[client_id].parts.values()
-        return [requests[client_id], *(part for part in parts if part.request_id in requests and part.n < 2)]
+        return [self._world.requests[client_id], *self._alone.get(client_id, ())]
 
     def _command(self, request: Request) -> None:
         """Send a pool command, mostly about blocks of a request that is being served."""
@@ -161,11 +163,22 @@ class Clients:
         if isinstance(event, ev.RequestArrived):
             self._world.requests[event.request_id].arrived = True
         elif isinstance(event, ev.RequestCancelled):
+            branches = set(range(self._world.requests[event.request_id].n))
             for request in self._family(event.request_id):
-                branches = set(range(request.n)) if request.n > 1 else {request.branch}
                 request.dropped |= branches if event.branch < 0 else {event.branch}
-                left = request.live or branches
-                request.cancelled = request.cancelled or left <= request.dropped
+                request.cancelled = request.cancelled or branches <= request.dropped
+
+    def on_tokens(self, tokens: m.Tokens, times_s: Sequence[float]) -> None:
+        """Keep tokens of an answer. One that comes again must be the same. times_s: when a rank drew them."""
+        request = self._world.requests[tokens.request_id]
+        if tokens.token_ids or tokens.index == 0:
+            request.token_times_s += times_s
+        for index, token in enumerate(tokens.token_ids, tokens.index):
+            assert request.tokens.setdefault((tokens.branch, index), token) == token, (
+                f"{tokens}: another token"
+            )
+        if tokens.finish is not None:
+            request.whole.add(tokens.branch)
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
@@ -173,10 +186,13 @@ class Clients:
             assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
             self._commands[effect.command] += effect.ended
             return
-        request = self._world.requests[effect.request_id]
+        requests = self._world.requests
+        request = requests[effect.request_id]
         if isinstance(effect, fx.Branched):
-            part = self._world.requests[effect.name] = request.parts[effect.branch]
-            assert (part.request_id, part.branch) == (effect.name, effect.branch)
+            assert effect.name not in requests
+            alone = requests[effect.name] = replace(request, ends=[], told=[], cancelled=False)
+            alone.request_id, alone.dropped = effect.name, set(request.dropped)
+            self._alone.setdefault(request.request_id, []).append(alone)
             return
         assert not request.ends, f"{effect} after the end of {request.request_id}"
         if isinstance(effect, fx.Decided | fx.Moved):
@@ -189,12 +205,14 @@ class Clients:
             request.ends.append(effect.outcome)
             assert request.told == OUTCOMES[effect.outcome], f"{effect} after {request.told}"
             if effect.outcome == "finished" and not request.cancelled:
-                self._finished(request)
+                shown = requests[client_id_of(request.request_id)].released or not self._withholds
+                assert shown, f"{request.request_id} is answered, and its client was not told"
+                self._source.ended(request)
         else:
             request.told.append(type(effect).__name__)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
-            is_shown = request.answered > 0 and (request.released or not self._withholds)
+            is_shown = bool(request.tokens) and (request.released or not self._withholds)
             assert not (isinstance(effect, fx.Reject) and is_shown), "refused after its first token"
 
     def _check_roles(self, effect: fx.Decided | fx.Moved) -> None:
@@ -204,20 +222,26 @@ class Clients:
         for duty in duties:
             assert duty in DUTIES[roles[getattr(effect, duty)]], f"{effect}: no rank that can {duty}"
 
-    def _finished(self, request: Request) -> None:
-        """Assert that every answer of a request is whole, but those that are not wanted or go on alone."""
-        shown = self._world.requests[client_id_of(request.request_id)].released or not self._withholds
-        assert shown, f"{request.request_id} is answered, and its client was not told"
-        for branch, part in request.parts.items():
-            alone = part is not request and part.request_id in self._world.requests
-            if branch not in request.dropped and not alone:
-                assert part.answered == part.answer_tokens, f"{part.request_id} ends too soon"
-                self._source.ended(part)
+    def _check_answers(self, request: Request) -> None:
+        """Assert that a client has its whole answers, and no token of another one.
+
+        Answers that are not wanted, or whose request failed, may end too soon.
+        """
+        family = self._family(request.request_id)
+        wanted = all(one.ends == ["finished"] and not one.cancelled for one in family)
+        for branch in range(request.n):
+            expected, answer = request.expected(branch), request.answer(branch)
+            assert answer == expected[: len(answer)], f"{request.request_id}, branch {branch}: wrong tokens"
+            if wanted and branch not in request.dropped:
+                assert branch in request.whole, f"{request.request_id}, branch {branch} has no end"
+                assert answer == expected, f"{request.request_id}, branch {branch}: tokens are missing"
 
     def check_ends(self) -> None:
         """Assert that every request has had one end, and every command that was not abandoned."""
         world = self._world
         for request in self._arrived(world.requests.values()):
+            if world.exact and "#" not in request.request_id and world.stopped is None:
+                self._check_answers(request)
             assert len(request.ends) == 1, (
                 f"{request.request_id} has {len(request.ends)} ends: {request.ends}"
             )

@@ -11,10 +11,11 @@ from statistics import mean, median, pstdev
 from typing import Any
 
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.costs import costs_of
+from mooncake_lite.profiles.file import Profile
 from mooncake_lite.simulator.experiment import SAMPLE_S, Experiment
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.sessions import SessionMix
-from scheduler.costs import CostConfig
 
 FORMS = ("none", "after-prefill", "early-rejection", "predictive")
 RATE = 4.0
@@ -26,7 +27,7 @@ DRAWN_S = 120.0
 Told = Callable[[], None]
 
 
-def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int, rate: float) -> Experiment:
+def cluster(profile: Profile, prefills: int, decodes: int, requests: int, rate: float) -> Experiment:
     """Return an experiment with long documents and short answers.
 
     A prefill then takes longer than a decode, so that the decode load now tells little about the decode load
@@ -36,8 +37,8 @@ def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int, rate:
         documents=3_000, document_tokens=(20_000, 60_000), answer_tokens=100, spread=0.3, turns=1.0
     )
     return Experiment(
-        costs=costs, prefills=prefills, decodes=decodes, requests=requests, mix=mix, rate=rate, tbt_s=0.05,
-        margin=0.85,
+        seconds=profile.compute.seconds, costs=costs_of(profile), prefills=prefills, decodes=decodes,
+        requests=requests, mix=mix, rate=rate, tbt_s=0.05, margin=0.85,
     )  # fmt: skip
 
 

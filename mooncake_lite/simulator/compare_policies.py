@@ -15,9 +15,10 @@ from statistics import median
 from typing import Any
 
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.costs import costs_of
+from mooncake_lite.profiles.file import Profile
 from mooncake_lite.simulator.experiment import Experiment, capacity
 from mooncake_lite.simulator.sessions import SessionMix
-from scheduler.costs import CostConfig
 
 GOOD_SHARE = 0.9
 LOAD = 0.8
@@ -30,10 +31,17 @@ SLOWEST_FIRST = ("random", "least-loaded", "local-cache", "kvcache-centric")
 Told = Callable[[], None]
 
 
-def cluster(costs: CostConfig, prefills: int, decodes: int, requests: int) -> Experiment:
+def cluster(profile: Profile, prefills: int, decodes: int, requests: int) -> Experiment:
     """Return an experiment in which most tokens of a prompt are new, as in the paper's traces."""
     mix = SessionMix(documents=1_000, document_tokens=(512, 6_144), question_tokens=6_000, turns=1.5)
-    return Experiment(costs=costs, prefills=prefills, decodes=decodes, requests=requests, mix=mix)
+    return Experiment(
+        seconds=profile.compute.seconds,
+        costs=costs_of(profile),
+        prefills=prefills,
+        decodes=decodes,
+        requests=requests,
+        mix=mix,
+    )
 
 
 @dataclass(frozen=True, slots=True)

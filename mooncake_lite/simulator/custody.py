@@ -6,18 +6,20 @@ control plane hears the answer. Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.orders import ORDER_LIMIT_S
 from mooncake_lite.modes import Handover
+from mooncake_lite.roles.open_bodies import OpenBody
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import LATE_WRITE_S
-from mooncake_lite.simulator.memory import Label, Memory, Use
-from mooncake_lite.simulator.workload import Request, digest_of
+from mooncake_lite.simulator.memory import Memory, Use
+from mooncake_lite.simulator.tokens import digests_of
 from store.objects import BlockRef
 
 GoesOn = (
@@ -25,51 +27,61 @@ GoesOn = (
 )  # fmt: skip
 """Answers after which a rank does not read what its order names."""
 
+NAMES_BLOCKS = (*(ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped),)
+"""Events that name blocks, with their second digests."""
+
 UseKey = tuple[str, int, str, int]
 """(what it is for, rank, request id or "", attempt, number, object id or key)"""
 
 
-def labels_of(request: Request, attempt: int, num_blocks: int) -> list[Label]:
-    """Return what the first full blocks of a request hold: keys, or what only this attempt may read."""
-    if request.reuse:
-        return list(request.keys[:num_blocks])
-    return [("own", request.request_id, attempt, index) for index in range(num_blocks)]
+@dataclass(slots=True)
+class _Open:
+    """What is known of a request, or of a branch that goes on alone, from the orders about it.
 
+    kv         digests of its tokens, as far as they were needed
+    attempt    the latest that a rank was given; on_rank: where
+    live       branches that its latest rank has not ended; over: branches that need no more decoding
+    swaps      branches whose KV goes into the pool, or has gone there
+    """
 
-def tail_of(request_id: str, attempt: int) -> Label:
-    """Return what the tail of a request holds."""
-    return "tail", request_id, attempt, 0
+    kv: list[int] = field(default_factory=list)
+    attempt: int = 0
+    on_rank: int = -1
+    live: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    swaps: set[int] = field(default_factory=set)
 
-
-class _Kept(NamedTuple):
-    """Where the KV of a branch goes that is swapped out by an attempt: None where the pool has a block."""
-
-    attempt: int
-    places: list[BlockRef | None]
-
-    def labels(self, request: Request) -> list[Label]:
-        """Return what its blocks hold, with one for the tail at the end."""
-        own = [("own", request.request_id, self.attempt, number) for number in range(len(self.places))]
-        keys = [*request.keys, 0]
-        return [keys[n] if place is None else own[n] for n, place in enumerate(self.places)]
+    def kv_of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the digests of a sequence, which begins with what earlier calls named."""
+        known = len(self.kv)
+        self.kv += digests_of(token_ids[known:], *self.kv[-1:])
+        return self.kv[: len(token_ids)]
 
 
 class Custody:
     """The ranges in use, and what the tiers have told.
 
+    bodies    of the open requests: what their KV must be
     on_ssd    rank -> keys that its tier has, as the control plane was told
     """
 
     def __init__(
-        self, memory: Memory, clock: Clock, dice: Random, requests: dict[str, Request], handover: Handover
+        self,
+        memory: Memory,
+        clock: Clock,
+        dice: Random,
+        bodies: Mapping[str, OpenBody],
+        handover: Handover,
+        block_tokens: int,
     ) -> None:
-        self._handover = handover
-        self._memory, self._clock, self._dice, self._requests = memory, clock, dice, requests
+        self._memory, self._clock, self._dice, self._bodies = memory, clock, dice, bodies
+        self._handover, self._block_tokens = handover, block_tokens
+        self._open: dict[str, _Open] = {}
         self._uses: dict[UseKey, list[Use]] = {}
         self._numbers: set[int] = set()
         self._loads: dict[int, tuple[float, list[int]]] = {}
         self._checks: dict[int, UseKey] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._digests: dict[int, int] = {}
         self.on_ssd: dict[int, set[int]] = {}
         self._orders: dict[type, Callable[..., None]] = {
             fx.StartPrefill: self._prefill,
@@ -90,7 +102,7 @@ class Custody:
             get_args(GoesOn), self._request_goes_on
         )
         self._answers |= {
-            ev.TierIndexed: lambda event: self.on_ssd.setdefault(event.rank, set()).update(event.keys),
+            ev.TierIndexed: self._indexed,
             ev.RequestFailed: self._failed,
             ev.PutsEnded: self._puts_ended,
             ev.BlocksLoaded: self._loaded,
@@ -109,89 +121,86 @@ class Custody:
 
     def answer(self, event: ev.Event) -> None:
         """End the uses that an event ends; the control plane is about to hear it."""
+        if isinstance(event, NAMES_BLOCKS):
+            self._digests.update(zip(event.keys, event.digests, strict=True))
         handler = self._answers.get(type(event))
         if handler is not None:
             handler(event)
+
+    def attempt_of(self, request_id: str) -> int:
+        """Return the latest attempt of a request that a rank was given."""
+        return self._of(request_id).attempt
 
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
         """Return what is in use; at the end of a run that is nothing."""
         return self._uses
 
+    def _of(self, request_id: str) -> _Open:
+        return self._open.setdefault(request_id, _Open())
+
     # ------------------------------------------------------------------------------ orders
 
-    def _request(self, order: fx.StartOrder | fx.GrantSwap) -> Request:
-        request = self._requests[order.request_id]
-        assert not request.ends, f"{order.request_id} has ended ({request.ends[0]})"
-        return request
+    def _body(self, order: fx.StartOrder | fx.GrantSwap) -> OpenBody:
+        assert order.request_id in self._bodies, f"{order.request_id} has ended"
+        return self._bodies[order.request_id]
 
     def _prefill(self, order: fx.StartPrefill) -> None:
-        request = self._first(order)
-        text, size = request.text, request.text.block_tokens
-        assert len(order.load) + len(order.store) == text.num_tokens // size, (
-            "not a place for each full block"
-        )
-        assert (order.tail is not None) == (text.num_tokens % size > 0), (
-            "a tail without tokens, or none for them"
-        )
+        num_tokens, size = self._first(order), self._block_tokens
+        assert len(order.load) + len(order.store) == num_tokens // size, "not a place for each full block"
+        has_tail = order.tail is not None
+        assert has_tail == (num_tokens % size > 0), "a tail without tokens, or none for them"
         places = [*order.store, order.tail] if order.tail else order.store
         purpose = f"prefill of {order.request_id}/{order.attempt}"
-        key = ("prefill", order.rank, order.request_id, order.attempt)
-        self._begin(key, order.load, places, purpose)
+        self._begin(("prefill", order.rank, order.request_id, order.attempt), order.load, places, purpose)
 
     def _serve(self, order: fx.StartServe) -> None:
-        request = self._first(order)
-        assert len(order.load) <= request.text.num_tokens // request.text.block_tokens
-        request.live = set(range(request.n)) if request.n > 1 else {request.branch}
+        num_tokens, body = self._first(order), self._body(order).body
+        assert len(order.load) <= num_tokens // self._block_tokens
+        self._of(order.request_id).live = set(range(body.branch, body.branch + body.n))
         key = ("serve", order.rank, order.request_id, order.attempt)
         self._begin(key, order.load, [], f"serving of {order.request_id}/{order.attempt}")
 
-    def _first(self, order: fx.StartPrefill | fx.StartServe) -> Request:
-        """Check the first order of an attempt: it is new, and reads what the request begins with."""
-        request = self._request(order)
-        assert order.attempt > request.attempt, f"attempt {order.attempt} after {request.attempt}"
-        request.attempt, request.on_rank = order.attempt, order.rank
-        for ref, held in zip(order.load, request.keys):
-            self._memory.expect(ref, held)
-        assert request.reuse or not order.load
-        return request
+    def _first(self, order: fx.StartPrefill | fx.StartServe) -> int:
+        """Check the first order of an attempt: it is new, and reads what the request begins with.
+
+        Returns the tokens to prefill.
+        """
+        body, known = self._body(order).body, self._of(order.request_id)
+        assert order.attempt > known.attempt, f"attempt {order.attempt} after {known.attempt}"
+        known.attempt, known.on_rank = order.attempt, order.rank
+        self._expect(known, body.token_ids, order.load)
+        assert body.salt or not order.load
+        return len(body.token_ids)
+
+    def _expect(self, known: _Open, token_ids: Sequence[int], refs: Sequence[BlockRef]) -> None:
+        """Assert that these blocks hold the KV of the first tokens; the last one may be partial."""
+        kv, size = known.kv_of(token_ids), self._block_tokens
+        for index, ref in enumerate(refs):
+            self._memory.expect(ref, kv[index * size : (index + 1) * size])
 
     def _decode(self, order: fx.StartDecode) -> None:
-        request = self._request(order)
-        kept = self._kept.pop(order.request_id, None)
-        if kept is None:
-            assert order.attempt == request.attempt, f"attempt {order.attempt} was never prefilled"
-            labels = labels_of(request, order.attempt, len(order.blocks))
-            tail = tail_of(order.request_id, order.attempt)
+        body, known = self._body(order).body, self._of(order.request_id)
+        if body.branch in known.swaps and body.n == 1:
+            known.swaps.discard(body.branch)
+            assert order.attempt > known.attempt, f"attempt {order.attempt} after {known.attempt}"
         else:
-            assert order.attempt > request.attempt, f"attempt {order.attempt} after {request.attempt}"
-            labels, tail = kept.labels(request), tail_of(order.request_id, kept.attempt)
-        request.attempt, request.on_rank = order.attempt, order.rank
-        request.live = set(order.branches)
-        wanted = {branch for branch, part in request.parts.items() if part.answered < part.answer_tokens}
-        assert wanted - request.dropped <= request.live <= wanted, f"{order.branches} of {wanted}"
-        stored = request.text.num_tokens - (request.n == 1)  # not the last token of the answer
-        assert len(order.blocks) == stored // request.text.block_tokens
-        if self._handover == "direct":
-            assert {ref.rank for ref in (*order.blocks, order.tail) if ref} <= {order.rank}, (
-                "KV of another rank"
-            )
-        for ref, label in zip(order.blocks, labels):
-            self._memory.expect(ref, label)
-        if order.tail is not None:
-            self._memory.expect(order.tail, tail)
+            assert order.attempt == known.attempt, f"attempt {order.attempt} was never prefilled"
+        known.attempt, known.on_rank = order.attempt, order.rank
+        known.live, wanted = set(order.branches), set(range(body.branch, body.branch + body.n)) - known.over
+        assert known.live <= wanted, f"{order.branches} of {wanted}"
+        tokens = body.token_ids[:-1] if body.n == 1 else body.token_ids  # not the last token of the answer
+        assert len(order.blocks) == len(tokens) // self._block_tokens
         reads = [*order.blocks, order.tail] if order.tail else order.blocks
+        if self._handover == "direct":
+            assert {ref.rank for ref in reads} <= {order.rank}, "KV of another rank"
+        self._expect(known, tokens, reads)
         key = ("decode", order.rank, order.request_id, order.attempt)
         self._begin(key, reads, [], f"decode of {order.request_id}/{order.attempt}")
 
     def _cancel(self, order: fx.CancelOn) -> None:
-        request = self._requests[order.request_id]
-        assert (order.attempt, order.rank) == (request.attempt, request.on_rank), "a cancel for another rank"
-        in_vain = any(
-            part.request_id in self._kept for part in request.parts.values()
-        )  # an undelivered grant
-        assert request.cancelled or in_vain if order.branch < 0 else order.branch in request.dropped
-        assert not request.ends
+        known = self._of(order.request_id)
+        assert (order.attempt, order.rank) == (known.attempt, known.on_rank), "a cancel for another rank"
 
     def _grant(self, order: fx.GrantPuts) -> None:
         for ref in order.places:
@@ -200,21 +209,23 @@ class Custody:
                 self._begin(("put", order.rank, "", ref.object_id), [], [ref], purpose)
 
     def _grant_swap(self, order: fx.GrantSwap) -> None:
-        name, request = self._name_of(order), self._request(order)
-        assert order.attempt == request.attempt
-        self._kept[name] = _Kept(order.attempt, order.places or [])
+        name, known = self._name_of(order), self._of(order.request_id)
+        self._body(order)
+        assert order.attempt == known.attempt
         if order.places is None:
             return
-        text = request.parts[order.branch].text
-        num_tokens, size = text.num_tokens - 1, text.block_tokens
-        assert len(order.places) == -(-num_tokens // size), "not a place, or None, for each block"
-        assert num_tokens % size == 0 or order.places[-1] is not None, "the pool has no partial block"
+        self._swapping(name, order.branch).attempt = known.attempt if name == order.request_id else 0
         places = [place for place in order.places if place is not None]
         self._begin(("swap", order.rank, name, order.attempt), [], places, f"swap of {name}/{order.attempt}")
 
+    def _swapping(self, name: str, branch: int) -> _Open:
+        known = self._of(name)
+        known.swaps.add(branch)
+        return known
+
     def _load(self, order: fx.LoadBlocks) -> None:
         self._is_new(order.number)
-        assert order.digests == [digest_of(key) for key in order.keys]
+        assert order.digests == [self._digests[key] for key in order.keys]
         assert len({ref.rank for ref in order.refs}) == 1, "places in several segments"
         missing = set(order.keys) - self.on_ssd.get(order.rank, set())
         assert not missing, f"the tier of rank {order.rank} has told that {missing} are gone"
@@ -222,18 +233,15 @@ class Custody:
         self._begin(("load", order.rank, "", order.number), [], order.refs, f"load {order.number}")
 
     def _save(self, order: fx.SaveBlocks) -> None:
-        for ref, key, digest, sums in zip(
-            order.refs, order.keys, order.digests, order.checksums, strict=True
-        ):
-            assert digest == digest_of(key)
+        blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
+        for ref, key, digest, sums in blocks:
+            assert digest == self._digests[key]
             self._memory.expect_sums(ref, key, sums)
             self._begin(("save", order.rank, "", key), [ref], [], f"save of {key:016x}")
 
     def _copy(self, order: fx.CopyBlocks) -> None:
         self._is_new(order.number)
         assert all(target.rank == order.rank for target in order.targets)
-        for source in order.sources:
-            assert isinstance(self._memory.content(source).label, int), f"{source} has no key"
         key = ("copy", order.rank, "", order.number)
         self._begin(key, order.sources, order.targets, f"copy {order.number}")
         self._clock.after(ORDER_LIMIT_S, lambda: self._end_reads(key))
@@ -241,7 +249,7 @@ class Custody:
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
         for ref, sums in zip(order.refs, order.checksums, strict=True):
-            self._memory.expect_sums(ref, self._memory.content(ref).label, sums)
+            self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.rank, "", order.number)
         self._begin(key, order.refs, [], f"check {order.number}")
         self._clock.after(ORDER_LIMIT_S, lambda: self._end_reads(key))
@@ -255,15 +263,25 @@ class Custody:
 
     # ------------------------------------------------------------------------------ answers
 
+    def _indexed(self, event: ev.TierIndexed) -> None:
+        self.on_ssd.setdefault(event.rank, set()).update(event.keys)
+
     def _request_goes_on(self, event: GoesOn) -> None:
         """End the reads of a request. A branch that ends early leaves those of its siblings."""
+        known = self._of(event.request_id)
+        if isinstance(event, ev.PrefillEnded):
+            known.over.update(event.finished)
+            self._end(("prefill", event.rank, event.request_id, event.attempt))
+            return
         if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped):
             self._end_swap(event)
-            live = self._requests[event.request_id].live
-            live.discard(event.branch)
-            if live:
+            known.live.discard(event.branch)
+            known.over.add(event.branch)
+            if known.live:
                 return
-        for what in ("prefill",) if isinstance(event, ev.PrefillEnded) else ("decode", "serve"):
+        if isinstance(event, ev.Preempted | ev.Swapped) and event.request_id in self._bodies:
+            known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
+        for what in ("decode", "serve"):
             self._end((what, event.rank, event.request_id, event.attempt))
 
     def _end_swap(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped) -> None:
@@ -271,12 +289,12 @@ class Custody:
         late = isinstance(event, ev.Preempted) and event.may_still_write
         self._end(("swap", event.rank, name, event.attempt), late=late)
         if not isinstance(event, ev.Swapped):
-            self._kept.pop(name, None)
+            self._of(name).swaps.discard(event.branch)
 
     def _name_of(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped | fx.GrantSwap) -> str:
         """Return the id of the branch that an answer or an order is about."""
-        request = self._requests[event.request_id]
-        return request.request_id if request.n == 1 else f"{request.request_id}#{event.branch}"
+        body = self._bodies.get(event.request_id)
+        return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:
         for what in ("prefill", "decode", "serve"):

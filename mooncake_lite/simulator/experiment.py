@@ -14,20 +14,25 @@ from random import Random
 import numpy as np
 
 from mooncake_lite.control import ControlConfig
-from mooncake_lite.simulator.decode_rank import DecodeModel
+from mooncake_lite.profiles.compute import PassLoad
+from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.sessions import SessionMix, Sessions
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
-from mooncake_lite.simulator.workload import mixed
+from mooncake_lite.simulator.workload import Source, mixed
 from mooncake_lite.simulator.world import World
 from scheduler.classes import ServiceClass
 from scheduler.costs import CostConfig
+from scheduler.instance import DECODE
 
 LLAMA3_70B = (80, 8, 512, 128, 2, "none")
 """Layout of a block of the paper's model in bfloat16: 512 tokens, 160 MiB."""
+
+RANK_BLOCKS = 2_048
+"""Blocks that the pages of a rank hold: 320 GiB, what 8 GPUs of 80 GB have beside the weights, rounded."""
 
 NEVER = 10**9
 """Events between two checks of all invariants, more than a run has: the fault runs check them."""
@@ -46,7 +51,8 @@ MOST_RATE = 1e5
 class Experiment:
     """One cluster under one load.
 
-    costs        how long its machines take; the control plane starts with the same costs
+    seconds      how long its machines take for a forward pass, as the emulated engine has it
+    costs        with which the control plane starts; transfers take as long as they say
     prefills     nodes with a prefill rank and a store rank
     decodes      nodes with a decode rank
     node_blocks  blocks of 512 tokens that a store rank lends: 1 TB of a node's DRAM holds some 6,000
@@ -55,6 +61,7 @@ class Experiment:
     rate         requests per second, in the mean
     """
 
+    seconds: Callable[[PassLoad], float]
     costs: CostConfig
     prefills: int
     decodes: int
@@ -70,6 +77,11 @@ class Experiment:
 
     def run(self, seed: int) -> Outcome:
         """Play all requests of a seed until they have ended."""
+        size = LLAMA3_70B[2]
+        return self.play(Sessions(seed, self.requests, self.rate, self.mix, size), seed)
+
+    def play(self, source: Source, seed: int = 0) -> Outcome:
+        """Play the requests of a source until they have ended."""
         roles = [
             "conductor",
             *["prefill"] * self.prefills,
@@ -81,13 +93,14 @@ class Experiment:
         shape = Shape(
             config=self._config(roles, nodes),
             segments=[self.node_blocks * (role == "store") for role in roles],
-            slots=self.requests, prompts=1, page_blocks=0, tier_blocks=0, swaps=False,
+            slots=self.requests, prompts=1, pages=RANK_BLOCKS, page_tokens=LLAMA3_70B[2], budget=1 << 30,
+            chunked=False, half_blocks=RANK_BLOCKS,
         )  # fmt: skip
         setting = Setting(
             seed=seed, shape=shape, faults=Faults.none(),
-            hardware=lambda clock: ProfiledHardware(clock, self.costs, nodes),
-            source=Sessions(seed, self.requests, self.rate, self.mix, shape.layout.block_tokens),
-            dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)),
+            hardware=lambda clock: ProfiledHardware(clock, self.seconds, self.costs, nodes),
+            source=source,
+            dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)), exact=False,
         )  # fmt: skip
         return _played(setting, self.ttft_s, self.tbt_s)
 
@@ -108,14 +121,17 @@ def _played(setting: Setting, ttft_s: float, tbt_s: float) -> Outcome:
     """Run a world, and sample its loads every SAMPLE_S."""
     loads = Loads()
     world = World(setting, check_every=NEVER, patience_s=inf)
-    decodes = [model for model in world.ranks.values() if isinstance(model, DecodeModel)]
+    decodes = [
+        rank for rank in world.ranks.values()
+        if isinstance(rank, SimulatedRank) and DECODE in rank.rank.state.duties
+    ]  # fmt: skip
 
     def sample() -> None:
         now = world.clock.now
         if world.ready:
             loads.times_s.append(now)
             loads.prefill.append(float(np.mean(world.control.state.queue_s(now))) / ttft_s)
-            loads.decode.append(sum(one.batch.step_s for one in decodes) / len(decodes) / tbt_s)
+            loads.decode.append(float(np.mean([one.step_s for one in decodes])) / tbt_s)
         if not world.clients.done:
             world.clock.after(SAMPLE_S, sample)
 

@@ -16,13 +16,11 @@ from typing import Any
 import click
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.progress import counted
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.cache import PLAIN_WIDTH, check_files, write_whole
 from scheduler.admission import ADMISSIONS
-from scheduler.costs import CostConfig
 from scheduler.placement import POLICIES
 
 PROFILE = "LLaMA3-70B-8xA800"
@@ -97,7 +95,7 @@ def policies(
     """
     names = parse_names("--policy", words, POLICIES)
     check_files(json_file, plot_file)
-    experiment = compare_policies.cluster(_costs(), prefills, decodes, requests)
+    experiment = compare_policies.cluster(named_profile(PROFILE), prefills, decodes, requests)
     numbers = range(1, seeds + 1)
     with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
         result = compare_policies.compare(experiment, names, numbers, rate, told)
@@ -148,7 +146,7 @@ def admission(
     """
     names = parse_names("--admission", words, ADMISSIONS)
     check_files(json_file, plot_file)
-    experiment = compare_admission.cluster(_costs(), prefills, decodes, requests, rate)
+    experiment = compare_admission.cluster(named_profile(PROFILE), prefills, decodes, requests, rate)
     with counted("runs", len(names) * seeds) as told:
         result = compare_admission.compare(experiment, names, range(1, seeds + 1), told)
     show(
@@ -175,10 +173,6 @@ def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
     if not names:
         raise ConfigError(f"{option} {words!r} names none; choose from {', '.join(known)}")
     return names
-
-
-def _costs() -> CostConfig:
-    return costs_of(named_profile(PROFILE))
 
 
 def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

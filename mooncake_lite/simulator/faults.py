@@ -25,13 +25,13 @@ class Faults:
     unsent             an order cannot be sent
     late               an answer is delivered again, after its attempt has ended
     wrong_epoch        before the answer to an order comes one of another start of the rank
-    prefill_fails, decode_fails, put_fails, copy_fails, load_fails     a transfer fails
+    read_fails, write_fails   a transfer of a computing rank fails
+    copy_fails, load_fails    a transfer of a store rank fails
     may_still_write    a failed transfer may leave bytes under way
     tier_bad           a block on SSD has other bytes than were written
     dram_bad           a block in DRAM rots before it is saved or checked
     save_dropped       a save is given up at once, or when its file is sealed
     check_fails        a block cannot be read to be compared
-    preempted          a request leaves its decode rank for want of pages
     cancelled          a client goes away
     command            a pool command comes with a request; abandoned: its sender goes away
     rank_lost          in a run, a rank or the gateway is lost, or the cluster is told to stop
@@ -44,9 +44,8 @@ class Faults:
     unsent: float = 0.02
     late: float = 0.1
     wrong_epoch: float = 0.02
-    prefill_fails: float = 0.03
-    decode_fails: float = 0.03
-    put_fails: float = 0.05
+    read_fails: float = 0.02
+    write_fails: float = 0.02
     copy_fails: float = 0.1
     load_fails: float = 0.05
     may_still_write: float = 0.5
@@ -54,7 +53,6 @@ class Faults:
     dram_bad: float = 0.01
     save_dropped: float = 0.05
     check_fails: float = 0.05
-    preempted: float = 0.1
     cancelled: float = 0.15
     command: float = 0.08
     abandoned: float = 0.2

@@ -6,24 +6,11 @@ out twice, or that is freed while it is read, is an assertion here. Explained in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from mooncake_lite.simulator.kv import Content
 from store.objects import BlockRef
-
-Label = int | tuple[str, str, int, int]
-"""What a range holds: a key, or of one request ("tail" or "own", request, attempt, index)."""
-
-
-class Content(NamedTuple):
-    """The bytes of a range, as a label and a number that stands for their values.
-
-    rotten   they are not what was put, and nothing has found that yet
-    """
-
-    label: Label
-    nonce: int
-    rotten: bool = False
 
 
 class Use(NamedTuple):
@@ -40,7 +27,7 @@ class Memory:
     layers     of a block: as many checksums has it
     _content   (rank, offset) -> Content; absent: never written, or torn bytes
     _uses      (rank, bucket) -> uses that begin in this stretch of nbytes bytes
-    _stored    (rank, label) -> ranges that hold it
+    _stored    (rank, key) -> ranges that hold a block that ends with this digest
     _written   object ids that were given out for writing
     """
 
@@ -50,7 +37,7 @@ class Memory:
         self._segment_bytes: dict[int, int] = {}
         self._content: dict[tuple[int, int], Content] = {}
         self._uses: dict[tuple[int, int], list[Use]] = {}
-        self._stored: dict[tuple[int, Label], int] = {}
+        self._stored: dict[tuple[int, int], int] = {}
         self._written: set[int] = set()
 
     def add_segment(self, rank: int, nbytes: int) -> None:
@@ -59,7 +46,7 @@ class Memory:
 
     def sums(self, content: Content) -> list[int]:
         """Return the checksums of these bytes, by layer."""
-        return [content.nonce + layer for layer in range(self.layers)]
+        return content.sums(self.layers)
 
     # ------------------------------------------------------------------------------ uses
 
@@ -108,19 +95,19 @@ class Memory:
         """Write all bytes of a range."""
         self.tear(ref)
         self._content[ref.rank, ref.offset] = content
-        where = ref.rank, content.label
+        where = ref.rank, content.key
         self._stored[where] = self._stored.get(where, 0) + 1
 
     def tear(self, ref: BlockRef) -> None:
         """Overwrite some bytes of a range, so that it holds nothing whole."""
         old = self._content.pop((ref.rank, ref.offset), None)
         if old is not None:
-            self._stored[ref.rank, old.label] -= 1
+            self._stored[ref.rank, old.key] -= 1
 
     def rot(self, ref: BlockRef) -> None:
         """Flip a bit of a range, which no rank notices."""
         old = self.content(ref)
-        self.write(ref, Content(old.label, old.nonce ^ 1 << 40, rotten=True))
+        self.write(ref, old._replace(rotten=True))
 
     def find(self, ref: BlockRef) -> Content | None:
         """Return the bytes of a range; None when it holds nothing whole."""
@@ -132,17 +119,23 @@ class Memory:
         assert found is not None, f"{ref} holds nothing that was put"
         return found
 
-    def expect(self, ref: BlockRef, label: Label) -> Content:
-        """Return the bytes of a range, which must be these."""
+    def expect(self, ref: BlockRef, digests: Sequence[int]) -> Content:
+        """Return the bytes of a range, which must begin with the KV of these tokens."""
         found = self.content(ref)
-        assert found.label == label, f"{ref} holds {found.label}, not {label}"
+        assert found.digests[: len(digests)] == tuple(digests), f"{ref} holds {found}, not {digests}"
         return found
 
-    def expect_sums(self, ref: BlockRef, label: Label, sums: list[int]) -> None:
-        """Assert that a range holds these bytes with these checksums, unless the bytes have rotted."""
-        found = self.expect(ref, label)
+    def expect_key(self, ref: BlockRef, key: int) -> Content:
+        """Return the bytes of a range, which must be those of the full block with this key."""
+        found = self.content(ref)
+        assert found.key == key, f"{ref} holds {found.key:016x}, not {key:016x}"
+        return found
+
+    def expect_sums(self, ref: BlockRef, key: int, sums: list[int]) -> None:
+        """Assert that a range holds this block with these checksums, unless its bytes have rotted."""
+        found = self.expect_key(ref, key)
         assert found.rotten or sums == self.sums(found), f"the checksums of {ref} are of other bytes"
 
-    def holds(self, rank: int, label: Label) -> bool:
-        """Return whether the segment of a rank holds this anywhere."""
-        return self._stored.get((rank, label), 0) > 0
+    def holds(self, rank: int, key: int) -> bool:
+        """Return whether the segment of a rank holds the block with this key anywhere."""
+        return self._stored.get((rank, key), 0) > 0

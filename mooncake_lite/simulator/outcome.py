@@ -31,7 +31,7 @@ class Latency:
         """
         if request.ends != ["finished"]:
             return cls(request.sent_s, inf, inf)
-        first, last = float(request.token_times_s[0][0]), float(request.token_times_s[-1][-1])
+        first, last = request.token_times_s[0], request.token_times_s[-1]
         return cls(request.sent_s, first - request.sent_s, (last - first) / max(1, request.answered - 1))
 
 

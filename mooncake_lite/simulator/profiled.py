@@ -7,12 +7,10 @@ transfers will overlap, or how long answers are. Explained in docs/explain/exper
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
-from mooncake_lite.simulator.hardware import Seconds
 from mooncake_lite.simulator.network import Network
 from scheduler.costs import CostConfig
 from store.objects import BlockRef
@@ -21,22 +19,20 @@ from store.objects import BlockRef
 class ProfiledHardware:
     """Ranks that take as long as a profile says.
 
-    nodes   the node of each rank
+    seconds   of a forward pass; costs: of transfers
+    nodes     the node of each rank
     """
 
-    def __init__(self, clock: Clock, costs: CostConfig, nodes: Sequence[int]) -> None:
-        self._costs, self._nodes = costs, nodes
+    def __init__(
+        self, clock: Clock, seconds: Callable[[PassLoad], float], costs: CostConfig, nodes: Sequence[int]
+    ) -> None:
+        self._seconds, self._nodes = seconds, nodes
         move = costs.transfer
         self._network = Network(clock, costs.load.dram_bytes_per_s, move.far_bytes_per_s, move.latency_s)
 
-    def prefill_s(self, rank: int, num_tokens: int, cached: int) -> float:
-        """Return the seconds of the profile."""
-        return float(self._costs.prefill.seconds(num_tokens, cached))
-
-    def step_ends_s(self, rank: int, batch: int, context_tokens: int, steps: int) -> Seconds:
-        """Return the sums of the profile's step times; each step adds a token to each context."""
-        contexts = context_tokens + batch * np.arange(steps)
-        return np.cumsum(self._costs.decode.step_s(batch, contexts))
+    def pass_s(self, rank: int, load: PassLoad) -> float:
+        """Return the seconds of the profile, as the emulated engine waits for them."""
+        return self._seconds(load)
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
 from random import Random
 
-from mooncake_lite.simulator.workload import Request, Text, mixed
+from mooncake_lite.simulator.tokens import Opaque
+from mooncake_lite.simulator.workload import Block, Request, mixed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,32 @@ class SessionMix:
     pause_s: float = 40.0
     most_tokens: int = 65_536
     most_answer_tokens: int = 2_048
+
+
+@dataclass(slots=True)
+class Text:
+    """What has been said in a conversation: lengths and keys, never tokens.
+
+    keys      of its full blocks
+    rest      tokens after the last full block
+    flavour   stands for what those tokens and all that follow are
+    """
+
+    block_tokens: int
+    keys: list[int]
+    rest: int
+    flavour: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens."""
+        return len(self.keys) * self.block_tokens + self.rest
+
+    def append(self, num_tokens: int) -> None:
+        """Add tokens."""
+        blocks, self.rest = divmod(self.rest + num_tokens, self.block_tokens)
+        for _ in range(blocks):
+            self.keys.append(mixed(self.keys[-1] if self.keys else 0, self.flavour))
 
 
 @dataclass(slots=True)
@@ -86,7 +112,7 @@ class Sessions:
     def ended(self, request: Request) -> None:
         """Change nothing: a conversation goes on at its time."""
 
-    def known_keys(self) -> list[int]:
+    def known_blocks(self) -> list[Block]:
         """Return none: every tier begins empty."""
         return []
 
@@ -106,13 +132,31 @@ class Sessions:
         mix, dice = self._mix, session.dice
         session.text.flavour = dice.getrandbits(64)
         session.text.append(_length(dice, mix.question_tokens, mix.spread))
-        prompt, most = session.text.copy(), mix.most_answer_tokens
+        num_tokens, most = session.text.num_tokens, mix.most_answer_tokens
         answer = min(most, _length(dice, mix.answer_tokens, mix.spread))
         session.text.append(answer)
         self._made += 1
-        return Request(f"r{self._made}", prompt, True, most, answer, inf, after_s)
+        return opaque_request(
+            f"r{self._made}", list(session.text.keys), self._block_tokens, num_tokens, answer, most, after_s
+        )
 
 
 def _length(dice: Random, mean: float, spread: float) -> int:
     """Draw a length of at least 1 with this mean."""
     return max(1, round(mean * dice.lognormvariate(-spread * spread / 2, spread)))
+
+
+def opaque_request(
+    request_id: str,
+    keys: list[int],
+    block_tokens: int,
+    num_tokens: int,
+    answer_tokens: int,
+    max_tokens: int,
+    after_s: float,
+) -> Request:
+    """Make a request of which only lengths and keys are known. keys: of the blocks of prompt and answer."""
+    prompt = Opaque(keys, block_tokens, num_tokens)
+    known = keys[: num_tokens // block_tokens]
+    digests = [key ^ 1 for key in known]
+    return Request(request_id, prompt, known, digests, max_tokens, answer_tokens, after_s=after_s, class_id=0)

@@ -26,6 +26,7 @@ class Setting:
 
     seed          is named when the run fails
     hardware      makes the hardware of the run, which needs its clock
+    exact         tokens, KV and the ranges of the pool are followed; otherwise prompts are lengths
     source        of its requests
     dice          decides about faults, client_dice about what clients do
     """
@@ -37,6 +38,7 @@ class Setting:
     source: Source
     dice: Random
     client_dice: Random
+    exact: bool = True
 
     @classmethod
     def drawn(cls, seed: int, num_requests: int = 100, faults: Faults | None = None) -> Setting:
@@ -52,7 +54,14 @@ class Setting:
             shape=shape,
             faults=drawn,
             hardware=lambda clock: DrawnHardware(clock, dice),
-            source=Workload(of_requests, num_requests, gap_s, size, shape.largest_blocks * size),
+            source=Workload(
+                of_requests,
+                num_requests,
+                gap_s,
+                size,
+                shape.largest_blocks * size,
+                too_large=shape.config.handover != "none",
+            ),
             dice=dice,
             client_dice=client_dice,
         )

@@ -5,6 +5,7 @@ Used by `world.py`. Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -16,6 +17,8 @@ from mooncake_lite.control.events import RankJoined
 from mooncake_lite.modes import DUTIES, MODES, ROLES
 from scheduler.admission import ADMISSIONS
 from scheduler.classes import DEFAULT_CLASSES
+from scheduler.instance import Limits, Pages, Preemption, Staging, State, new_prefix_cache
+from scheduler.instance.state import NextKey
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
 from store.allocator import padded_size
@@ -33,6 +36,9 @@ TTFT_LIMITS_S = (inf, inf, 20.0, 4.0, 0.5)
 TBT_LIMITS_S = (inf, inf, 0.0205, 0.02)
 """A modelled step takes 20 ms. The costs learn that, and they expect some more from each sequence."""
 
+PROMPT_BLOCKS, ANSWER_BLOCKS = 12, 4
+"""Blocks of the longest prompt that a rank gets in a run with faults, and of the longest answer."""
+
 LAYOUT = (2, 1, 16, 4, 4, "none")
 """A block of 16 tokens in two layers: 1 KiB."""
 
@@ -45,18 +51,27 @@ class Shape:
     segments    blocks that each rank lends, by rank
     slots       requests that one rank decodes at once
     prompts     requests that one prefill rank computes at once
-    page_blocks blocks that a rank that prefills keeps in its pages
+    pages       KV pages of a computing rank; page_tokens: tokens of each
+    budget      tokens of a forward pass beside the running batch; chunked: prompts may be cut into chunks
+    half_blocks, put_slots   staging memory of a computing rank: blocks of each half, and single slots
+    sharing     how a rank shares prefixes in its pages
+    preemption  what happens to sequences when pages run out
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
-    swaps       ranks that decode swap requests out when they have no free page
     """
 
     config: ControlConfig
     segments: list[int]
     slots: int
     prompts: int
-    page_blocks: int
-    tier_blocks: int
-    swaps: bool
+    pages: int
+    page_tokens: int
+    budget: int
+    chunked: bool = True
+    half_blocks: int = 2
+    put_slots: int = 4
+    sharing: str = "off"
+    preemption: Preemption = "recompute"
+    tier_blocks: int = 0
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
@@ -93,12 +108,17 @@ class Shape:
                 for service, share in zip(DEFAULT_CLASSES, random.choice(SHARES_DRAWN))
             ],
         )  # fmt: skip
-        slots = random.choice((1, 2, 8))
-        swaps = "store" in roles and random.random() < 0.5
-        return cls(
-            config=config, segments=segments, slots=slots, prompts=random.choice((1, 1, 2, 4)),
-            page_blocks=random.choice((0, 6, 60)), tier_blocks=tier_blocks, swaps=swaps,
+        shape = cls(
+            config=config, segments=segments, slots=random.choice((1, 2, 8)),
+            prompts=random.choice((1, 1, 2, 4)), pages=0, page_tokens=random.choice((4, 8, 16)),
+            budget=random.choice((8, 64, 512)), chunked=random.random() < 0.7,
+            half_blocks=random.choice((1, 2, 8)), put_slots=random.choice((1, 2, 6)),
+            sharing=random.choice(("off", "hash", "radix")), tier_blocks=tier_blocks,
+            preemption="swap" if "store" in roles and random.random() < 0.5 else "recompute",
         )  # fmt: skip
+        blocks = PROMPT_BLOCKS + ANSWER_BLOCKS + random.choice((0, 4, 60))
+        per_block = shape.layout.block_tokens // shape.page_tokens
+        return dataclasses.replace(shape, pages=blocks * per_block)
 
     @property
     def layout(self) -> BlockLayout:
@@ -124,8 +144,22 @@ class Shape:
     def largest_blocks(self) -> int:
         """Return the blocks of the longest prompt that fits; where none is too long, of a long one."""
         if self.config.handover == "none":
-            return 40
+            return PROMPT_BLOCKS
         return max(self.segments) if self.config.handover == "direct" else sum(self.segments)
+
+    def rank_state(self, rank: int, next_key: NextKey) -> State:
+        """Return the empty books of a computing rank."""
+        config, size = self.config, self.layout.block_tokens
+        pages = Pages(self.pages, self.page_tokens)
+        limits = Limits(self.budget, self.slots, self.prompts, self.chunked)
+        staging, prefix = (
+            Staging(self.half_blocks, self.put_slots),
+            new_prefix_cache(self.sharing, pages, size),
+        )
+        return State(
+            frozenset(DUTIES[config.roles[rank]]), pages, staging, size, limits, next_key=next_key,
+            prefix=prefix, preemption=self.preemption,
+        )  # fmt: skip
 
     def segment_bytes(self, rank: int) -> int:
         """Return the bytes that a rank lends."""

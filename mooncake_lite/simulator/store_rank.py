@@ -12,8 +12,9 @@ from typing import Literal
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.faults import SLOW_STORE_S
-from mooncake_lite.simulator.memory import Content
+from mooncake_lite.simulator.kv import Content
 from mooncake_lite.simulator.surroundings import Surroundings
+from mooncake_lite.simulator.workload import Block
 from store.objects import BlockRef
 
 WORK_S = 0.05
@@ -41,12 +42,11 @@ class StoreModel:
         self._durable: dict[int, Content] = {}
         self._sealing = False
 
-    def restart_with(self, keys: Iterable[int]) -> list[int]:
-        """Fill the tier with keys of an earlier run, as many as fit, and return them."""
-        for key in keys:
-            if len(self._durable) < self.capacity:
-                self._durable[key] = Content(key, self._world.dice.getrandbits(32))
-        return list(self._durable)
+    def restart_with(self, blocks: Iterable[Block]) -> list[Block]:
+        """Fill the tier with blocks of an earlier run, as many as fit, and return them."""
+        kept = list(blocks)[: self.capacity]
+        self._durable = {block.key: Content(block.kv) for block in kept}
+        return kept
 
     def serves(self, key: int) -> bool:
         """Return whether the tier has this block in a sealed file."""
@@ -106,7 +106,7 @@ class StoreModel:
         for key, (ref, sums) in self._queue.items():
             if self._world.dice.random() < self._world.faults.dram_bad:
                 memory.rot(ref)
-            content = memory.expect(ref, key)
+            content = memory.expect_key(ref, key)
             if memory.sums(content) == sums:
                 self._open[key] = content
                 written.append(key)

@@ -1,13 +1,15 @@
-"""What the models of ranks and clients need of their world.
+"""What simulated ranks and clients need of their world.
 
 Implemented by `world.py`. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
+from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.clock import Clock
@@ -19,10 +21,11 @@ from mooncake_lite.simulator.workload import Request
 
 
 class Surroundings(Protocol):
-    """A world, as its models see it.
+    """A world, as its ranks and clients see it.
 
     requests   all that were sent
-    dice       of the models and of faults
+    dice       of ranks and of faults
+    exact      tokens and KV are followed; otherwise prompts are lengths
     ready      the control plane takes requests
     stopped    the control plane has said Stop
     """
@@ -34,14 +37,18 @@ class Surroundings(Protocol):
     faults: Faults
     shape: Shape
     requests: dict[str, Request]
+    exact: bool
     ready: bool
     stopped: fx.Stop | None
 
-    def answer(self, event: ev.RankEvent) -> None:
-        """Send an event from a rank to the control plane."""
+    def answer(self, message: m.Message) -> None:
+        """Send an event or a report from a rank to the control plane."""
 
-    def from_clients(self, event: ev.Event) -> None:
-        """Send an event from a gateway or a command to the control plane."""
+    def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
+        """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
+
+    def from_clients(self, message: m.Message) -> None:
+        """Send a message from a gateway or a command to the control plane."""
 
     def tell(self, event: ev.Event) -> None:
         """Have an event reach the control plane now."""

@@ -1,7 +1,9 @@
-"""A world for the control plane: virtual time, modelled ranks, and faults drawn with a seed.
+"""A world for the control plane and the computing ranks: virtual time, and faults drawn with a seed.
 
-Run by tests (tests/mooncake_lite/control). The control plane is the one that serves. Everything around it is
-modelled, and asserts what real ranks rely on. Explained in docs/explain/control.md.
+Run by tests (tests/mooncake_lite/control) and by `experiment.py`. The control plane and the computing ranks
+are those that serve. Engines, transfers, store ranks and clients are modelled, and assert what real ones rely
+on.
+Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -10,22 +12,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
+from mooncake_lite import messages as m
+from mooncake_lite.computing_rank.machine import ComputingRank
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
+from mooncake_lite.roles.open_bodies import OpenBodies
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
+from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.custody import Custody
-from mooncake_lite.simulator.decode_rank import DecodeModel
 from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.kv import ExactKV, NoKV
 from mooncake_lite.simulator.memory import Memory
-from mooncake_lite.simulator.prefill_rank import PrefillModel
-from mooncake_lite.simulator.serving_rank import ComputeModel
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stale import OF_ATTEMPT, OF_ORDER, forged
 from mooncake_lite.simulator.store_rank import StoreModel
+from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
+from store.objects import BlockRemoved, BlockStored
 
 CONDUCTOR, CLIENTS = 0, -1
 """Ends of links; ranks have their own numbers."""
@@ -41,6 +49,15 @@ PATIENCE_S = 1500.0
 """All requests end within this time after the last has come, whatever goes wrong. An order is given up after
 120 s, and a quarantine ends after another 120 s."""
 
+
+MOST_PASSES = 64
+"""Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
+
+TOKENS_S = 0.001
+"""How long tokens take from a rank to their gateway."""
+
+MAX_LEN = 1 << 40
+"""Tokens of prompt and answer: the clients keep to their limits."""
 
 Observer = Callable[[ev.Event, float, Sequence[fx.Effect]], None]
 
@@ -67,10 +84,12 @@ class World:
         check_every: int = 50,
         observe: Observer | None = None,
         patience_s: float = PATIENCE_S,
+        most_passes: int = MOST_PASSES,
     ) -> None:
         """
         check_every   events between two checks of every invariant of the control plane
         patience_s    in which all requests must end after the last one has come
+        most_passes   forward passes that one step of a rank may stand for; 1: no leaps
         observe       called with each event, its time and its effects
         """
         self.seed, self.shape, self.faults = setting.seed, setting.shape, setting.faults
@@ -81,8 +100,11 @@ class World:
         self.control = Control(self.shape.config)
         layout = self.shape.layout
         self.memory = Memory(layout.layers, layout.nbytes)
-        handover = self.shape.config.handover
-        self.custody = Custody(self.memory, self.clock, self.dice, self.requests, handover)
+        self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
+        self.exact = setting.exact
+        self.custody = Custody(
+            self.memory, self.clock, self.dice, self.bodies, self.shape.config.handover, layout.block_tokens
+        )
         self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
         self.num_events = 0
         self.stopped: fx.Stop | None = None
@@ -91,10 +113,11 @@ class World:
         self._check_every = check_every
         self._observe = observe
         self._patience_s = patience_s
+        self._most_passes = most_passes
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
-        self._answers: dict[str, list[ev.RankEvent]] = {}
+        self._answers: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
         self.clients = Clients(self, setting.source, setting.client_dice)
         self.ranks = {
@@ -115,16 +138,19 @@ class World:
         setting = Setting.drawn(seed, num_requests, faults)
         return cls(setting, check_every=check_every, observe=observe)
 
-    def _model(self, rank: int, role: str) -> PrefillModel | DecodeModel | ComputeModel | StoreModel:
-        if self.shape.segments[rank]:
-            self.memory.add_segment(rank, self.shape.segment_bytes(rank))
-        if role == "prefill":
-            return PrefillModel(rank, self)
-        if role == "decode":
-            return DecodeModel(rank, self.shape.slots, self)
-        if role == "compute":
-            return ComputeModel(rank, self.shape.slots, self)
-        return StoreModel(rank, self.shape.tier_blocks, self)
+    def _model(self, rank: int, role: str) -> SimulatedRank | StoreModel:
+        shape, most = self.shape, self._most_passes
+        if shape.segments[rank]:
+            self.memory.add_segment(rank, shape.segment_bytes(rank))
+        if role == "store":
+            return StoreModel(rank, shape.tier_blocks, self)
+        if not self.exact:
+            state = shape.rank_state(rank, opaque_key)
+            return SimulatedRank(
+                ComputingRank(rank, state, MAX_LEN, digest=opaque_digest), NoKV(), self, most
+            )
+        kv = ExactKV(shape.pages, shape.page_tokens, shape.layout.block_tokens)
+        return SimulatedRank(ComputingRank(rank, shape.rank_state(rank, next_key), MAX_LEN), kv, self, most)
 
     # ------------------------------------------------------------------------------ a run
 
@@ -150,10 +176,10 @@ class World:
             self.answer(joined)
             model = self.ranks[rank]
             if joined.tier and isinstance(model, StoreModel):
-                keys = model.restart_with(self.clients.known_keys(rank))
-                half = len(keys) // 2
-                self.answer(self.clients.indexed(rank, keys[:half], last=False))
-                self.answer(self.clients.indexed(rank, keys[half:], last=True))
+                blocks = model.restart_with(self.clients.known_blocks())
+                half = len(blocks) // 2
+                self.answer(self.clients.indexed(rank, blocks[:half], last=False))
+                self.answer(self.clients.indexed(rank, blocks[half:], last=True))
         self.from_clients(ev.GatewayReady("gateway"))
 
     def _run_until(self, done: Callable[[], bool]) -> None:
@@ -169,23 +195,38 @@ class World:
 
     # ------------------------------------------------------------------------------ events
 
-    def tell(self, event: ev.Event) -> None:
-        """Have an event reach the control plane now, and carry out its effects."""
-        self._apply(event)
+    def tell(self, message: m.Message, *, stale: bool = False) -> None:
+        """Have an event reach the control plane now, and carry out its effects.
+
+        stale   it is of an earlier attempt, or of another start of a rank, and changes nothing
+        """
+        event = self._event_of(message)
+        self._apply(event, stale=stale)
         while self._unsent:
             self._apply(self._unsent.popleft())
 
-    def tell_stale(self, event: ev.RankEvent) -> None:
-        """Have an answer of an earlier attempt, or of another start of a rank, reach the control plane."""
-        self._apply(event, stale=True)
-        while self._unsent:
-            self._apply(self._unsent.popleft())
+    def _event_of(self, message: m.Message) -> ev.Event:
+        """Return the event of a message. Tokens and the like are kept, as the conductor role does."""
+        if isinstance(message, m.Submit):
+            self.bodies.add(message)
+            body = self.bodies[message.request.request_id]
+            most = self.requests[message.request.request_id].most_tokens
+            body.body = replace(
+                body.body, max_tokens=most
+            )  # the length of the answer, which clients do not say
+            return message.request
+        if isinstance(message, m.Report):
+            self.bodies.keep(message)
+            return message.event
+        assert isinstance(message, ev.Event)
+        return message
 
     def _apply(self, event: ev.Event, *, stale: bool = False) -> None:
         now = self.clock.now
         self.num_events += 1
         if not stale and self.stopped is None:
-            self.custody.answer(event)
+            if self.exact:
+                self.custody.answer(event)
             self.clients.reached(event)
         self.trace.append((now, event, ()))
         waiting = self.control.state.num_waiting
@@ -209,38 +250,51 @@ class World:
         is_full = config.admission != "none" and waiting >= config.max_queue
         assert not (is_full and arrived.request_id in self.control.requests), "the queue was full"
 
-    def answer(self, event: ev.RankEvent) -> None:
+    def answer(self, message: m.Message) -> None:
         """Send an event from a rank to the control plane. It may be delayed, and come again much later."""
         faults, dice = self.faults, self.dice
-        self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(event))
+        event = message.event if isinstance(message, m.Report) else message
+        assert isinstance(event, ev.RankEvent)
+        self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
+        if not faults.late:
+            return
         if isinstance(event, OF_ATTEMPT):
-            self._answers.setdefault(event.request_id, []).append(event)
+            self._answers.setdefault(event.request_id, []).append(message)
         if isinstance(event, OF_ATTEMPT + OF_ORDER) and dice.random() < faults.late:
-            self.clock.after(dice.uniform(20.0, 200.0), lambda: self._repeat(event))
+            self.clock.after(dice.uniform(20.0, 200.0), lambda: self._repeat(message))
 
-    def _repeat(self, event: ev.RankEvent) -> None:
+    def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
+        """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
+        assert isinstance(message, m.Tokens)
+        if self.exact:
+            self.clock.after(TOKENS_S, lambda: self.clients.on_tokens(message, times_s))
+        else:
+            self.clients.on_tokens(message, times_s)
+
+    def _repeat(self, message: m.Message) -> None:
         """Deliver an answer again when its attempt is over; sooner it would be a true one."""
+        event = message.event if isinstance(message, m.Report) else message
         if isinstance(event, OF_ATTEMPT):
             request = self.requests[event.request_id]
-            if not request.ends and request.attempt <= event.attempt:
+            if not request.ends and self.custody.attempt_of(event.request_id) <= event.attempt:
                 return
-        self.tell_stale(event)
+        self.tell(message, stale=True)
 
     def _provoke(self, order: fx.Order) -> None:
         """Send answers of earlier attempts, and of another start of a rank, while an order is carried out."""
         faults, dice = self.faults, self.dice
         if isinstance(order, fx.StartOrder):
-            for event in self._answers.get(order.request_id, ()):
+            for message in self._answers.get(order.request_id, ()):
                 if dice.random() < faults.late:
-                    self.clock.after(dice.random() * 0.2, partial(self._repeat, event))
+                    self.clock.after(dice.random() * 0.2, partial(self._repeat, message))
         if dice.random() < faults.wrong_epoch:
             answer = forged(order, self.memory.layers, dice)
             if answer is not None:
-                self.clock.after(dice.random() * 0.1, partial(self.tell_stale, answer))
+                self.clock.after(dice.random() * 0.1, partial(self.tell, answer, stale=True))
 
-    def from_clients(self, event: ev.Event) -> None:
-        """Send an event from a gateway or a command to the control plane."""
-        self._links.send(CLIENTS, CONDUCTOR, self._delay_s(), lambda: self.tell(event))
+    def from_clients(self, message: m.Message) -> None:
+        """Send a message from a gateway or a command to the control plane."""
+        self._links.send(CLIENTS, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
 
     def _delay_s(self) -> float:
         if self.dice.random() < self.faults.slow_link:
@@ -251,12 +305,14 @@ class World:
 
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.BlockStored(key, rank, tier):
+            case BlockStored() | BlockRemoved() if not self.exact:
+                pass
+            case BlockStored(key, rank, tier):
                 assert (key, rank, tier) not in self._visible, "a block is stored twice"
                 self._visible.add((key, rank, tier))
                 there = self.memory.holds(rank, key) if tier == "dram" else key in self.custody.on_ssd[rank]
                 assert there, f"{key:016x} is not on rank {rank} in {tier}"
-            case fx.BlockRemoved(key, rank, tier):
+            case BlockRemoved(key, rank, tier):
                 self._visible.remove((key, rank, tier))
             case fx.WakeAt(time):
                 self._alarm += 1
@@ -266,7 +322,13 @@ class World:
                 self.ready = effect.ready
             case fx.Stop():
                 self.stopped = effect
-            case fx.Reject() | fx.Fail() | fx.Forget() | fx.Branched() | fx.AnswerCommand():
+            case fx.Forget():
+                self.clients.on(effect)
+                del self.bodies[effect.request_id]
+            case fx.Branched():
+                self.clients.on(effect)
+                self.bodies.branched(effect)
+            case fx.Reject() | fx.Fail() | fx.AnswerCommand():
                 self.clients.on(effect)
             case fx.Decided() | fx.Release() | fx.Moved():
                 self.clients.on(effect)
@@ -278,13 +340,14 @@ class World:
             self.tell(ev.Tick())
 
     def _order(self, order: fx.Order) -> None:
-        self.custody.order(order)
-        self._provoke(order)
+        if self.exact:
+            self.custody.order(order)
+            self._provoke(order)
         if self.dice.random() < self.faults.unsent and not self._must_arrive(order):
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return
-        model = self.ranks[order.rank]
-        self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(order))
+        model, message = self.ranks[order.rank], self.bodies.message_of(order)
+        self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(message))  # type: ignore[arg-type]
 
     def _must_arrive(self, order: fx.Order) -> bool:
         """Tell whether a rank would keep a request forever without this order: one that failed elsewhere."""
@@ -312,13 +375,17 @@ class World:
             assert stats[name] == 0, f"{name} is {stats[name]} at the end"
         assert not self.control.state.num_waiting
         assert not self.control.state.num_running
+        if not self.exact:
+            return
         assert self.control.directory.places() == self._visible
-        computing = [one for one in self.ranks.values() if isinstance(one, PrefillModel | ComputeModel)]
-        held = {(key, model.number, "dram") for model in computing for key in model.pages.keys}
+        computing = [one for one in self.ranks.values() if isinstance(one, SimulatedRank)]
+        held = {(key, model.number, "dram") for model in computing for key in model.held}
         assert self.control.state.pages.places() == held, "the index of pages differs from what ranks hold"
+        for model in computing:
+            model.check_idle()
         for key, rank, tier in self._visible:
-            model = self.ranks[rank]
-            assert tier == "dram" or (isinstance(model, StoreModel) and model.serves(key)), f"{key:016x}"
+            store = self.ranks[rank]
+            assert tier == "dram" or (isinstance(store, StoreModel) and store.serves(key)), f"{key:016x}"
         for obj in self.control.directory.visible_objects():
             assert obj.key is not None
             self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))

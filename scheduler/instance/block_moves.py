@@ -64,7 +64,7 @@ def next_saves(state: State) -> list[SaveBlock]:
 
 def _save(state: State, task: Task, index: int, slot: int) -> SaveBlock:
     start, size = index * state.block_tokens, state.block_tokens
-    token_ids = tuple(task.sequence.token_ids[start : start + size])
+    token_ids = task.sequence.token_ids[start : start + size]
     parent = task.keys[index - 1] if index else None
     pages = state.block_pages(task, index, 1)
     return SaveBlock(task.id, index, token_ids, task.keys[index], parent, pages, slot)

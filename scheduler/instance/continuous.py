@@ -105,7 +105,7 @@ def _chunk(task: Task, size: int, pages: Seq[int], *, prompt: bool = True) -> Ch
     sequence = task.sequence
     start = sequence.num_computed
     end = start + size
-    ids = tuple(sequence.token_ids[start:end])
+    ids = sequence.token_ids[start:end]
     draws = task.draws() if end == len(sequence.token_ids) else ()
     assert prompt or draws, f"{task.id} runs with {sequence.num_uncomputed} tokens to compute"
     return Chunk(task.id, ids, start, tuple(pages), draws, prompt, task.score(start, end) if prompt else None)

@@ -36,7 +36,8 @@ class Job:
         duties      {PREFILL}: ends when the first token is sampled and the KV is stored
                     {DECODE}: loads the KV of all tokens but the last, then decodes
                     both: computes the prompt and decodes on
-        token_ids   the prompt, then the answer so far (of several branches: the prompt alone)
+        token_ids   the prompt, then the answer so far (of several branches: the prompt alone); the planner
+                    copies and slices it, and appends to its copy
         answered    number of token_ids that belong to the answer
         max_tokens  longest answer; 0: only the prompt's KV is wanted
         max_len     longest prompt and answer together
@@ -57,7 +58,7 @@ class Job:
     request_id: str
     attempt: int
     duties: frozenset[str]
-    token_ids: Seq[int]
+    token_ids: list[int]
     answered: int
     max_tokens: int
     max_len: int

@@ -59,6 +59,20 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Several tokens of an answer that goes on, from the passes of a leap.
+
+    index     number of the first one within the answer
+    times_s   when each was drawn
+    """
+
+    job: JobId
+    index: int
+    tokens: Seq[int]
+    times_s: Seq[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Iterated:
     """An iteration of the running batch gave `tokens` tokens.
 
@@ -131,12 +145,14 @@ class Failed:
 class Preempted:
     """The end of a job whose pages others need. Its KV has to be computed again.
 
+    keys             of the full blocks of token_ids; empty when nothing may be reused
     may_still_write   bytes of a failed transfer may still reach the places of a swap
     """
 
     job: JobId
     token_ids: Seq[int]
     answered: int
+    keys: Seq[int] = ()
     may_still_write: bool = False
 
 
@@ -155,11 +171,15 @@ class SwapWanted:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """The end of a job whose pages others need. All of its KV is in the pool: any rank may resume it."""
+    """The end of a job whose pages others need. All of its KV is in the pool: any rank may resume it.
+
+    keys   of the full blocks of token_ids; empty when nothing may be reused
+    """
 
     job: JobId
     token_ids: Seq[int]
     answered: int
+    keys: Seq[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +211,7 @@ Outcome = (
     Loaded
     | Computed
     | Token
+    | Run
     | Iterated
     | Decoded
     | Prefilled

@@ -12,6 +12,7 @@ from scheduler.instance.block_moves import next_lands, next_puts, next_reads, ne
 from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapAnswered
 from scheduler.instance.job import DECODE, Job
+from scheduler.instance.leap import leap
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.preemption import to_preempt
@@ -23,8 +24,10 @@ from scheduler.instance.swap import grant
 from scheduler.instance.task import Task
 
 
-def next_step(state: State, now: float) -> Step:
+def next_step(state: State, now: float, most: int = 1) -> Step:
     """Decide what the rank does next. The state stays as it is; waiting tasks remember their matches.
+
+    most   forward passes that the step may stand for; more than 1 only for runners in virtual time
 
     Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
     come before the next forward pass.
@@ -49,7 +52,7 @@ def next_step(state: State, now: float) -> Step:
     if preempted := to_preempt(state, draft.num_available):
         return replace(step, preempt=tuple(task.id for task in preempted))
     grow, chunks = next_batch(state, draft)
-    return replace(step, evict=draft.evicted, grow=tuple(grow), chunks=tuple(chunks))
+    return leap(state, replace(step, evict=draft.evicted, grow=tuple(grow), chunks=tuple(chunks)), most)
 
 
 def _loading(state: State, admit: list[Admission]) -> tuple[Task | None, int]:

@@ -59,6 +59,8 @@ class Changes:
 class PrefixCache(Protocol):
     """Which pages hold which leading tokens. It consists of units: runs of pages that are shared whole.
 
+    unit_tokens   tokens of a unit; `insert` changes nothing until a sequence has filled another one
+
     Invariants, which the callers and all forms keep:
 
     - A unit is full: all of its tokens are computed, and nothing writes into its pages any more.
@@ -67,6 +69,10 @@ class PrefixCache(Protocol):
     A unit that is idle therefore has no unit with users after it, and it became idle after all units that
     follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
     """
+
+    @property
+    def unit_tokens(self) -> int:
+        """Return the tokens of a unit."""
 
     def match(
         self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
@@ -106,6 +112,8 @@ class PrefixCache(Protocol):
 @dataclass(slots=True)
 class NoPrefix:
     """Shares nothing: every sequence computes all of its tokens."""
+
+    unit_tokens: int = 1 << 60
 
     def match(
         self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()

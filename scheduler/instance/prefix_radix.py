@@ -68,6 +68,11 @@ class RadixPrefix:
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
 
+    @property
+    def unit_tokens(self) -> int:
+        """Return the tokens of a page."""
+        return self.pages.page_tokens
+
     def match(
         self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
     ) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from scheduler.instance.outcomes import (
     Outcome,
     Prefilled,
     PutFinished,
+    Run,
     Saved,
     Token,
 )
@@ -52,6 +53,8 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         state.tasks[group.job].sums += sums
     if step.saves:
         said += _save(state, result)
+    if result.passes:
+        said += _leapt(state, result)
     said += _tokens(state, result, now)
     if result.step.chunks or not state.running:
         state.passed_at = now if state.running else None
@@ -87,19 +90,46 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
 # ----------------------------------------------------------------------------------- computing
 
 
+def _leapt(state: State, result: Result) -> list[Outcome]:
+    """Apply the passes of a leap but the last one. They end no answer and fill no block."""
+    said: list[Outcome] = []
+    passes, batch = len(result.passes), len(state.running)
+    for number, growth in result.step.later:
+        if number <= passes + 1:
+            sequence = state.tasks[growth.job].sequence
+            state.pages.take(growth.pages)
+            sequence.pages += growth.pages
+    context = sum(chunk.end for chunk in result.step.chunks)
+    for end_s, compute_s in result.passes:
+        seconds = compute_s if state.passed_at is None else end_s - state.passed_at
+        said.append(Iterated(batch, compute_s, seconds, context, True))
+        context += batch
+        state.passed_at = end_s
+    times_s = [end_s for end_s, _ in result.passes]
+    for index, task in enumerate(state.running):
+        sequence = task.sequence
+        tokens = result.tokens[index : passes * batch : batch]
+        said.append(Run(task.id, sequence.answered, tokens, times_s))
+        sequence.token_ids.extend(tokens)
+        sequence.answered += passes
+        sequence.num_computed += passes
+    return said
+
+
 def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token."""
     said: list[Outcome] = []
-    tokens = zip(result.tokens, result.logprobs or itertools.repeat(None))
+    before = len(result.passes)  # passes of a leap, each with one token for every chunk
+    tokens = zip(result.tokens[before * len(result.step.chunks) :], result.logprobs or itertools.repeat(None))
     scores = iter(result.scores)
     iterated = context = 0
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
         task = state.tasks[chunk.job]
-        state.note_computed(task, chunk.end)
+        state.note_computed(task, chunk.end + before)
         if not chunk.prompt:
             iterated += 1
-            context += chunk.end
+            context += chunk.end + before
             said += _decoded(state, task, *next(tokens), now)
             continue
         if chunk.score is not None:

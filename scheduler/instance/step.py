@@ -168,6 +168,8 @@ class Step:
     reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
     lands, saves          copies within the rank's memory
     chunks    one forward pass
+    steps     forward passes that the step stands for, at most; see leap.py
+    later     (number of the pass, from 2 on; page that a sequence needs before it) of a leap
     """
 
     now: float
@@ -181,6 +183,8 @@ class Step:
     saves: tuple[SaveBlock, ...] = ()
     puts: tuple[WritePut, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    steps: int = 1
+    later: tuple[tuple[int, Growth], ...] = ()
 
     @property
     def only_waits(self) -> bool:
@@ -206,7 +210,7 @@ class TransferEnded:
 class Result:
     """The outcome of a step.
 
-    tokens      one per draw of the chunks, in their order
+    tokens      one per draw of the chunks, in their order; of a leap, pass by pass
     written     checksums per block of `writes`, one list per group; opaque
     saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
@@ -214,6 +218,7 @@ class Result:
     compute_s   seconds of the forward pass
     logprobs    of each of `tokens`, opaque; None where the request does not ask for them
     scores      of the targets of each chunk that has a score, in their order; opaque
+    passes      (its end, its seconds) of each pass but the last one that a leap has done
     """
 
     step: Step
@@ -225,3 +230,4 @@ class Result:
     compute_s: float = 0.0
     logprobs: Seq[Any] = ()
     scores: Seq[Seq[Any]] = ()
+    passes: Seq[tuple[float, float]] = ()

@@ -23,7 +23,7 @@ def preempt(state: State, task: Task) -> Outcome:
     state.swapping.append(task)
     computed = task.sequence.num_computed
     keys = task.keys[: computed // state.block_tokens]
-    return SwapWanted(task.id, tuple(task.sequence.token_ids[:computed]), tuple(keys))
+    return SwapWanted(task.id, task.sequence.token_ids[:computed], tuple(keys))
 
 
 def grant(state: State, granted: SwapAnswered) -> list[Outcome]:
@@ -43,13 +43,20 @@ def swapped(state: State, task: Task) -> Swapped:
     if task.job.offers:
         state.dropped_puts += task.sequence.num_computed // state.block_tokens - task.saved
     _leave(state, task)
-    return Swapped(task.id, tuple(task.sequence.token_ids), task.sequence.answered)
+    return Swapped(task.id, *_so_far(state, task))
 
 
 def recompute(state: State, task: Task) -> Preempted:
     """End a task whose KV is given up."""
     _leave(state, task)
-    return Preempted(task.id, tuple(task.sequence.token_ids), task.sequence.answered, task.may_still_write)
+    return Preempted(task.id, *_so_far(state, task), task.may_still_write)
+
+
+def _so_far(state: State, task: Task) -> tuple[list[int], int, tuple[int, ...]]:
+    """Return prompt and answer, the length of the answer, and the keys of all full blocks."""
+    token_ids = task.sequence.token_ids
+    state.name_blocks(task, len(token_ids))
+    return token_ids[:], task.sequence.answered, tuple(task.keys)
 
 
 def _leave(state: State, task: Task) -> None:

@@ -75,7 +75,7 @@ class Task:
     @classmethod
     def of(cls, job: Job) -> Task:
         """Make the task of a job that has just arrived."""
-        sequence = Sequence(list(job.token_ids), job.answered, job.max_tokens, job.max_len, job.stop_ids)
+        sequence = Sequence(job.token_ids[:], job.answered, job.max_tokens, job.max_len, job.stop_ids)
         branches = job.branches
         task = cls(job, sequence, branches[0], len(branches) == 1, to_load=len(job.load), keys=list(job.keys))
         task.out = list(enumerate(job.store, len(job.load)))
@@ -124,7 +124,8 @@ class Task:
     def fork(self, branch: int, answer: Seq[int] = ()) -> Task:
         """Make the task of one branch. It has the same pages, which the caller must share."""
         seq = self.sequence
-        ids = [*seq.token_ids, *answer]
+        ids = seq.token_ids[:]
+        ids.extend(answer)
         sequence = replace(seq, token_ids=ids, answered=seq.answered + len(answer), pages=list(seq.pages))
         return replace(
             self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums=[],
@@ -135,7 +136,7 @@ class Task:
         """Return the logprobs that a chunk of tokens start .. end-1 gives; None if none are wanted."""
         if not self.job.scored:
             return None
-        return Score(self.job.sampling, tuple(self.sequence.token_ids[start + 1 : end + 1]))
+        return Score(self.job.sampling, self.sequence.token_ids[start + 1 : end + 1])
 
     def check(self) -> None:
         """Assert the invariant."""

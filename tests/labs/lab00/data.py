@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.labs.timeline import Message, MessagesTrace
+from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.hardware import Seconds
+from mooncake_lite.simulator.sessions import opaque_request
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
-from mooncake_lite.simulator.workload import Request, Text
+from mooncake_lite.simulator.workload import Block, Request
 from mooncake_lite.simulator.world import World
 from store.keys import prefix_keys
 from store.objects import BlockRef
@@ -33,15 +33,23 @@ FIRST_ID, LAST_ID = 20, 190
 LAYERS, KV_HEADS, HEAD_DIM, ITEMSIZE = 30, 3, 64, 4
 """KV of SmolLM2-135M in float32: the default of `serve`."""
 
-MESSAGES = {
-    fx.StartPrefill: "Prefill",
-    fx.StartDecode: "Decode",
-    ev.RequestArrived: "Submit",
-    ev.PrefillEnded: "PrefillDone",
-    ev.DecodeLoaded: "DecodeLoaded",
-    ev.DecodeEnded: "DecodeDone",
-}
-"""Orders and events of the control plane -> the messages that carry them (docs/explain/lifecycle.md)."""
+MANY_BLOCKS = 64
+"""More than the requests of a class have: nothing is evicted, and each rank moves its blocks at once."""
+
+MESSAGES = (
+    fx.StartPrefill,
+    fx.StartDecode,
+    ev.RequestArrived,
+    ev.PrefillEnded,
+    ev.DecodeLoaded,
+    ev.DecodeEnded,
+)
+"""Orders and events that are followed (docs/explain/lifecycle.md)."""
+
+
+def name_of(message: fx.Order | ev.Event) -> str:
+    """Return the name of a message in a trace. A request travels in a Submit."""
+    return "Submit" if isinstance(message, ev.RequestArrived) else type(message).__name__
 
 
 def prompts(seed: int, sizes: dict[str, int]) -> list[list[int]]:
@@ -81,7 +89,7 @@ def answers(seed: int, sizes: dict[str, int]) -> dict[str, Any]:
         "loaded_blocks": len(last.load),
         "computed_tokens": seen.computed[last.request_id],
         "decode_blocks": len(decode.blocks) + (decode.tail is not None),
-        "orders": [MESSAGES[type(order)] for order in seen.orders[last.request_id]],
+        "orders": [name_of(order) for order in seen.orders[last.request_id]],
     }
 
 
@@ -117,12 +125,14 @@ class Followed:
         )
         shape = Shape(
             config=config,
-            segments=[64 * (role == "store") for role in self.roles],
+            segments=[MANY_BLOCKS * (role == "store") for role in self.roles],
             slots=16,
             prompts=1,
-            page_blocks=0,
-            tier_blocks=0,
-            swaps=False,
+            pages=MANY_BLOCKS,
+            page_tokens=block_tokens,
+            budget=1 << 30,
+            chunked=False,
+            half_blocks=MANY_BLOCKS,
         )
         setting = Setting(
             seed=seed,
@@ -132,14 +142,15 @@ class Followed:
             source=InTurn(prompts(seed, sizes), block_tokens, sizes["answer_tokens"]),
             dice=random.Random(seed),
             client_dice=random.Random(seed),
+            exact=False,
         )
         World(setting, observe=self._observe).run()
 
     def _observe(self, event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
         """Note an event that was a message, and the orders that follow from it."""
-        if type(event) in MESSAGES:
+        if isinstance(event, MESSAGES):
             source = 1 + event.rank if isinstance(event, ev.RankEvent) else 0
-            self._note(event.request_id, source, 1, MESSAGES[type(event)])  # type: ignore[attr-defined]
+            self._note(event.request_id, source, 1, name_of(event))  # type: ignore[attr-defined]
         if isinstance(event, ev.PrefillEnded):
             self.computed[event.request_id] = event.computed_tokens
         for order in effects:
@@ -149,7 +160,7 @@ class Followed:
                     order
                 )
                 self._running[order.rank] = order.request_id
-                self._note(order.request_id, 1, 1 + order.rank, MESSAGES[type(order)])
+                self._note(order.request_id, 1, 1 + order.rank, name_of(order))
 
     def moved(self, rank: int, refs: Sequence[BlockRef], *, to_pool: bool) -> None:
         """Note blocks that a rank moves: from the pool to itself, or the other way."""
@@ -177,14 +188,16 @@ class InTurn:
         prompt = self._prompts[self._sent]
         self._sent += 1
         keys = prefix_keys(prompt, self._block_tokens)
-        text = Text(self._block_tokens, keys, len(prompt) % self._block_tokens, self._sent)
         count = self._answer_tokens
-        return Request(f"request {self._sent}", text, True, count, count, float("inf"), after_s=10.0)
+        assert (len(prompt) + count) // self._block_tokens == len(keys), "an answer fills a block"
+        return opaque_request(
+            f"request {self._sent}", keys, self._block_tokens, len(prompt), count, count, after_s=10.0
+        )
 
     def ended(self, request: Request) -> None:
         """Ignore the end: no later request continues this one."""
 
-    def known_keys(self) -> list[int]:
+    def known_blocks(self) -> list[Block]:
         """Return nothing: there is no tier."""
         return []
 
@@ -195,13 +208,9 @@ class Moves:
     def __init__(self, clock: Clock, seen: Followed) -> None:
         self._clock, self._seen = clock, seen
 
-    def prefill_s(self, rank: int, num_tokens: int, cached: int) -> float:
+    def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return 1 ms."""
         return 0.001
-
-    def step_ends_s(self, rank: int, batch: int, context_tokens: int, steps: int) -> Seconds:
-        """Return 1 ms for each step."""
-        return 0.001 * np.arange(1, steps + 1)
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Note blocks that come from the pool."""

@@ -171,8 +171,9 @@ def wants(context: Context, words: list[str]) -> ev.Event:
         chain.append((before[-1] if before else None, len(before)))
         before.append(key)
     return ev.PutsWanted(
-        int(words[1]), 0, int(words[2].removeprefix("#")), keys, list(map(digest_of, keys)), chain
-    )
+        int(words[1]), 0, int(words[2].removeprefix("#")), keys, list(map(digest_of, keys)), chain,
+        ["gone"] * len(keys),
+    )  # fmt: skip
 
 
 def put(context: Context, words: list[str]) -> ev.Event:
@@ -209,7 +210,8 @@ def pool_command(context: Context, words: list[str]) -> ev.Event:
     what: Any = words[2]
     soft_s = float(after(words, "soft") or 0.0)
     keys = context.keys(words[3:])
-    return ev.PoolCommand(int(words[1]), what, keys, "force" in words, "hard" in words, soft_s)
+    force, hard = "force" in words, "hard" in words
+    return ev.PoolCommand(int(words[1]), what, keys, force=force, hard=hard, soft_s=soft_s)
 
 
 def saved(context: Context, words: list[str]) -> ev.Event:

@@ -196,7 +196,7 @@ class Scenario:
             case fx.CopyBlocks():
                 words += [f"#{effect.number} {places(effect.sources)} to {places(effect.targets)}"]
             case fx.CheckBlocks():
-                words += [f"#{effect.number} {places(effect.refs)}{' export' if effect.export else ''}"]
+                words += [f"#{effect.number} {places(effect.refs)}{' export' if effect.path else ''}"]
             case fx.RemoveBlocks():
                 words += [self._named(effect.keys)]
             case fx.AnswerCommand():

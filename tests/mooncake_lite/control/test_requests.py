@@ -101,9 +101,14 @@ def test_blocks_whose_save_cannot_be_ordered_may_be_evicted() -> None:
     assert plane.bytes_in("unsaved") == 0
 
 
+def puts_wanted(*requests: str) -> ev.PutsWanted:
+    """Rank 2 has filled blocks 7 and 8, one after the other, for these requests."""
+    return ev.PutsWanted(2, 0, 1, [7, 8], [7, 8], [(None, 0), (7, 1)], list(requests))
+
+
 def test_places_that_a_decode_rank_never_hears_of_are_free_again() -> None:
     plane = Plane()
-    grant = only(fx.GrantPuts, plane.on(ev.PutsWanted(2, 0, 1, [7, 8], [7, 8], [(None, 0), (7, 1)])))
+    grant = only(fx.GrantPuts, plane.on(puts_wanted("gone", "gone")))
     assert plane.bytes_in("writing") == 2 * LAYOUT.nbytes
     plane.on(ev.Undelivered(grant, "rank 2 cannot be reached"))
     assert plane.bytes_in("writing") == 0
@@ -224,10 +229,13 @@ def test_policies_see_the_class_the_tenant_and_the_limits_of_a_request() -> None
 
 def test_blocks_that_decode_fills_are_of_the_class_of_their_request() -> None:
     plane = Plane()
-    wanted = ev.PutsWanted(2, 0, 1, [7, 8], [7, 8], [(None, 0), (7, 1)], [2, 1])
+    plane.arrive("a", 40, class_id=0)
+    wanted = puts_wanted("a", "gone")
     places = [place for place in only(fx.GrantPuts, plane.on(wanted)).places if place is not None]
     plane.on(ev.PutsEnded(2, 0, [place.object_id for place in places], [SUMS, SUMS]))
-    assert [plane.control.directory.find(key).class_id for key in (7, 8)] == [2, 1]
+    lowest = len(plane.control.config.classes) - 1
+    assert lowest > 1
+    assert [plane.control.directory.find(key).class_id for key in (7, 8)] == [0, lowest]
 
 
 def test_what_a_request_puts_is_of_its_class_the_tail_too() -> None:

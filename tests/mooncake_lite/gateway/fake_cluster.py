@@ -182,20 +182,20 @@ class FakeCluster:
 
 def echo(cluster: FakeCluster, submit: m.Submit) -> None:
     """Each answer is the prompt, as far as max_tokens goes."""
-    for branch in range(submit.n):
-        answer(cluster, submit, submit.token_ids, branch=branch)
+    for branch in range(submit.request.n):
+        answer(cluster, submit, submit.body.token_ids, branch=branch)
 
 
 def answer(
     cluster: FakeCluster, submit: m.Submit, token_ids: list[int], finish: str = "stop", branch: int = 0
 ) -> None:
     """These tokens, the first from rank 1 and each other from rank 2, cut at max_tokens."""
-    name = submit.request_id
-    whole = len(token_ids) <= submit.max_tokens
-    token_ids = token_ids[: submit.max_tokens]
+    name = submit.request.request_id
+    whole = len(token_ids) <= submit.request.max_tokens
+    token_ids = token_ids[: submit.request.max_tokens]
     cached = {"dram": 16, "ssd": 4}
-    spans = [m.Span("prefill", 1, 0.25, 0, len(submit.token_ids))]
-    if not submit.max_tokens:
+    spans = [m.Span("prefill", 1, 0.25, 0, len(submit.body.token_ids))]
+    if not submit.request.max_tokens:
         cluster.tokens(1, m.Tokens(name, 0, [], "length", cached, spans))
         return
     cluster.tokens(1, m.Tokens(name, 0, token_ids[:1], None, cached, spans, branch=branch))

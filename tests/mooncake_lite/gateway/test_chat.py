@@ -74,7 +74,7 @@ def test_a_conversation_keeps_its_history_and_shows_what_was_cached(
     assert "tok/s" in done.stdout
     submits = [message for message in cluster.received if isinstance(message, m.Submit)]
     assert len(submits) == 2
-    assert submits[0].sampling.temperature == 0
+    assert submits[0].body.sampling.temperature == 0
     first = "system\nbe brief\nuser\nhello\nassistant\n"
     assert first in done.stdout
     # The second prompt is the first conversation, its answer, and the new question.
@@ -162,7 +162,7 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
         process.stdin.flush()
         submit = cluster.wait_for(m.Submit)
         process.send_signal(signal.SIGINT)
-        cluster.wait_for(m.Cancel, lambda cancel, id=submit.request_id: cancel.request_id == id)  # type: ignore[misc]
+        cluster.wait_for(m.RequestCancelled, lambda cancel, id=submit.request.request_id: cancel.request_id == id)  # type: ignore[misc]
         cluster.received.clear()
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -201,7 +201,7 @@ def test_the_temperature_is_low_unless_the_user_names_one(
     run(["--url", gateway.url, "--temperature", "0.7"], "hello\n")
 
     submits = [message for message in cluster.received if isinstance(message, m.Submit)]
-    assert [submit.sampling.temperature for submit in submits] == [TEMPERATURE, 0.7]
+    assert [submit.body.sampling.temperature for submit in submits] == [TEMPERATURE, 0.7]
     assert TEMPERATURE < 0.5
 
 
@@ -214,7 +214,7 @@ def test_a_temperature_that_the_model_names_is_used(start: Start, run: Run, tmp_
     gateway.close()
 
     submits = [message for message in cluster.received if isinstance(message, m.Submit)]
-    assert [(it.sampling.temperature, it.sampling.top_k) for it in submits] == [(0.6, 20), (0.6, 3)]
+    assert [(it.body.sampling.temperature, it.body.sampling.top_k) for it in submits] == [(0.6, 20), (0.6, 3)]
 
 
 def test_an_answer_cannot_command_the_terminal(

@@ -42,7 +42,7 @@ def cancels(client: openai.OpenAI, cluster: FakeCluster) -> set[tuple[str, int]]
     """(request id, branch) of every Cancel so far."""
     client.models.list()
     httpx.get(str(client.base_url).replace("/v1/", "/metrics"), trust_env=False)  # the conductor answers it
-    found = [message for message in cluster.received if isinstance(message, m.Cancel)]
+    found = [message for message in cluster.received if isinstance(message, m.RequestCancelled)]
     return {(message.request_id, message.branch) for message in found}
 
 
@@ -61,12 +61,12 @@ def test_several_prompts_have_one_answer_with_a_choice_for_each(
     reply = client.completions.create(model=SERVED_ID, prompt=PROMPTS, max_tokens=100)
 
     assert [(choice.index, choice.text) for choice in reply.choices] == list(enumerate(PROMPTS))
-    assert [message.request_id for message in submits(cluster)] == [
+    assert [message.request.request_id for message in submits(cluster)] == [
         reply.id,
         f"{reply.id}-1",
         f"{reply.id}-2",
     ]
-    tokens = sum(len(message.token_ids) for message in submits(cluster))
+    tokens = sum(len(message.body.token_ids) for message in submits(cluster))
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (tokens, tokens)
     assert reply.usage.prompt_tokens_details is not None
@@ -77,7 +77,7 @@ def test_several_prompts_have_one_answer_with_a_choice_for_each(
 def test_several_lists_of_token_ids_are_several_prompts(client: openai.OpenAI, cluster: FakeCluster) -> None:
     client.completions.create(model=SERVED_ID, prompt=[[5, 6], [7]])
 
-    assert [message.token_ids for message in submits(cluster)] == [[5, 6], [7]]
+    assert [message.body.token_ids for message in submits(cluster)] == [[5, 6], [7]]
 
 
 def test_a_stream_of_several_prompts_mixes_their_texts_and_ends_each_once(
@@ -90,7 +90,7 @@ def test_a_stream_of_several_prompts_mixes_their_texts_and_ends_each_once(
         waiting.append(submit)
         if len(waiting) == len(PROMPTS):
             for one in reversed(waiting):
-                answer(cluster, one, one.token_ids)
+                answer(cluster, one, one.body.token_ids)
 
     cluster.behaviour = backwards
     chunks = list(
@@ -106,27 +106,27 @@ def test_a_stream_of_several_prompts_mixes_their_texts_and_ends_each_once(
     assert sorted(ends) == [0, 1, 2]
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == sum(len(one.token_ids) for one in waiting)
+    assert chunks[-1].usage.completion_tokens == sum(len(one.body.token_ids) for one in waiting)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("message", [m.Rejected("", "64 requests are waiting", 2.5), m.Failed("", "no page")])
+@pytest.mark.parametrize("message", [m.Reject("", "64 requests are waiting", 2.5), m.Fail("", "no page")])
 def test_a_prompt_that_is_refused_or_fails_ends_the_request_and_cancels_the_others(
     client: openai.OpenAI, cluster: FakeCluster, message: Any, stream: bool
 ) -> None:
     def not_the_second(cluster: FakeCluster, submit: m.Submit) -> None:
-        if submit.request_id.endswith("-1"):
+        if submit.request.request_id.endswith("-1"):
             kind = type(message)
             rest = [getattr(message, name) for name in kind.__struct_fields__[1:]]
-            cluster.to_gateway(kind(submit.request_id, *rest))
+            cluster.to_gateway(kind(submit.request.request_id, *rest))
 
     cluster.behaviour = not_the_second
-    expected = openai.RateLimitError if isinstance(message, m.Rejected) else openai.InternalServerError
+    expected = openai.RateLimitError if isinstance(message, m.Reject) else openai.InternalServerError
     with pytest.raises(expected, match=message.reason):
         client.completions.create(model=SERVED_ID, prompt=PROMPTS, stream=stream)
 
     cancelled = cancels(client, cluster)  # the fake cluster has read all that was sent before
-    first, _, third = (one.request_id for one in submits(cluster))
+    first, _, third = (one.request.request_id for one in submits(cluster))
     assert cancelled == {(first, -1), (third, -1)}
 
 
@@ -134,8 +134,8 @@ def test_a_client_that_leaves_cancels_all_prompts_that_are_not_answered(
     gateway: GatewayProcess, client: openai.OpenAI, cluster: FakeCluster
 ) -> None:
     def only_the_first(cluster: FakeCluster, submit: m.Submit) -> None:
-        if "-1" not in submit.request_id[-2:]:
-            answer(cluster, submit, submit.token_ids)
+        if "-1" not in submit.request.request_id[-2:]:
+            answer(cluster, submit, submit.body.token_ids)
 
     cluster.behaviour = only_the_first
     body = json.dumps({"prompt": ["a", "b"], "stream": True}).encode()
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_cancels_all_prompts_that_are_not_answered(
         while b'"finish_reason":"stop"' not in connection.recv(65536):
             pass
 
-    cluster.wait_for(m.Cancel)
+    cluster.wait_for(m.RequestCancelled)
     assert {name[-2:] for name, _ in cancels(client, cluster)} == {"-1"}
 
 
@@ -178,8 +178,8 @@ def test_n_answers_to_one_prompt_are_n_choices_and_the_prompt_counts_once(
     client: openai.OpenAI, cluster: FakeCluster
 ) -> None:
     def numbered(cluster: FakeCluster, submit: m.Submit) -> None:
-        for branch in reversed(range(submit.n)):
-            answer(cluster, submit, submit.token_ids[: 2 + branch], branch=branch)
+        for branch in reversed(range(submit.request.n)):
+            answer(cluster, submit, submit.body.token_ids[: 2 + branch], branch=branch)
 
     cluster.behaviour = numbered
     reply = client.completions.create(model=SERVED_ID, prompt="0123456789", n=3, temperature=0)
@@ -187,12 +187,12 @@ def test_n_answers_to_one_prompt_are_n_choices_and_the_prompt_counts_once(
     chunks = list(client.chat.completions.create(model=SERVED_ID, messages=HELLO, n=2, stream=True))
 
     text, submit = "0123456789", submits(cluster)[0]
-    assert submit.n == 3
+    assert submit.request.n == 3
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     assert all(text.startswith(choice.text) for choice in reply.choices)
     assert len({choice.text for choice in reply.choices}) == 3
     assert reply.usage is not None
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(submit.token_ids), 2 + 3 + 4)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(submit.body.token_ids), 2 + 3 + 4)
     assert [choice.index for choice in chat.choices] == [0, 1]
     roles = [(chunk.choices[0].index, chunk.choices[0].delta.role) for chunk in chunks[:2]]
     assert roles == [(0, "assistant"), (1, "assistant")]
@@ -219,7 +219,7 @@ def test_a_stop_string_ends_one_choice_and_its_branch_alone(
 
     def talk(cluster: FakeCluster, submit: m.Submit) -> None:
         for index, token in enumerate(tokenizer.encode("one END two three")):
-            cluster.tokens(2, m.Tokens(submit.request_id, index, [token], branch=1))
+            cluster.tokens(2, m.Tokens(submit.request.request_id, index, [token], branch=1))
         answer(cluster, submit, tokenizer.encode("no stop"))
 
     cluster.behaviour = talk
@@ -236,7 +236,7 @@ def test_a_stop_string_in_the_first_of_two_branches_leaves_the_other_running(
 ) -> None:
     def talk_on(cluster: FakeCluster, submit: m.Submit, branch: int = 0) -> None:
         for index, token in enumerate(tokenizer.encode("a END b")):
-            cluster.tokens(1, m.Tokens(submit.request_id, index, [token], branch=branch))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, index, [token], branch=branch))
 
     cluster.behaviour = talk_on
     stream = iter(
@@ -253,10 +253,10 @@ def test_a_stop_string_in_the_first_of_two_branches_leaves_the_other_running(
 
 def test_each_choice_has_its_own_logprobs(client: openai.OpenAI, cluster: FakeCluster) -> None:
     def scored(cluster: FakeCluster, submit: m.Submit) -> None:
-        for branch in range(submit.n):
-            logprobs = [m.Logprobs(-1.0 - branch, [(submit.token_ids[0], -0.5)])]
+        for branch in range(submit.request.n):
+            logprobs = [m.Logprobs(-1.0 - branch, [(submit.body.token_ids[0], -0.5)])]
             tokens = m.Tokens(
-                submit.request_id, 0, submit.token_ids[:1], "length", logprobs=logprobs, branch=branch
+                submit.request.request_id, 0, submit.body.token_ids[:1], "length", logprobs=logprobs, branch=branch
             )
             cluster.tokens(1, tokens)
 
@@ -272,14 +272,14 @@ def test_each_choice_has_its_own_logprobs(client: openai.OpenAI, cluster: FakeCl
 
 def scored_prompt(cluster: FakeCluster, submit: m.Submit) -> None:
     """The prompt's logprobs, then each branch answers with the prompt's last token; the last branch first."""
-    ids = submit.token_ids
+    ids = submit.body.token_ids
     prompt = [m.Logprobs(-float(index), [(ids[0], -0.125)]) for index in range(1, len(ids))]
     one = [m.Logprobs(-0.5, [(ids[-1], -0.5)])]
-    for branch in reversed(range(submit.n)):
-        about = prompt if branch == 0 and submit.sampling.prompt_logprobs >= 0 else []
-        token = ids[-1:] if submit.max_tokens else []
+    for branch in reversed(range(submit.request.n)):
+        about = prompt if branch == 0 and submit.body.sampling.prompt_logprobs >= 0 else []
+        token = ids[-1:] if submit.request.max_tokens else []
         tokens = m.Tokens(
-            submit.request_id, 0, token, "length", logprobs=one if token else [], branch=branch,
+            submit.request.request_id, 0, token, "length", logprobs=one if token else [], branch=branch,
             prompt_logprobs=about,
         )  # fmt: skip
         cluster.tokens(1, tokens)
@@ -336,7 +336,7 @@ def test_an_echo_with_logprobs_has_those_of_the_prompt_and_the_first_token_has_n
     offsets = [offset for part in parts for offset in part.text_offset]
     assert offsets == [len("".join(told[:index])) for index in range(len(told))]
     submit = submits(cluster)[0]
-    assert (submit.sampling.prompt_logprobs, submit.keys, submit.salt) == (1, [], b"")
+    assert (submit.body.sampling.prompt_logprobs, submit.request.keys, submit.body.salt) == (1, [], b"")
 
 
 def test_the_prompt_of_an_answer_that_comes_before_its_first_branch_is_told_too(
@@ -367,7 +367,7 @@ def test_an_end_token_after_an_echo_has_its_logprob_and_no_text(
 
     def ends(cluster: FakeCluster, submit: m.Submit) -> None:
         tokens = m.Tokens(
-            submit.request_id, 0, [], "stop", logprobs=[m.Logprobs(-0.25, [(1, -0.25)])],
+            submit.request.request_id, 0, [], "stop", logprobs=[m.Logprobs(-0.25, [(1, -0.25)])],
             prompt_logprobs=[m.Logprobs(-1.0, [(5, -0.5)])], end_token=1,
         )  # fmt: skip
         cluster.tokens(1, tokens)

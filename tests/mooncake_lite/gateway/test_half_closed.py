@@ -62,14 +62,14 @@ def begin(num_tokens: int) -> Callable[[FakeCluster, m.Submit], None]:
 
     def behave(cluster: FakeCluster, submit: m.Submit) -> None:
         for index in range(num_tokens):
-            cluster.tokens(1, m.Tokens(submit.request_id, index, submit.token_ids[index : index + 1]))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, index, submit.body.token_ids[index : index + 1]))
 
     return behave
 
 
 def go_on(cluster: FakeCluster) -> None:
     submit = cluster.wait_for(m.Submit)
-    cluster.do(lambda: answer(cluster, submit, submit.token_ids))
+    cluster.do(lambda: answer(cluster, submit, submit.body.token_ids))
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -117,7 +117,7 @@ def test_a_client_that_sent_no_more_and_leaves_later_is_cancelled(
     client.recv(1)
     client.close()
 
-    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+    cluster.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == submit.request.request_id)
 
 
 def test_requests_that_were_sent_before_are_all_answered_and_the_connection_closes(

@@ -35,12 +35,12 @@ def test_a_chat_completion_has_the_template_around_it_and_tells_what_was_reused(
     assert reply.choices[0].finish_reason == "stop"
     submit = cluster.wait_for(m.Submit)
     assert reply.usage is not None
-    assert reply.usage.prompt_tokens == len(submit.token_ids) == reply.usage.completion_tokens
-    assert reply.usage.total_tokens == 2 * len(submit.token_ids)
+    assert reply.usage.prompt_tokens == len(submit.body.token_ids) == reply.usage.completion_tokens
+    assert reply.usage.total_tokens == 2 * len(submit.body.token_ids)
     assert reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 20
-    assert submit.sampling == m.Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=7)
-    assert submit.stop_ids == [1]
+    assert submit.body.sampling == m.Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=7)
+    assert submit.body.stop_ids == [1]
 
 
 def test_a_completion_is_16_tokens_long_unless_asked_for_more(
@@ -61,7 +61,7 @@ def test_a_completion_is_16_tokens_long_unless_asked_for_more(
 def test_a_prompt_may_be_token_ids(client: openai.OpenAI, cluster: FakeCluster) -> None:
     client.completions.create(model=SERVED_ID, prompt=[5, 6, 7])
 
-    assert cluster.wait_for(m.Submit).token_ids == [5, 6, 7]
+    assert cluster.wait_for(m.Submit).body.token_ids == [5, 6, 7]
 
 
 def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
@@ -88,7 +88,7 @@ def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
     assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "stop"]
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == len(cluster.wait_for(m.Submit).token_ids)
+    assert chunks[-1].usage.completion_tokens == len(cluster.wait_for(m.Submit).body.token_ids)
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
@@ -121,7 +121,7 @@ def test_16_concurrent_streams_each_get_their_own_text(client: openai.OpenAI, cl
 
 def test_a_refusal_is_429_with_the_time_to_come_back(client: openai.OpenAI, cluster: FakeCluster) -> None:
     cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
-        m.Rejected(submit.request_id, "64 requests are waiting, which is the limit", 2.5)
+        m.Reject(submit.request.request_id, "64 requests are waiting, which is the limit", 2.5)
     )
 
     for stream in (False, True):
@@ -135,13 +135,13 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_of_the_client(
     client: openai.OpenAI, cluster: FakeCluster
 ) -> None:
     def fail(cluster: FakeCluster, submit: m.Submit) -> None:
-        cluster.tokens(1, m.Tokens(submit.request_id, 0, submit.token_ids[:1]))
+        cluster.tokens(1, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[:1]))
 
     cluster.behaviour = fail
     stream = iter(client.completions.create(model=SERVED_ID, prompt="hello", stream=True))
     next(stream)
-    request_id = cluster.wait_for(m.Submit).request_id
-    cluster.tell_gateway(m.Failed(request_id, "rank 2 (decode) was lost"))
+    request_id = cluster.wait_for(m.Submit).request.request_id
+    cluster.tell_gateway(m.Fail(request_id, "rank 2 (decode) was lost"))
 
     with pytest.raises(openai.APIError, match=r"rank 2 \(decode\) was lost"):
         list(stream)
@@ -149,7 +149,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_of_the_client(
 
 def test_a_failure_before_the_first_token_is_500(client: openai.OpenAI, cluster: FakeCluster) -> None:
     cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
-        m.Failed(submit.request_id, "no page left")
+        m.Fail(submit.request.request_id, "no page left")
     )
 
     with pytest.raises(openai.InternalServerError, match="no page left"):
@@ -165,7 +165,7 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI, cluster: Fak
 
 
 def test_an_end_token_at_once_is_an_empty_answer(client: openai.OpenAI, cluster: FakeCluster) -> None:
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [], "stop"))
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [], "stop"))
 
     reply = client.completions.create(model=SERVED_ID, prompt="hello")
 
@@ -180,19 +180,19 @@ def test_seeds_are_drawn_when_left_out_and_passed_on_when_given(
         client.completions.create(model=SERVED_ID, prompt="hello")
     client.completions.create(model=SERVED_ID, prompt="hello", seed=-(2**63))
 
-    seeds = [message.sampling.seed for message in cluster.received if isinstance(message, m.Submit)]
+    seeds = [message.body.sampling.seed for message in cluster.received if isinstance(message, m.Submit)]
     assert len(set(seeds[:2])) == 2
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def with_logprobs(cluster: FakeCluster, submit: m.Submit) -> None:
     """Answers with the first two tokens of the prompt, and with two best tokens for each."""
-    ids = list(submit.token_ids[:2])
+    ids = list(submit.body.token_ids[:2])
     best = [(ids[1], -0.25), (ids[0], -1.5)]
     for index, token in enumerate(ids):
         logprobs = [m.Logprobs(-float("inf") if index else -1.5, best)]
         finish = "length" if index else None
-        cluster.tokens(1, m.Tokens(submit.request_id, index, [token], finish, logprobs=logprobs))
+        cluster.tokens(1, m.Tokens(submit.request.request_id, index, [token], finish, logprobs=logprobs))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -207,7 +207,7 @@ def test_logprobs_of_a_chat(client: openai.OpenAI, cluster: FakeCluster, stream:
     else:
         found = client.chat.completions.create(**asked).choices[0].logprobs.content
 
-    assert cluster.wait_for(m.Submit).sampling.logprobs == 2
+    assert cluster.wait_for(m.Submit).body.sampling.logprobs == 2
     assert [entry.logprob for entry in found] == [-1.5, -9999.0]
     assert [(best.token, best.logprob) for best in found[0].top_logprobs] == [
         (found[1].token, -0.25),

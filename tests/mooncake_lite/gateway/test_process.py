@@ -32,7 +32,7 @@ BODY = {"prompt": "hello", "stream": True}
 
 
 def first_token_only(cluster: FakeCluster, submit: m.Submit) -> None:
-    cluster.tokens(1, m.Tokens(submit.request_id, 0, submit.token_ids[:1]))
+    cluster.tokens(1, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[:1]))
 
 
 def pings(gateway: GatewayProcess) -> list[tuple[int, bytes]]:
@@ -153,7 +153,7 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
         assert gateway.finish(patient(3.0)) == (0, "")
         assert client.recv(20).startswith(b"HTTP/1.1 503")
 
-    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+    cluster.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == submit.request.request_id)
 
 
 def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(start: Start) -> None:
@@ -284,7 +284,7 @@ def test_ranks_on_other_hosts_send_tokens_over_tcp_with_the_clusters_key(start: 
     assert tcp.startswith("tcp://127.0.0.1:")
 
     def over_tcp(cluster: FakeCluster, submit: m.Submit) -> None:
-        cluster.tokens(7, m.Tokens(submit.request_id, 0, submit.token_ids, "stop"), tcp)
+        cluster.tokens(7, m.Tokens(submit.request.request_id, 0, submit.body.token_ids, "stop"), tcp)
 
     cluster.behaviour = over_tcp
     reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
@@ -301,8 +301,8 @@ def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
     tcp = cluster.wait_for(m.GatewayHello, lambda hello: len(hello.token_endpoints) == 2).token_endpoints[1]
 
     def both(cluster: FakeCluster, submit: m.Submit) -> None:
-        cluster.tokens(7, m.Tokens(submit.request_id, 0, submit.token_ids[::-1], "stop"), tcp)
-        answer(cluster, submit, submit.token_ids)
+        cluster.tokens(7, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[::-1], "stop"), tcp)
+        answer(cluster, submit, submit.body.token_ids)
 
     cluster.behaviour = both
     reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
@@ -352,15 +352,15 @@ def test_a_mistake_inside_is_500_for_the_client_and_one_line_for_the_log(start: 
     gateway, cluster = start()
 
     def nonsense(cluster: FakeCluster, submit: m.Submit) -> None:
-        ids = [*submit.token_ids[:index], 2**60]
+        ids = [*submit.body.token_ids[:index], 2**60]
         for at, token in enumerate(ids):
-            cluster.tokens(1, m.Tokens(submit.request_id, at, [token]))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, at, [token]))
 
     cluster.behaviour = nonsense
     with httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, trust_env=False) as stream:
         assert stream.status_code == (200 if index else 500)
         assert "internal error: OverflowError" in stream.read().decode()
-    cluster.wait_for(m.Cancel)
+    cluster.wait_for(m.RequestCancelled)
     gateway.process.terminate()
     code, written = gateway.finish()
 

@@ -61,21 +61,21 @@ def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompt
 
     message = submit(prompts, prompt=ids)
 
-    assert message.token_ids == ids
-    assert message.salt == FINGERPRINT
-    assert message.keys == prefix_keys(ids, 16, FINGERPRINT)
-    assert len(message.keys) == 2
-    assert message.digests == [block_digest(ids[:16]), block_digest(ids[16:32])]
+    assert message.body.token_ids == ids
+    assert message.body.salt == FINGERPRINT
+    assert message.request.keys == prefix_keys(ids, 16, FINGERPRINT)
+    assert len(message.request.keys) == 2
+    assert message.request.digests == [block_digest(ids[:16]), block_digest(ids[16:32])]
 
 
 def test_a_cache_salt_isolates(prompts: Prompts) -> None:
     ids = list(range(32))
 
-    keys = [submit(prompts, prompt=ids, cache_salt=salt).keys for salt in ("", "alice", "bob")]
+    keys = [submit(prompts, prompt=ids, cache_salt=salt).request.keys for salt in ("", "alice", "bob")]
 
     assert len({tuple(chain) for chain in keys}) == 3
     assert len({key for chain in keys for key in chain}) == 6
-    assert submit(prompts, prompt=ids, cache_salt="alice").keys == keys[1]
+    assert submit(prompts, prompt=ids, cache_salt="alice").request.keys == keys[1]
 
 
 def test_no_cache_salt_can_pretend_to_be_other_weights() -> None:
@@ -88,7 +88,7 @@ def test_no_keys_when_reuse_is_off(model_folder: Path) -> None:
 
     message = submit(prompts, prompt=list(range(32)))
 
-    assert (message.keys, message.digests) == ([], [])
+    assert (message.request.keys, message.request.digests) == ([], [])
     prompts.close()
 
 
@@ -125,7 +125,7 @@ def test_a_text_that_cannot_fit_is_refused_by_its_length_without_being_tokenised
 
 def test_a_text_that_may_fit_is_not_refused_by_its_length(prompts: Prompts) -> None:
     longest = "stream " * 9  # as many bytes as a short prompt of long tokens has
-    assert len(submit(prompts, prompt=longest).token_ids) < 64
+    assert len(submit(prompts, prompt=longest).body.token_ids) < 64
 
 
 def test_too_many_ids_are_refused_before_any_is_looked_at(prompts: Prompts) -> None:
@@ -142,7 +142,7 @@ def test_an_error_that_quotes_its_body_is_cut(prompts: Prompts) -> None:
 
 
 def test_max_tokens_beyond_the_context_is_refused_with_what_is_left(prompts: Prompts) -> None:
-    assert submit(prompts, prompt=[5] * 60, max_tokens=4).max_tokens == 4
+    assert submit(prompts, prompt=[5] * 60, max_tokens=4).request.max_tokens == 4
     with pytest.raises(RequestError, match="at most 4") as caught:
         submit(prompts, prompt=[5] * 60, max_tokens=5)
     assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
@@ -151,11 +151,11 @@ def test_max_tokens_beyond_the_context_is_refused_with_what_is_left(prompts: Pro
 def test_the_default_length_is_16_for_completions_and_the_rest_of_the_context_for_chats(
     prompts: Prompts,
 ) -> None:
-    assert submit(prompts, prompt=[5] * 10).max_tokens == 16
-    assert submit(prompts, prompt=[5] * 60).max_tokens == 4
+    assert submit(prompts, prompt=[5] * 10).request.max_tokens == 16
+    assert submit(prompts, prompt=[5] * 60).request.max_tokens == 4
     raw = msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}]})
     message = asyncio.run(prompts.prepare("chat", "r", raw)).submits[0]
-    assert message.max_tokens == 64 - len(message.token_ids)
+    assert message.request.max_tokens == 64 - len(message.body.token_ids)
 
 
 def test_an_id_outside_the_vocabulary_is_named(prompts: Prompts) -> None:
@@ -172,13 +172,13 @@ def test_an_empty_text_is_refused(prompts: Prompts) -> None:
 
 
 def test_ignore_eos_sends_no_end_tokens(prompts: Prompts) -> None:
-    assert submit(prompts, prompt="hello").stop_ids == [1]
-    assert submit(prompts, prompt="hello", ignore_eos=True).stop_ids == []
+    assert submit(prompts, prompt="hello").body.stop_ids == [1]
+    assert submit(prompts, prompt="hello", ignore_eos=True).body.stop_ids == []
 
 
 def test_stop_ids_of_the_request_join_those_of_the_model(prompts: Prompts) -> None:
-    assert submit(prompts, prompt="hello", stop_token_ids=[9, 7]).stop_ids == [9, 7, 1]
-    assert submit(prompts, prompt="hello", stop_token_ids=[9], ignore_eos=True).stop_ids == [9]
+    assert submit(prompts, prompt="hello", stop_token_ids=[9, 7]).body.stop_ids == [9, 7, 1]
+    assert submit(prompts, prompt="hello", stop_token_ids=[9], ignore_eos=True).body.stop_ids == [9]
 
 
 @pytest.mark.parametrize(
@@ -200,16 +200,16 @@ def test_sampling_that_cannot_be_obeyed_is_refused(
 def test_each_prompt_is_a_request_of_its_own_to_the_cluster(prompts: Prompts) -> None:
     several = prepare(prompts, prompt=[[5, 6], [7] * 30], n=2, seed=3, cache_salt="alice").submits
     for message in several:
-        alone = submit(prompts, prompt=message.token_ids, n=2, seed=3, cache_salt="alice")
-        assert replace(message, request_id="r") == alone
-        assert message.n == 2
-    assert [message.request_id for message in several] == ["r", "r-1"]
+        alone = submit(prompts, prompt=message.body.token_ids, n=2, seed=3, cache_salt="alice")
+        assert replace(message, request=replace(message.request, request_id="r")) == alone
+        assert message.request.n == 2
+    assert [message.request.request_id for message in several] == ["r", "r-1"]
     assert prepare(prompts, prompt=["hello", "the lazy dog"]).echoes == ["", ""]
 
 
 def test_equal_prompts_without_a_seed_get_different_ones(prompts: Prompts) -> None:
     submits = prepare(prompts, prompt=["x", "x", "x"]).submits
-    assert len({message.sampling.seed for message in submits}) == 3
+    assert len({message.body.sampling.seed for message in submits}) == 3
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_more_prompts_than_may_wait_and_more_answers_than_run_at_once_are_refuse
 
 def test_a_prompt_whose_logprobs_are_wanted_shares_no_kv(prompts: Prompts) -> None:
     message = submit(prompts, prompt=[5] * 40, echo=True, logprobs=2)
-    assert (message.keys, message.digests, message.salt) == ([], [], b"")
-    assert submit(prompts, prompt=[5] * 40, echo=True).keys
+    assert (message.request.keys, message.request.digests, message.body.salt) == ([], [], b"")
+    assert submit(prompts, prompt=[5] * 40, echo=True).request.keys
 
 
 def test_an_echo_is_the_prompt_as_it_was_sent(prompts: Prompts) -> None:

@@ -142,7 +142,7 @@ def test_an_api_key_may_have_letters_beyond_ascii(start: Start) -> None:
 
 def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [70]))
     with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
         with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
             lines = stream.iter_lines()
@@ -150,7 +150,7 @@ def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start)
             refused = http.post("/v1/completions", json={"prompt": "x"})
             assert error_of(refused, 429)["type"] == "rate_limit_error"
             assert refused.headers["retry-after"] == "1"
-        cluster.wait_for(m.Cancel)
+        cluster.wait_for(m.RequestCancelled)
         cluster.forget()
         assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
     gateway.close()
@@ -163,7 +163,7 @@ def test_a_request_without_a_token_for_too_long_fails_and_is_cancelled(start: St
     reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, trust_env=False)
 
     assert "no token came for 0.2 s" in error_of(reply, 500)["message"]
-    cluster.wait_for(m.Cancel)
+    cluster.wait_for(m.RequestCancelled)
     gateway.close()
 
 

@@ -54,7 +54,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_and_cancels_the_work(
 
     def talk_on(cluster: FakeCluster, submit: m.Submit) -> None:
         for index, token in enumerate(ids):
-            cluster.tokens(1, m.Tokens(submit.request_id, index, [token]))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, index, [token]))
 
     cluster.behaviour = talk_on
     reply = complete(http, stop=["END", "never"])
@@ -65,7 +65,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_and_cancels_the_work(
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "all good, "
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     for request_id in (reply["id"], chunks[0]["id"]):
-        cluster.wait_for(m.Cancel, lambda cancel, wanted=request_id: cancel.request_id == wanted)
+        cluster.wait_for(m.RequestCancelled, lambda cancel, wanted=request_id: cancel.request_id == wanted)
 
 
 def test_no_stop_string_is_looked_for_before_min_tokens(
@@ -82,11 +82,11 @@ def test_no_stop_string_is_looked_for_before_min_tokens(
 def test_an_answer_that_ended_by_itself_is_not_cancelled(http: httpx.Client, cluster: FakeCluster) -> None:
     complete(http)
     events(http)
-    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(m.Failed(submit.request_id, "broken"))
+    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(m.Fail(submit.request.request_id, "broken"))
     assert http.post("/v1/completions", json={"prompt": "hello"}).status_code == 500
 
     http.get("/metrics")  # answered by the conductor: whatever was sent before has arrived
-    assert not [message for message in cluster.received if isinstance(message, m.Cancel)]
+    assert not [message for message in cluster.received if isinstance(message, m.RequestCancelled)]
 
 
 def test_tokens_of_two_ranks_may_overtake_each_other_and_come_twice(
@@ -96,11 +96,11 @@ def test_tokens_of_two_ranks_may_overtake_each_other_and_come_twice(
 
     def shuffled(cluster: FakeCluster, submit: m.Submit) -> None:
         last = len(ids) - 1
-        cluster.tokens(2, m.Tokens(submit.request_id, last + 1, [], "stop"))
+        cluster.tokens(2, m.Tokens(submit.request.request_id, last + 1, [], "stop"))
         for index in (last, *range(1, last), 1):
-            cluster.tokens(2, m.Tokens(submit.request_id, index, [ids[index]]))
-        cluster.tokens(1, m.Tokens(submit.request_id, 0, ids[:1], None, {"dram": 3}))
-        cluster.tokens(1, m.Tokens(submit.request_id, 0, ids[:2], None, {"dram": 99}))
+            cluster.tokens(2, m.Tokens(submit.request.request_id, index, [ids[index]]))
+        cluster.tokens(1, m.Tokens(submit.request.request_id, 0, ids[:1], None, {"dram": 3}))
+        cluster.tokens(1, m.Tokens(submit.request.request_id, 0, ids[:2], None, {"dram": 99}))
 
     cluster.behaviour = shuffled
     reply = complete(http)
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_is_cancelled_within_a_second(
 ) -> None:
     def begin(cluster: FakeCluster, submit: m.Submit) -> None:
         if tokens_first:
-            cluster.tokens(1, m.Tokens(submit.request_id, 0, [70]))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [70]))
 
     cluster.behaviour = begin
     body = json.dumps({"prompt": "hello", "stream": stream}).encode()
@@ -176,7 +176,7 @@ def test_a_client_that_leaves_is_cancelled_within_a_second(
             assert client.recv(100).startswith(b"HTTP/1.1 200")
     left = time.monotonic()
 
-    cluster.wait_for(m.Cancel, lambda cancel: cancel.request_id == submit.request_id)
+    cluster.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == submit.request.request_id)
     assert time.monotonic() - left < patient(1.0)
 
 
@@ -188,7 +188,7 @@ def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
 
     def many_at_once(cluster: FakeCluster, submit: m.Submit) -> None:
         for index in range(400):
-            cluster.tokens(1, m.Tokens(submit.request_id, index, [token]))
+            cluster.tokens(1, m.Tokens(submit.request.request_id, index, [token]))
 
     cluster.behaviour = many_at_once
     body = json.dumps({"prompt": "hello", "max_tokens": 500, "stream": True}).encode()
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
         client.sendall(head + body)
         assert client.recv(20)
 
-    cluster.wait_for(m.Cancel)  # the gateway's stderr must be empty at its end: see GatewayProcess.close
+    cluster.wait_for(m.RequestCancelled)  # the gateway's stderr must be empty at its end: see GatewayProcess.close
 
 
 def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
@@ -219,7 +219,7 @@ def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
     body = {"messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 0}
     chat = http.post("/v1/chat/completions", json=body).json()
 
-    assert cluster.wait_for(m.Submit).max_tokens == 0
+    assert cluster.wait_for(m.Submit).request.max_tokens == 0
     assert (reply["choices"][0]["text"], reply["choices"][0]["finish_reason"]) == ("", "length")
     assert (only["choices"][0]["text"], only["choices"][0]["finish_reason"]) == ("", "length")
     assert (chat["choices"][0]["message"]["content"], chat["choices"][0]["finish_reason"]) == ("", "length")
@@ -228,7 +228,7 @@ def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
         "prompt_tokens_details": {"cached_tokens": 20},
     }  # fmt: skip
     assert tokens_in_metrics() == before
-    assert not [message for message in cluster.received if isinstance(message, m.Cancel)]
+    assert not [message for message in cluster.received if isinstance(message, m.RequestCancelled)]
 
 
 def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cluster: FakeCluster) -> None:
@@ -237,10 +237,10 @@ def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cl
         complete(http, prompt=prompt, cache_salt=salt)
 
     submits = [message for message in cluster.received if isinstance(message, m.Submit)]
-    assert [len(submit.keys) for submit in submits] == [2, 2, 2]
-    assert submits[0].keys == submits[1].keys
-    assert set(submits[0].keys).isdisjoint(submits[2].keys)
-    assert submits[0].digests == submits[2].digests
+    assert [len(submit.request.keys) for submit in submits] == [2, 2, 2]
+    assert submits[0].request.keys == submits[1].request.keys
+    assert set(submits[0].request.keys).isdisjoint(submits[2].request.keys)
+    assert submits[0].request.digests == submits[2].request.digests
 
 
 def test_texts_go_to_tokens_and_back(http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer) -> None:
@@ -251,7 +251,7 @@ def test_texts_go_to_tokens_and_back(http: httpx.Client, cluster: FakeCluster, t
 
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
     http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-    assert cluster.wait_for(m.Submit).token_ids == chat["tokens"]
+    assert cluster.wait_for(m.Submit).body.token_ids == chat["tokens"]
 
 
 def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: FakeCluster) -> None:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.quick
 
 
 def submit(name: str, n: int = 1) -> m.Submit:
-    return m.Submit(name, "gateway-0", [5] * 7, [], [], b"", m.Sampling(0.0), 9, [], n=n)
+    body = m.Body("gateway-0", [5] * 7, b"", m.Sampling(0.0), [])
+    return m.Submit(m.RequestArrived(name, 7, 9, [], [], n=n), body)
 
 
 async def a_request_of_two_prompts(settings: Any) -> None:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.quick
 def opened(n: int = 1) -> OpenRequest:
     """A request whose one prompt is submitted."""
     request = OpenRequest("a")
-    submit = m.Submit("a", "gateway-0", [1], [], [], b"", m.Sampling(0.0), 4, [], n=n)
+    body = m.Body("gateway-0", [1], b"", m.Sampling(0.0), [])
+    submit = m.Submit(m.RequestArrived("a", 1, 4, [], [], n=n), body)
     request.expect(submit, withheld=True)
     return request
 
@@ -71,18 +72,18 @@ def test_what_was_withheld_is_never_shown_after_a_refusal(error: Exception) -> N
 def test_a_refusal_after_the_prefill_is_a_429_for_a_stream_too(start: Start) -> None:
     def prefilled(then: Callable[[str], m.Message]) -> Callable[[FakeCluster, m.Submit], None]:
         def behave(cluster: FakeCluster, submit: m.Submit) -> None:
-            answer(cluster, submit, submit.token_ids)
-            cluster.to_gateway(then(submit.request_id))
+            answer(cluster, submit, submit.body.token_ids)
+            cluster.to_gateway(then(submit.request.request_id))
 
         return behave
 
     gateway, cluster = start(admission="after-prefill", slo_tpot_ms=50.0)
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-    cluster.behaviour = prefilled(lambda name: m.Rejected(name, "it would decode too slowly", 7.2))
+    cluster.behaviour = prefilled(lambda name: m.Reject(name, "it would decode too slowly", 7.2))
     with pytest.raises(openai.RateLimitError, match="too slowly") as refused:
         client.completions.create(model=SERVED_ID, prompt="one", stream=True)
     assert refused.value.response.headers["Retry-After"] == "8"
-    cluster.behaviour = prefilled(m.Released)
+    cluster.behaviour = prefilled(m.Release)
     chunks = client.completions.create(model=SERVED_ID, prompt="one", stream=True, max_tokens=100)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "one"
     client.close()

@@ -110,7 +110,7 @@ def main() -> int:
 
 def conduct(port: int, run_dir: RunDir, file: RankFile) -> None:
     """Answer /health, pass Stop on, and notice when another rank is gone."""
-    from mooncake_lite.messages import TO_CONDUCTOR, Stop
+    from mooncake_lite.messages import TO_CONDUCTOR, StopRequested
     from transport.channel import Hub
     from transport.wire import Decoder
 
@@ -119,7 +119,7 @@ def conduct(port: int, run_dir: RunDir, file: RankFile) -> None:
     with Hub([run_dir.control], Decoder(TO_CONDUCTOR)) as hub:
         while True:
             for peer, message in hub.receive(0.1):
-                if isinstance(message, Stop) and peer == "launcher":
+                if isinstance(message, StopRequested) and peer == "launcher":
                     (run_dir.path / "stop").touch()
                     return
             for state in run_dir.states().values():

@@ -13,6 +13,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.roles.conductor import ConductorRole, control_config
 from mooncake_lite.roles.gateways import Gateways
 from store.layout import BlockLayout
+from tests.mooncake_lite.roles.wording import kind
 from transport.errors import WireError
 
 ROLES = ["conductor", "prefill", "decode", "store", "store"]
@@ -34,8 +35,8 @@ class FakeHub:
         self.too_large: type[m.Message] | None = None
 
     def send(self, peer: str, message: m.Message) -> bool:
-        if self.too_large is type(message):
-            raise WireError(f"{type(message).__name__} is too large")
+        if self.too_large is kind(message):
+            raise WireError(f"{kind(message).__name__} is too large")
         msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
         self.sent.append((peer, message))
         return peer not in self.unreachable

@@ -96,20 +96,20 @@ def test_a_thread_of_the_tier_that_dies_ends_the_rank_with_its_name_and_the_reas
 
     monkeypatch.setattr(told.tier, "load", bug)
     told.role._reported_at = time.monotonic()
-    told.role._load(m.LoadBlocks(1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
+    told.role._load(m.LoadBlocks(3, 1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
     with pytest.raises(ThreadDied, match=r"^thread tier-reader-\d died: MemoryError: a bug of ours$"):
         told.role.run()
 
 
-def test_what_a_rank_says_carries_its_epoch(told: Told) -> None:
+def test_what_a_rank_says_carries_its_number_and_its_epoch(told: Told) -> None:
     told.role.announce()
-    told.role._load(m.LoadBlocks(1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
+    told.role._load(m.LoadBlocks(3, 1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
     while not told.role._outbox:
         time.sleep(0.001)
-    told.role._remove(m.RemoveBlocks([7]))
+    told.role._remove(m.RemoveBlocks(3, [7]))
     told.role._send_outbox()
-    assert {message.epoch for message in told.messages} == {2}
-    assert {type(message) for message in told.messages} >= {m.TierIndex, m.BlocksLoaded}
+    assert {(message.rank, message.epoch) for message in told.messages} == {(3, 2)}
+    assert {type(message) for message in told.messages} >= {m.TierIndexed, m.BlocksLoaded}
 
 
 def test_a_tier_larger_than_its_disk_is_warned_about_and_opened(

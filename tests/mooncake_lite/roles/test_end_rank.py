@@ -37,5 +37,5 @@ def test_a_dead_heart_ends_the_rank_and_the_conductor_hears_why(tmp_path: Path) 
         ((_, message),) = hub.receive(LIMIT_S)
         neighbours.heart._thread.join(LIMIT_S)
         neighbours.conductor.close()
-    assert message == m.RankError("thread heart rank-3 died: KeyError: 'a bug of ours'")
+    assert message == m.RankLost(3, 0, "failed: thread heart rank-3 died: KeyError: 'a bug of ours'")
     assert failed == ["thread heart rank-3 died: KeyError: 'a bug of ours'"]

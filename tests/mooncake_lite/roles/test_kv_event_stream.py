@@ -47,9 +47,10 @@ def test_the_tokens_of_blocks_that_the_pool_does_not_admit_are_not_kept_for_list
 def test_the_tokens_of_a_block_that_a_decode_rank_gives_back_are_described_when_it_is_written() -> None:
     stream = new_stream()
     tokens = [[1] * SMALL.block_tokens, [2] * SMALL.block_tokens]
-    stream.on_put_wanted(m.PutWanted(3, 2, [7, 8], [70, 80], tokens, [(None, 0), (7, 1)]))
+    wanted = m.PutsWanted(2, 0, 3, [7, 8], [70, 80], [(None, 0), (7, 1)], ["a", "a"])
+    stream.on_puts_wanted(m.Report(wanted, tokens))
     stream.on_granted(fx.GrantPuts(2, 3, [None, BlockRef(11, 1, 0, SMALL.nbytes)]))
     assert len(stream.translator) == 0
-    stream.on_put_ended(m.PutEnded([11], [[1] * SMALL.layers]))
+    stream.on_puts_ended(m.PutsEnded(2, 0, [11], [[1] * SMALL.layers]))
     assert len(stream.translator) == 1
     assert (stream._wanted, stream._granted) == ({}, {})

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.messages import pool as p
 from mooncake_lite.roles.lent_blocks import LentSaves
 from mooncake_lite.roles.store import StoreRole
 from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
@@ -61,7 +60,7 @@ class Pair:
         for key, ref in zip(keys, self.refs(keys)):
             self.lent[ref.offset : ref.offset + ref.nbytes] = block_of(key)
         sums = [SMALL.checksums(block_of(key)) for key in keys]
-        return m.SaveBlocks(self.refs(keys), list(keys), [digest_of(key) for key in keys], sums)
+        return m.SaveBlocks(STORE, self.refs(keys), list(keys), [digest_of(key) for key in keys], sums)
 
     def until(self, *kinds: type) -> list[Any]:
         """Let the store rank work until it has told this; everything that it told."""
@@ -146,8 +145,8 @@ def load(pair: Pair, keys: range) -> m.BlocksLoaded:
     assert pair.store._writer is not None
     assert pair.store._writer.seal_now(patient(5.0))
     pair.lent[:] = 0
-    pair.store._load(m.LoadBlocks(7, list(keys), [digest_of(key) for key in keys], pair.refs(keys)))
-    pair.store._load(m.LoadBlocks(8, [0], [digest_of(0)], pair.refs(range(1))))
+    pair.store._load(m.LoadBlocks(STORE, 7, list(keys), [digest_of(key) for key in keys], pair.refs(keys)))
+    pair.store._load(m.LoadBlocks(STORE, 8, [0], [digest_of(0)], pair.refs(range(1))))
     loaded = [told for told in pair.until(m.BlocksLoaded) if isinstance(told, m.BlocksLoaded)]
     if len(loaded) < 2:
         loaded += [told for told in pair.until(m.BlocksLoaded) if isinstance(told, m.BlocksLoaded)]
@@ -175,11 +174,11 @@ def test_an_order_whose_bytes_cannot_be_moved_ends_with_the_reason_and_the_next_
     assert pair.store._writer is not None
     assert pair.store._writer.seal_now(patient(5.0))
     places = pair.refs(range(len(keys)))
-    pair.store._load(m.LoadBlocks(7, message.keys, message.digests, places))
+    pair.store._load(m.LoadBlocks(STORE, 7, message.keys, message.digests, places))
     (loaded,) = [told for told in pair.until(m.BlocksLoaded) if isinstance(told, m.BlocksLoaded)]
     assert loaded.ok == [True, False] + [True] * (LOAD_SLOTS - 2) + [False] * (len(keys) - LOAD_SLOTS)
     assert "is cut" in loaded.problem
-    pair.store._load(m.LoadBlocks(8, message.keys[:1], message.digests[:1], places[:1]))
+    pair.store._load(m.LoadBlocks(STORE, 8, message.keys[:1], message.digests[:1], places[:1]))
     (loaded,) = [told for told in pair.until(m.BlocksLoaded) if isinstance(told, m.BlocksLoaded)]
     assert (loaded.number, loaded.ok, loaded.problem) == (8, [True], "")
 
@@ -187,18 +186,18 @@ def test_an_order_whose_bytes_cannot_be_moved_ends_with_the_reason_and_the_next_
 def test_lent_blocks_are_compared_with_their_checksums_and_given_out(pair: Pair, tmp_path: Path) -> None:
     message = pair.lend(range(3))
     pair.lent[message.refs[1].offset] ^= 1
-    pair.store._check(p.CheckBlocks(1, message.refs, message.checksums))
-    assert pair.until(p.BlocksChecked) == [p.BlocksChecked(1, [True, False, True])]
+    pair.store._check(m.CheckBlocks(STORE, 1, 5, message.refs, message.checksums))
+    assert pair.until(m.BlocksChecked) == [m.BlocksChecked(STORE, 0, 1, [True, False, True])]
     path = tmp_path / "one.block"
-    pair.store._check(p.CheckBlocks(2, message.refs[2:], message.checksums[2:], str(path)))
-    assert pair.until(p.BlocksChecked) == [p.BlocksChecked(2, [True])]
+    pair.store._check(m.CheckBlocks(STORE, 2, 5, message.refs[2:], message.checksums[2:], str(path)))
+    assert pair.until(m.BlocksChecked) == [m.BlocksChecked(STORE, 0, 2, [True])]
     assert path.read_bytes() == block_of(2).tobytes()
 
 
 def test_a_lent_block_that_cannot_be_read_ends_the_command_with_the_reason(pair: Pair) -> None:
     message = pair.lend(range(3))
     pair.broken.add(message.refs[1].offset)
-    pair.store._check(p.CheckBlocks(1, message.refs, message.checksums))
-    (checked,) = pair.until(p.BlocksChecked)
+    pair.store._check(m.CheckBlocks(STORE, 1, 5, message.refs, message.checksums))
+    (checked,) = pair.until(m.BlocksChecked)
     assert checked.good == [True]
     assert "is cut" in checked.problem

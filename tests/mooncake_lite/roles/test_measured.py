@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mooncake_lite import messages as m
-from tests.mooncake_lite.roles.test_conductor_role import SUMS, Cluster
+from tests.mooncake_lite.roles.test_conductor_role import Cluster
+from tests.mooncake_lite.roles.wording import prefilled
 
 pytestmark = pytest.mark.quick
 
@@ -19,14 +20,12 @@ def test_a_hit_that_loads_for_long_does_not_poison_the_rate(new_tokens: int) -> 
     before = costs.prefill_s(1, 128, 0)
     assert before == pytest.approx(0.1), "what serve() reports"
     (job,) = cluster.submit("b", list(range(128 + new_tokens)))
-    assert isinstance(job, m.Prefill)
-    assert (len(job.load), len(job.store)) == (2, new_tokens // 64)
+    assert isinstance(job.order, m.StartPrefill)
+    assert (len(job.order.load), len(job.order.store)) == (2, new_tokens // 64)
     compute_s = costs.prefill_s(1, 128, 128 - (new_tokens or 1))
-    checksums = [SUMS] * len(job.store)
-    done = m.PrefillDone(
-        "b", [7], [None], checksums, [], compute_s, load_s=30.0, store_s=20.0,
-        computed_tokens=new_tokens or 1, loaded_blocks=2,
-    )  # fmt: skip
+    done = prefilled(
+        job, compute_s=compute_s, load_s=30.0, store_s=20.0, computed_tokens=new_tokens or 1, loaded_blocks=2
+    )
     cluster.tell("rank-1", done)
     assert costs.prefill_s(1, 128, 0) == pytest.approx(before)
 
@@ -36,10 +35,10 @@ def test_decode_steps_and_answers_are_measured_when_a_branch_ends() -> None:
     costs = cluster.role.control.state.costs
     assert not costs.is_step_measured
     (job,) = cluster.submit("a", list(range(128)))
-    cluster.prefill_done(job)  # type: ignore[arg-type]
-    cluster.tell("rank-2", m.DecodeLoaded("a"))
-    done = m.DecodeDone("a", answer_tokens=9, steps=100, sequences=150, context_tokens=19_200, steps_s=2.0)
-    cluster.tell("rank-2", done)
+    cluster.prefill_done(job)
+    cluster.says(2, m.DecodeLoaded, "a")
+    steps = {"steps": 100, "sequences": 150, "context_tokens": 19_200, "steps_s": 2.0}
+    cluster.says(2, m.DecodeEnded, "a", answer_tokens=9, **steps)
     assert costs.is_step_measured
     assert costs.step_s(2, 1, 128) == pytest.approx(0.02)
     assert costs.lengths.predicted(0, 130, 500) == 9

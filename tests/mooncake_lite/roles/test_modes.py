@@ -9,13 +9,13 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.messages.pool import PoolQuery
-from store.keys import block_digests, prefix_keys
+from store.keys import prefix_keys
 from store.layout import BlockLayout
 from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.roles.wording import BLOCK, left, prefilled, submit
 
 pytestmark = pytest.mark.quick
 
-BLOCK = 64
 LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
 TOKENS = list(range(150))
 
@@ -41,12 +41,7 @@ class Conductor:
         return [sent for _, sent in self.hub.sent[before:]]
 
     def submit(self, name: str, salt: bytes = b"model") -> list[Any]:
-        keys = prefix_keys(TOKENS, BLOCK, salt) if salt else []
-        digests = block_digests(TOKENS, BLOCK) if salt else []
-        sampling = m.Sampling(0.0)
-        return self.tell(
-            "gateway-0", m.Submit(name, "gateway-0", TOKENS, keys, digests, salt, sampling, 16, [0])
-        )
+        return self.tell("gateway-0", submit(name, TOKENS, salt))
 
 
 @pytest.mark.parametrize(("options", "offers"), [({}, False), ({"store": 1}, True)])
@@ -55,26 +50,27 @@ def test_a_compute_rank_is_asked_to_serve_and_offers_blocks_where_there_is_a_poo
 ) -> None:
     conductor = Conductor(mode="colocated", compute=1, **options)
     (job,) = conductor.submit("a")
-    assert isinstance(job, m.Serve)
-    assert (job.token_ids, job.load, job.offers, job.salt) == (TOKENS, [], offers, b"model")
-    assert job.keys == prefix_keys(TOKENS, BLOCK, b"model")
-    conductor.tell("rank-1", m.PromptComputed("a", 150, 0.1, job.attempt))
+    order, body = job.order, job.body
+    assert isinstance(order, m.StartServe)
+    assert (body.token_ids, order.load, body.offers, body.salt) == (TOKENS, [], offers, b"model")
+    assert body.keys == prefix_keys(TOKENS, BLOCK, b"model")
+    conductor.tell("rank-1", m.PromptComputed(1, 0, "a", order.attempt, 150, 0.1))
     assert conductor.role.control.state.costs.is_measured
     answered = [*TOKENS, *range(50)]
-    (again,) = conductor.tell("rank-1", m.Preempted("a", answered, 50, job.attempt))
-    assert isinstance(again, m.Serve)
-    assert (again.token_ids, again.answered, again.cached_tokens) == (answered, 50, {})
-    assert again.keys == prefix_keys(answered, BLOCK, b"model")
-    conductor.tell("rank-1", m.DecodeDone("a", again.attempt))
-    assert conductor.role.held == {}
+    (again,) = conductor.tell("rank-1", left(m.Preempted, job, answered))
+    assert isinstance(again.order, m.StartServe)
+    assert (again.body.token_ids, again.body.answered) == (answered, 50)
+    assert again.body.keys == prefix_keys(answered, BLOCK, b"model")
+    conductor.tell("rank-1", m.DecodeEnded(1, 0, "a", again.order.attempt))
+    assert conductor.role.bodies == {}
 
 
 def test_a_request_that_may_reuse_nothing_offers_nothing() -> None:
     conductor = Conductor(mode="colocated", compute=1, store=1)
     (job,) = conductor.submit("a", salt=b"")
-    assert (job.keys, job.salt, job.offers) == ([], b"", False)
+    assert (job.body.keys, job.body.salt, job.body.offers) == ([], b"", False)
     (job,) = Conductor(mode="colocated", compute=1, store=1, enable_prefix_caching=False).submit("a")
-    assert (job.salt, job.offers) == (b"", False)
+    assert (job.body.salt, job.body.offers) == (b"", False)
 
 
 def test_a_compute_rank_takes_as_many_requests_as_it_decodes_at_once() -> None:
@@ -86,13 +82,13 @@ def test_a_compute_rank_takes_as_many_requests_as_it_decodes_at_once() -> None:
 def test_split_hands_blocks_over_in_the_memory_of_the_decode_rank_and_offers_none() -> None:
     conductor = Conductor(mode="split", decode=2)
     (job,) = conductor.submit("a")
-    assert isinstance(job, m.Prefill)
-    assert {ref.rank for ref in (*job.store, job.tail)} == {2}
-    sums = [[1, 2]] * len(job.store)
-    (decode,) = conductor.tell("rank-1", m.PrefillDone("a", [7], [None], sums, [], 0.1, attempt=job.attempt))
-    assert isinstance(decode, m.Decode)
-    assert (decode.blocks, decode.tail, decode.offers) == (job.store, job.tail, False)
-    conductor.tell("rank-2", m.DecodeLoaded("a", decode.attempt))
+    order = job.order
+    assert isinstance(order, m.StartPrefill)
+    assert {ref.rank for ref in (*order.store, order.tail)} == {2}
+    (decode,) = conductor.tell("rank-1", prefilled(job))
+    assert isinstance(decode.order, m.StartDecode)
+    assert (decode.order.blocks, decode.order.tail, decode.body.offers) == (order.store, order.tail, False)
+    conductor.tell("rank-2", m.DecodeLoaded(2, 0, "a", decode.order.attempt))
     assert conductor.role.control.directory.stats()["free_bytes"] == 16 * LAYOUT.nbytes
 
 
@@ -116,7 +112,7 @@ def test_commands_about_the_pool_are_answered_with_one_line_where_there_is_none(
 def test_a_reset_empties_the_pages_of_all_ranks_where_there_is_no_pool(mode: str) -> None:
     reset = PoolQuery("rm-all", force=True, number=5)
     told = Conductor(mode=mode).tell("gateway-0", reset)
-    assert told == [m.ForgetPages(), m.ForgetPages(), m.PoolEnded(number=5)]
+    assert told == [m.ForgetPages(1), m.ForgetPages(2), m.PoolEnded(number=5)]
 
 
 def test_metrics_name_the_role_of_a_rank_of_both_duties() -> None:

@@ -66,7 +66,7 @@ class Conversation:
         """Everything that is answered until the command has ended."""
         done = len(self.orders)
         self.tell("pool-1", query)
-        while len(self.orders) > done and isinstance(self.orders[done], p.CheckBlocks):
+        while len(self.orders) > done and isinstance(self.orders[done], m.CheckBlocks):
             self.store._check(self.orders[done])
             self.tell("rank-3", self.told.pop(0))
             done += 1
@@ -121,24 +121,24 @@ def test_a_list_comes_in_pieces_and_a_command_that_has_gone_is_not_served_on() -
 def test_compact_goes_to_every_store_rank() -> None:
     talk = Conversation()
     assert talk.ask(p.PoolQuery("compact")) == [p.PoolEnded()]
-    assert talk.orders == [p.CompactTier()]
+    assert talk.orders == [m.CompactTier(3)]
 
 
 def test_blocks_are_removed_once_every_tier_has_said_so() -> None:
     talk = Conversation()
     assert talk.ask(p.PoolQuery("rm", keys=[5, 7])) == []
-    assert talk.orders == [m.RemoveBlocks([5, 7])]
+    assert talk.orders == [m.RemoveBlocks(3, [5, 7])]
     assert {5, 7}.isdisjoint(obj.key for obj in talk.directory.visible_objects())
-    talk.tell("rank-3", m.BlocksRemoved([5], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, [5], for_good=True))
     assert talk.answers == []
-    talk.tell("rank-3", m.BlocksRemoved([7, 9], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, [7, 9], for_good=True))
     assert talk.answers == [p.PoolEnded(blocks=2)]
 
 
 def test_a_tier_that_cannot_write_its_removal_down_is_told_of() -> None:
     talk = Conversation()
     talk.ask(p.PoolQuery("rm", keys=[5, 7]))
-    talk.tell("rank-3", m.BlocksRemoved([5, 7], for_good=False))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, [5, 7], for_good=False))
     assert "2 of 2 blocks may come back at the next start" in talk.answers[-1].problem
 
 
@@ -160,10 +160,10 @@ def test_all_that_is_not_in_use_is_removed_and_the_rest_with_force() -> None:
     talk = Conversation()
     talk.directory.lease("reader", [talk.objects[8].object_id], 0.0, 9.0)
     talk.ask(p.PoolQuery("rm-all"))
-    talk.tell("rank-3", m.BlocksRemoved(list(range(BLOCKS)), for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, list(range(BLOCKS)), for_good=True))
     assert talk.answers == [p.PoolEnded(blocks=BLOCKS - 1, kept=1)]
     talk.ask(p.PoolQuery("rm-all", force=True))
-    talk.tell("rank-3", m.BlocksRemoved([8], for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, [8], for_good=True))
     assert talk.answers[-1] == p.PoolEnded(blocks=1)
     assert talk.ask(p.PoolQuery("rm-all"))[-1] == p.PoolEnded()  # nothing is there
 
@@ -171,7 +171,7 @@ def test_all_that_is_not_in_use_is_removed_and_the_rest_with_force() -> None:
 def test_the_answer_to_a_gateway_names_its_query() -> None:
     talk = Conversation()
     talk.tell("gateway-0", p.PoolQuery("rm-all", force=True, number=7))
-    talk.tell("rank-3", m.BlocksRemoved(list(range(BLOCKS)), for_good=True))
+    talk.tell("rank-3", m.BlocksRemoved(3, 0, list(range(BLOCKS)), for_good=True))
     answers = [message for peer, message in talk.hub.sent if peer == "gateway-0"]
     assert answers == [p.PoolEnded(blocks=BLOCKS, number=7)]
 
@@ -186,15 +186,15 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
         tier.append(key, key, sums, engine.local, now=0.0)
     tier.seal()
     store = StoreRole(3, engine, spoke, tier, lambda: False, LAYOUT, ROLES)
-    store._remove(m.RemoveBlocks([2, 9]))
+    store._remove(m.RemoveBlocks(3, [2, 9]))
     until = time.monotonic() + 20.0
     while not told and time.monotonic() < until:
         store._send_outbox()
-    assert told == [m.BlocksRemoved([2, 9], for_good=True)]
+    assert told == [m.BlocksRemoved(3, 0, [2, 9], for_good=True)]
     store.close(5.0)
-    store._remove(m.RemoveBlocks([1]))  # its writer has ended
+    store._remove(m.RemoveBlocks(3, [1]))  # its writer has ended
     store._send_outbox()
-    assert told[-1] == m.BlocksRemoved([1], for_good=False)
+    assert told[-1] == m.BlocksRemoved(3, 0, [1], for_good=False)
     with closing(HDF5Tier(tmp_path, 1 << 30, LAYOUT, "aa")) as again:
         assert again.blocks()[0] == [1]
 

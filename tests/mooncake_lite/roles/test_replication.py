@@ -14,6 +14,7 @@ from mooncake_lite.roles.store import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
 from tests.mooncake_lite.roles.fake_hub import ROLES, FakeHub, new_role
+from tests.mooncake_lite.roles.wording import prefilled
 
 pytestmark = pytest.mark.quick
 
@@ -55,12 +56,13 @@ class Pair:
         """A request of two blocks that ends with its first token; the copy that is ordered, if any."""
         self.now = now
         name = f"at {now}"
-        submit = m.Submit(name, "gateway-0", list(range(128)), KEYS, DIGESTS, b"s", m.Sampling(0.0), 4, [])
-        job, *copies = self.tell("gateway-0", submit)
-        assert isinstance(job, m.Prefill)
-        assert len(job.load) == 2
-        done = m.PrefillDone(name, [7], ["length"], [], [], 0.1, attempt=job.attempt)
-        self.tell("rank-1", done)
+        request = m.RequestArrived(name, 128, 4, KEYS, DIGESTS)
+        body = m.Body("gateway-0", list(range(128)), b"s", m.Sampling(0.0), [])
+        job, *copies = self.tell("gateway-0", m.Submit(request, body))
+        assert isinstance(job, m.Start)
+        assert isinstance(job.order, m.StartPrefill)
+        assert len(job.order.load) == 2
+        self.tell("rank-1", prefilled(job, finished=[0]))
         for copy in copies:
             assert isinstance(copy, m.CopyBlocks)
             assert ("rank-4", copy) in self.hub.sent
@@ -119,11 +121,11 @@ def test_a_copy_that_arrives_damaged_or_not_at_all_is_given_up() -> None:
     assert copy is not None
     good = LAYOUT.checksums(BLOCKS[0])
     pair.now = 3.0
-    pair.tell("rank-4", m.BlocksCopied(copy.number, [[1, 2], []], writing=True))
+    pair.tell("rank-4", m.BlocksCopied(4, 0, copy.number, [[1, 2], []], may_still_write=True))
     assert pair.ranks_read_from(3.5) == [3, 3]
     assert pair.directory.counters["copies_bad"] == 1
     assert pair.directory.stats()["quarantined_bytes"] == LAYOUT.nbytes
-    pair.tell("rank-4", m.BlocksCopied(99, [good], writing=False))  # no such order
+    pair.tell("rank-4", m.BlocksCopied(4, 0, 99, [good]))  # no such order
 
 
 def test_a_near_store_without_room_gets_what_fits() -> None:

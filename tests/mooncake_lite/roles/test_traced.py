@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.computing_rank.machine import Order, Told
+from mooncake_lite.computing_rank.traced import ComputeTrace, TracedRunner
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.roles.conductor import control_config
 from mooncake_lite.roles.gateways import Gateways
 from mooncake_lite.roles.traced import keep_lines
-from mooncake_lite.roles.traced_compute import ComputeTrace, TracedRunner
 from mooncake_lite.roles.traced_conductor import TracedConductorRole
 from mooncake_lite.roles.traced_store import StoreTrace
 from mooncake_lite.tracing.merge import merge
@@ -23,9 +24,9 @@ from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
 from scheduler.instance import DECODE, PREFILL, Result, Step
 from scheduler.instance.step import ReadGroup
 from store.layout import BlockLayout
+from tests.mooncake_lite.computing_rank.test_machine import Rank, prefill, serve
 from tests.mooncake_lite.roles import test_conductor_role
 from tests.mooncake_lite.roles.fake_hub import ROLES
-from tests.mooncake_lite.roles.test_compute_role import Rank, prefill, serve
 from tests.mooncake_lite.tracing.reading import Trace, read
 from transport.batch import Batch, Transfer
 
@@ -58,33 +59,29 @@ class TracedRank(Rank):
     def __init__(self, tracer: Tracer, *duties: str) -> None:
         super().__init__(*duties)
         self.trace = ComputeTrace(tracer, ROLES)
-        self.role.runner = TracedRunner(self.role.runner, self.trace)
-        wire: Any = self.wire
-        receive, send = wire.receive, wire.send
+        self.runner = TracedRunner(self.runner, self.trace)
 
-        def traced_receive(wait_s: float) -> list[m.Message]:
-            began_ns, messages = tracer.now_ns(), receive(wait_s)
-            self.trace.received(messages, wait_s, began_ns)
-            return messages
+    def hear(self, *orders: Order) -> list[Any]:
+        self.trace.received(orders, 0.0, self.trace.tracer.now_ns())
+        return super().hear(*orders)
 
-        def traced_send(message: m.Message) -> bool:
+    def tell(self, told: Sequence[Told]) -> None:
+        for message, *_ in told:
             self.trace.sent(message)
-            return bool(send(message))
-
-        wire.receive, wire.send = traced_receive, traced_send
+        super().tell(told)
 
 
 def test_a_job_is_a_span_with_the_stages_of_its_steps(tmp_path: Path, tracer: Tracer) -> None:
     rank = TracedRank(tracer, PREFILL)
     rank.hear(prefill(list(range(3, 13)), [], 2))
-    rank.until(m.PrefillDone)
+    rank.until(m.PrefillEnded)
     rank.trace.close()
     trace = written(tmp_path)
     assert names(trace, "requests") == ["prefill a", "load", "compute", "store"]
     steps = [one for one in trace.of("rank", "steps") if one.name == "prefill"]
     assert [one.args["prompt tokens"] for one in steps] == [8, 2]
     assert {request for one in steps for request in one.args["requests"]} == {"a"}
-    assert [one["args"]["way"] for one in trace.instants if one["name"] == "PrefillDone"] == [
+    assert [one["args"]["way"] for one in trace.instants if one["name"] == "PrefillEnded"] == [
         "to the conductor"
     ]
 
@@ -93,7 +90,7 @@ def test_a_job_of_a_rank_with_both_duties_is_one_span(tmp_path: Path, tracer: Tr
     rank = TracedRank(tracer, PREFILL, DECODE)
     tokens = list(range(14))
     rank.hear(serve(tokens, rank.in_pool(tokens[:8])))
-    rank.until(m.DecodeDone)
+    rank.until(m.DecodeEnded)
     rank.trace.close()
     trace = written(tmp_path)
     assert names(trace, "requests") == ["serve a", "load", "compute", "decode"]
@@ -104,14 +101,13 @@ def test_a_job_of_a_rank_with_both_duties_is_one_span(tmp_path: Path, tracer: Tr
 def test_a_job_ends_with_the_last_of_its_branches(tmp_path: Path, tracer: Tracer) -> None:
     trace = ComputeTrace(tracer, ROLES)
     for name, answers in (("a", [m.Answer(0, [7]), m.Answer(1, [8])]), ("b", [])):
-        job = m.Decode(
-            name, "gateway-0", [5], 1, [], None, [], b"", m.Sampling(0.0), 9, [], [], 3, 0, answers
-        )
-        trace.received([job], 0.2, tracer.now_ns())
-    trace.sent(m.DecodeLoaded("a", 3))
-    trace.sent(m.DecodeDone("a", 3, 0, 1))
-    trace.sent(m.DecodeDone("b", 3))
-    trace.sent(m.Preempted("a", [5, 7], 1, 3))
+        order = m.StartDecode(1, name, 3, [], None, [0, 1])
+        body = m.Body("gateway-0", [5], b"", m.Sampling(0.0), [], 9, 1, answers=answers)
+        trace.received([m.Start(order, body)], 0.2, tracer.now_ns())
+    trace.sent(m.DecodeLoaded(1, 0, "a", 3))
+    trace.sent(m.DecodeEnded(1, 0, "a", 3, branch=1))
+    trace.sent(m.DecodeEnded(1, 0, "b", 3))
+    trace.sent(m.Report(m.Preempted(1, 0, "a", 3, 2, [], []), [[5, 7]]))
     trace.close()
     a, b = sorted(
         (one for one in written(tmp_path).of("rank", "requests") if not one.depth), key=lambda one: one.name
@@ -179,13 +175,13 @@ def test_an_order_to_a_store_rank_is_a_span_until_its_last_block_is_answered(
 ) -> None:
     trace = StoreTrace(tracer, ROLES)
     refs = [m.BlockRef(n, 3, 16 * n, 16) for n in range(2)]
-    orders = [m.SaveBlocks(refs, [8, 9], [0, 0], [[1], [1]]), m.LoadBlocks(5, [8, 9], [0, 0], refs)]
+    orders = [m.SaveBlocks(3, refs, [8, 9], [0, 0], [[1], [1]]), m.LoadBlocks(3, 5, [8, 9], [0, 0], refs)]
     trace.received(orders, 0.2, tracer.now_ns())
     trace.received([], 0.2, tracer.now_ns())
-    trace.sent(m.BlocksSaved([9], "written"))
-    trace.sent(m.BlocksLoaded(5, [True, False], [[1], []], 0.1))
-    trace.sent(m.BlocksSaved([8], "dropped"))
-    trace.sent(m.BlocksSaved([9], "durable"))
+    trace.sent(m.BlocksSaved(3, 0, [9], "written"))
+    trace.sent(m.BlocksLoaded(3, 0, 5, [True, False], [[1], []], 0.1))
+    trace.sent(m.BlocksSaved(3, 0, [8], "dropped"))
+    trace.sent(m.BlocksSaved(3, 0, [9], "durable"))
     trace.close()
     found = written(tmp_path)
     load, save = sorted(found.of("rank", "orders"), key=lambda one: one.name)
@@ -211,10 +207,10 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     (job,) = cluster.submit("a", [5] * 70)
     for name in "bc":
         cluster.submit(name, [6] * 70)
-    cluster.tell("gateway-0", m.Cancel("b"))
-    cluster.prefill_done(job)  # type: ignore[arg-type]
-    cluster.tell("rank-2", m.DecodeLoaded("a"))
-    cluster.tell("rank-2", m.DecodeDone("a"))
+    cluster.tell("gateway-0", m.RequestCancelled("b"))
+    cluster.prefill_done(job)
+    cluster.says(2, m.DecodeLoaded, "a")
+    cluster.says(2, m.DecodeEnded, "a")
     cluster.tell("rank-3", m.TraceLines(3, b'{"ph":"M","pid":3,"tid":0,"name":"part"},\n'))
     cluster.role.close()
     tracer.close()

@@ -14,8 +14,9 @@ from statistics import mean
 import pytest
 
 from mooncake_lite.cli import main
+from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
-from mooncake_lite.simulator.experiment_commands import _costs, finite
+from mooncake_lite.simulator.experiment_commands import PROFILE, finite
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -34,7 +35,7 @@ def test_mean_ttft_falls_from_random_over_load_balancing_and_local_cache_to_kvca
     scheduling" (FAST'25, figure 5). `make test` takes the rate that the whole experiment finds.
     """
     seeds = seeds_of(soak)
-    experiment = compare_policies.cluster(_costs(), 4, 4, 1_000 if soak > 1 else 300)
+    experiment = compare_policies.cluster(named_profile(PROFILE), 4, 4, 1_000 if soak > 1 else 300)
     rate = None if soak > 1 else 3.5
     result = compare_policies.compare(experiment, compare_policies.SLOWEST_FIRST, seeds, rate, lambda: None)
     for slower, faster, count in result.pairs():
@@ -49,7 +50,7 @@ def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_
     """
     seeds = seeds_of(soak)
     experiment = compare_admission.cluster(
-        _costs(), 16, 1, 1_000 if soak > 1 else 350, compare_admission.RATE
+        named_profile(PROFILE), 16, 1, 1_000 if soak > 1 else 350, compare_admission.RATE
     )
     result = compare_admission.compare(experiment, compare_admission.FORMS[1:], seeds, lambda: None)
     rows = {row.admission: row for row in result.rows}
@@ -106,7 +107,7 @@ def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
 
 @pytest.mark.quick
 def test_equal_seeds_give_equal_results() -> None:
-    experiment = compare_policies.cluster(_costs(), 2, 1, 60)
+    experiment = compare_policies.cluster(named_profile(PROFILE), 2, 1, 60)
     first, second = experiment.run(3), experiment.run(3)
     assert first.latencies == second.latencies
     assert first.loads == second.loads
@@ -114,7 +115,7 @@ def test_equal_seeds_give_equal_results() -> None:
 
 @pytest.mark.quick
 def test_capacity_is_the_highest_rate_that_serves_enough_requests_in_time() -> None:
-    experiment = compare_policies.cluster(_costs(), 1, 1, 40)
+    experiment = compare_policies.cluster(named_profile(PROFILE), 1, 1, 40)
     found = compare_policies.capacity(experiment, 0, 0.9, lambda: None)
 
     def share(rate: float) -> float:

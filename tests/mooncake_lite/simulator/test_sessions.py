@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 
 from mooncake_lite.simulator.sessions import SessionMix, Sessions
+from mooncake_lite.simulator.tokens import Opaque
 from mooncake_lite.simulator.workload import Request
 
 pytestmark = pytest.mark.quick
@@ -19,9 +20,22 @@ def made(seed: int, rate: float, count: int = 600, **mix: object) -> list[Reques
     return [sessions.next() for _ in range(count)]
 
 
+def text_of(request: Request) -> Opaque:
+    """The tokens of a request, with the keys of prompt and answer."""
+    assert isinstance(request.token_ids, Opaque)
+    return request.token_ids
+
+
+def test_the_keys_of_a_prompt_are_those_of_its_full_blocks_and_those_of_its_answer_follow() -> None:
+    for one in made(7, 5.0):
+        text, num_tokens = text_of(one), len(one.token_ids)
+        assert text.keys[: num_tokens // BLOCK] == one.keys
+        assert len(text.keys) == (num_tokens + one.most_tokens) // BLOCK
+
+
 def test_equal_seeds_give_equal_requests_and_others_do_not() -> None:
     def shape(requests: list[Request]) -> list[tuple[float, int, list[int]]]:
-        return [(one.after_s, one.answer_tokens, list(one.keys)) for one in requests]
+        return [(one.after_s, one.most_tokens, one.keys) for one in requests]
 
     assert shape(made(1, 2.0)) == shape(made(1, 2.0)) != shape(made(2, 2.0))
 
@@ -42,9 +56,8 @@ def test_a_turn_begins_with_the_turn_before_it_and_its_answer() -> None:
     requests = made(4, 5.0, documents=10_000, turns=5.0)
     continued = 0
     for number, one in enumerate(requests):
-        longer = one.text.copy()
-        longer.append(one.answer_tokens)
-        begins = [other for other in requests[number + 1 :] if other.keys[: len(longer.keys)] == longer.keys]
+        whole = text_of(one).keys
+        begins = [other for other in requests[number + 1 :] if other.keys[: len(whole)] == whole]
         continued += bool(begins)
     assert continued > len(requests) / 4
 
@@ -59,5 +72,5 @@ def test_conversations_about_a_document_share_its_blocks_alone() -> None:
 
 def test_answers_are_no_longer_than_the_limit_that_the_request_names() -> None:
     requests = made(6, 5.0, answer_tokens=400, spread=2.0, most_answer_tokens=500)
-    assert max(one.answer_tokens for one in requests) == 500
+    assert max(one.most_tokens for one in requests) == 500
     assert {one.max_tokens for one in requests} == {500}

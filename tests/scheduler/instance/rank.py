@@ -137,4 +137,4 @@ class Rank:
 def job(name: str, duties: Sequence[str], tokens: Sequence[int], **more: Any) -> Job:
     """A job of the first attempt, for an answer of up to 8 tokens."""
     values: dict[str, Any] = {"attempt": 0, "answered": 0, "max_tokens": 8, "max_len": 1000} | more
-    return Job(name, duties=frozenset(duties), token_ids=tuple(tokens), **values)
+    return Job(name, duties=frozenset(duties), token_ids=list(tokens), **values)

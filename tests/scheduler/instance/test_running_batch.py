@@ -98,7 +98,7 @@ def test_without_a_page_for_each_next_token_the_youngest_goes_back_with_its_answ
     decode(rank, "young", 5, max_tokens=100, attempt=7, answered=2)
     preempted = rank.until(Preempted)
     assert preempted.job == JobId("young", 7)
-    assert preempted.token_ids[:5] == tuple(range(5))
+    assert preempted.token_ids[:5] == [*range(5)]
     assert preempted.answered == 2 + len(preempted.token_ids) - 5
     assert running(rank) == ["old"]
 
@@ -135,7 +135,7 @@ def test_a_block_that_becomes_full_is_offered_with_its_tokens_and_its_number() -
     (block,) = saved.blocks
     tokens = rank.said_tokens("a")
     assert (block.job, block.index) == (JobId("a", 0), 1)
-    assert block.token_ids == (4, 5, 6, tokens[0])
+    assert block.token_ids == [4, 5, 6, tokens[0]]
     rank.tell(Granted(saved.put, [77]))
     put = rank.until(PutFinished)
     assert (put.places, put.problem) == ([77], "")

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mooncake_lite.computing_rank.jobs import blocks_to_load
+from mooncake_lite.computing_rank.loop import StepRunner
 from mooncake_lite.messages import (
-    Decode,
-    DecodeDone,
+    DecodeEnded,
     DecodeLoaded,
     Message,
     Preempted,
-    Prefill,
-    PrefillDone,
+    PrefillEnded,
     PromptComputed,
+    Report,
     RequestFailed,
+    Start,
+    StartDecode,
+    StartPrefill,
     Swapped,
 )
-from mooncake_lite.roles.compute import StepRunner
-from mooncake_lite.roles.compute_jobs import Asks, blocks_to_load
 from mooncake_lite.roles.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
 from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import JobId, Result, Step
@@ -50,37 +52,39 @@ class ComputeTrace(RankTrace):
         """Note messages, and open the span of each new job."""
         super().received(messages, wait_s, began_ns)
         for message in messages:
-            if isinstance(message, Asks):
+            if isinstance(message, Start):
                 self._open_job(message)
 
     def sent(self, message: Message) -> None:
         """Note a message, and move the span of its job on."""
         super().sent(message)
-        if isinstance(message, DecodeLoaded | PromptComputed):
-            self.requests.stage((message.request_id, message.attempt), "decode")
-        elif isinstance(message, PrefillDone | RequestFailed):
-            self._end_job(message, all_branches=True)
-        elif isinstance(message, DecodeDone | Preempted | Swapped):
-            self._end_job(message, all_branches=False)
+        event = message.event if isinstance(message, Report) else message
+        if isinstance(event, DecodeLoaded | PromptComputed):
+            self.requests.stage((event.request_id, event.attempt), "decode")
+        elif isinstance(event, PrefillEnded | RequestFailed):
+            self._end_job(event, all_branches=True)
+        elif isinstance(event, DecodeEnded | Preempted | Swapped):
+            self._end_job(event, all_branches=False)
 
-    def _open_job(self, message: Asks) -> None:
+    def _open_job(self, message: Start) -> None:
+        order, body = message.order, message.body
         args = {
-            "request": message.request_id,
-            "attempt": message.attempt,
-            "tokens": len(message.token_ids),
-            "blocks to load": len(blocks_to_load(message)),
+            "request": order.request_id,
+            "attempt": order.attempt,
+            "tokens": len(body.token_ids),
+            "blocks to load": len(blocks_to_load(order)),
         }
-        key = message.request_id, message.attempt
-        branches = len(message.answers) or 1 if isinstance(message, Decode) else message.n
-        self._branches[key] = branches
-        if isinstance(message, Prefill):
+        key = order.request_id, order.attempt
+        self._branches[key] = len(body.answers) or 1 if isinstance(order, StartDecode) else body.n
+        if isinstance(order, StartPrefill):
             self._stored.add(key)
-        self.requests.open(key, f"{type(message).__name__.lower()} {message.request_id}", args=args)
-        self.requests.follow(key, message.request_id)
+        name = type(order).__name__.removeprefix("Start").lower()
+        self.requests.open(key, f"{name} {order.request_id}", args=args)
+        self.requests.follow(key, order.request_id)
         self.requests.stage(key, "load")
 
     def _end_job(
-        self, message: PrefillDone | DecodeDone | RequestFailed | Preempted | Swapped, all_branches: bool
+        self, message: PrefillEnded | DecodeEnded | RequestFailed | Preempted | Swapped, all_branches: bool
     ) -> None:
         """Close the span of a job when its last branch has ended."""
         key = message.request_id, message.attempt

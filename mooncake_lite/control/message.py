@@ -1,0 +1,12 @@
+"""The base of everything that one process tells another, and that a recording holds.
+
+Used by `events.py`, `effects.py` and `mooncake_lite.messages`. See docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages: a tagged, positional MessagePack array."""

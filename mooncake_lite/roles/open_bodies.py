@@ -1,0 +1,137 @@
+"""What the conductor keeps of each open request for its ranks: tokens, sampling and the time spent so far.
+
+Used by the conductor role and the simulator, from Submit until the effect Forget. The control plane sees none
+of it.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from mooncake_lite import messages as m
+from mooncake_lite.control.effects import Branched, Order
+from mooncake_lite.control.request import client_id_of
+
+
+class OpenBody:
+    """The body of one open request, and what changes in it.
+
+    request_id     of the request, or of a branch that goes on alone; class_id: its service class
+    prompt_tokens  of its token_ids, tokens of the prompt
+    first_tokens   branch -> its first token, of several branches
+    alone          branch -> its prompt and answer, until it goes on as a request of its own
+    attempt        of the last order
+    loaded, stored blocks that this attempt reuses, and that it writes
+    """
+
+    def __init__(self, request_id: str, body: m.Body, class_id: int) -> None:
+        self.request_id, self.class_id = request_id, class_id
+        self.body = body
+        self.prompt_tokens = len(body.token_ids) - body.answered
+        self.first_tokens: dict[int, int] = {}
+        self.alone: dict[int, OpenBody] = {}
+        self.attempt = 0
+        self.loaded = self.stored = 0
+
+    @classmethod
+    def of(cls, submit: m.Submit, reuse: bool, has_pool: bool) -> OpenBody:
+        """Keep the body of a new request. reuse: prefixes are reused at all."""
+        request, salt = submit.request, submit.body.salt if reuse else b""
+        body = replace(
+            submit.body, salt=salt, max_tokens=request.max_tokens, keys=request.keys, n=request.n,
+            offers=has_pool and bool(salt),
+        )  # fmt: skip
+        return cls(request.request_id, body, request.class_id)
+
+    @property
+    def client_id(self) -> str:
+        """Return the id under which the gateway knows this request."""
+        return client_id_of(self.request_id)
+
+    def decided(self, seconds: float) -> None:
+        """Note how long a policy took to place the request."""
+        self.body = replace(self.body, spans=[*self.body.spans, m.Span("decide", 0, seconds)])
+
+    def start(self, order: m.StartOrder) -> m.Start:
+        """Return an order with the body that its rank needs."""
+        self.attempt, body = order.attempt, self.body
+        if isinstance(order, m.StartDecode):
+            if body.n > 1:
+                answers = [m.Answer(branch, [self.first_tokens[branch]]) for branch in order.branches]
+                body = replace(body, answers=answers)
+            return m.Start(order, body)
+        self.loaded = len(order.load)
+        self.stored = len(order.store) if isinstance(order, m.StartPrefill) else 0
+        return m.Start(order, body)
+
+    def prefilled(self, report: m.Report) -> None:
+        """Append the first token, or keep those of several branches."""
+        body, first = self.body, [tokens[0] for tokens in report.token_ids]
+        self.body = replace(body, spans=report.spans)
+        if body.n > 1:
+            self.first_tokens = dict(enumerate(first, body.branch))
+        else:
+            token_ids = body.token_ids[:]
+            token_ids.extend(first)
+            self.body = replace(self.body, token_ids=token_ids, answered=body.answered + len(first))
+
+    def preempted(self, event: m.Preempted | m.Swapped, token_ids: list[int]) -> None:
+        """Take over prompt and answer so far: of this request, or of a branch that may go on alone."""
+        body = replace(
+            self.body, token_ids=token_ids, answered=len(token_ids) - self.prompt_tokens, keys=event.keys,
+            n=1, branch=event.branch, spans=[],
+        )  # fmt: skip
+        if self.body.n > 1:
+            self.alone[event.branch] = OpenBody(self.request_id, body, self.class_id)
+        else:
+            self.body = body
+
+    def branched(self, branch: int, name: str) -> OpenBody:
+        """Return a preempted branch as a request of its own."""
+        alone = self.alone.pop(branch)
+        alone.request_id = name
+        return alone
+
+    def stored_blocks(self, block_tokens: int) -> tuple[list[int], list[int], int | None]:
+        """Return keys and tokens of the blocks that this attempt wrote, and the key before them."""
+        first, keys = self.loaded, self.body.keys
+        parent = keys[first - 1] if first and keys else None
+        return keys[first : first + self.stored], self.body.token_ids[first * block_tokens :], parent
+
+
+class OpenBodies(dict[str, OpenBody]):
+    """The bodies of the open requests, by request id.
+
+    reuse     prefixes are reused at all; has_pool: full blocks may be offered to a pool
+    """
+
+    def __init__(self, reuse: bool, has_pool: bool) -> None:
+        super().__init__()
+        self._reuse, self._has_pool = reuse, has_pool
+
+    def add(self, submit: m.Submit) -> None:
+        """Keep the body of a request, unless the message comes twice."""
+        self.setdefault(submit.request.request_id, OpenBody.of(submit, self._reuse, self._has_pool))
+
+    def current(self, event: m.PrefillEnded | m.Preempted | m.Swapped) -> OpenBody | None:
+        """Return the body that an event is about. None: of another attempt, or of a request that is over."""
+        body = self.get(event.request_id)
+        return body if body is not None and body.attempt == event.attempt else None
+
+    def keep(self, report: m.Report) -> None:
+        """Keep the tokens of a report about the current attempt of a request."""
+        event = report.event
+        if isinstance(event, m.PutsWanted) or (body := self.current(event)) is None:
+            return
+        if isinstance(event, m.PrefillEnded):
+            body.prefilled(report)
+        else:
+            body.preempted(event, report.token_ids[0])
+
+    def message_of(self, order: Order) -> m.Message:
+        """Return what a rank receives for an order."""
+        return self[order.request_id].start(order) if isinstance(order, m.StartOrder) else order
+
+    def branched(self, effect: Branched) -> None:
+        """Let a branch go on as a request of its own."""
+        self[effect.name] = self[effect.request_id].branched(effect.branch, effect.name)

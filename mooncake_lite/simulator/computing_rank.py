@@ -1,0 +1,110 @@
+"""A computing rank in virtual time: the live rank, driven as `mooncake_lite.computing_rank.loop` drives it.
+
+Used by `world.py`. What the rank does is decided by the machine that serves; only its runner is modelled.
+Explained in docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from mooncake_lite import messages as m
+from mooncake_lite.computing_rank.machine import ComputingRank, Order, Told
+from mooncake_lite.simulator.kv import KV
+from mooncake_lite.simulator.runner import VirtualRunner
+from mooncake_lite.simulator.surroundings import Surroundings
+from scheduler.instance import Step
+
+
+class SimulatedRank:
+    """One rank.
+
+    rank      the machine
+    held      blocks in its pages, as it has told the conductor
+    step_s    seconds of the forward pass under way; 0 without one
+    most      forward passes that one step may stand for
+    _inbox    orders that have come since the step under way began
+    _alarm    number of the latest alarm for the end of a step; an earlier one changes nothing
+    """
+
+    def __init__(self, rank: ComputingRank, kv: KV, world: Surroundings, most: int) -> None:
+        self.rank, self.number = rank, rank.number
+        self.held: set[int] = set()
+        self.most, self._alarm = most, 0
+        self.step_s = 0.0
+        self._world = world
+        self._runner = VirtualRunner(self.number, kv, world, self._wake)
+        self._inbox: list[Order] = []
+        self._runs = self._leaps = False
+
+    def on(self, order: Order) -> None:
+        """Take an order. The rank looks at it before its next step."""
+        self._inbox.append(order)
+        self._wake()
+
+    def check_idle(self) -> None:
+        """Assert that the rank has nothing left: every page, half and slot is free."""
+        state = self.rank.state
+        state.check()
+        assert not state.busy, f"rank {self.number} has work left"
+        assert not state.pages.held
+
+    def _wake(self) -> None:
+        """Let the rank look at what has come. A leap under way ends with its present pass."""
+        if not self._runs:
+            self._turns()
+        elif self._leaps:
+            self._leaps = False
+            self._set_alarm(self._runner.cut())
+
+    def _set_alarm(self, time: float) -> None:
+        """End the step under way at this time."""
+        self._alarm += 1
+        self._world.clock.at(time, partial(self._end, self._alarm))
+
+    def _turns(self) -> None:
+        """Read, decide, compute, tell, until a step takes time, or there is nothing left but to wait."""
+        clock, rank = self._world.clock, self.rank
+        self._runs = True
+        while True:
+            inbox, self._inbox = self._inbox, []
+            for order in inbox:
+                self._tell(rank.on(order, clock.now))
+            step = rank.step(clock.now, self.most)
+            ends_at = self._runner.begin(step)
+            if step.chunks:
+                self.step_s, self._leaps = ends_at - clock.now, step.steps > 1
+                self._set_alarm(ends_at)
+                return
+            result = self._runner.end()
+            self._tell(rank.ended(result, clock.now))
+            begun, ended = step.reads or step.puts, result.halves or result.puts
+            if step.only_waits and not (begun or ended or self._inbox):
+                break
+        self._runs = False
+        self._wait_for_halves(step)
+
+    def _end(self, alarm: int) -> None:
+        """End a step that took time, and go on."""
+        if alarm != self._alarm:
+            return
+        self.step_s, self._leaps = 0.0, False
+        self._tell(self.rank.ended(self._runner.end(), self._world.clock.now))
+        self._turns()
+
+    def _wait_for_halves(self, step: Step) -> None:
+        """Look again when late bytes can no longer come into a staging half."""
+        free_from = [at for at in self.rank.state.staging.free_from if at > step.now]
+        if free_from and self.rank.state.busy:
+            self._world.clock.at(min(free_from), self._wake)
+
+    def _tell(self, told: Iterable[Told]) -> None:
+        for message, gateway, times_s in told:
+            if isinstance(message, m.PagesChanged):
+                self.held.update(message.stored)
+                self.held.difference_update(message.removed)
+            if gateway:
+                self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
+            else:
+                self._world.answer(message)

@@ -1,0 +1,165 @@
+"""A runner in virtual time: carries the steps of one rank out, with modelled seconds and transfers.
+
+Used by `computing_rank.py`, in place of `engine.Runner`. Faults are transfers that fail. Explained in
+docs/explain/control.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mooncake_lite.profiles.compute import PassLoad, load_of
+from mooncake_lite.simulator.faults import LATE_WRITE_S
+from mooncake_lite.simulator.kv import KV, NOTHING, Content
+from mooncake_lite.simulator.surroundings import Surroundings
+from scheduler.instance import JobId, Result, Step, TransferEnded
+from scheduler.instance.staging import HALVES
+from scheduler.instance.step import Chunk, Growth
+from store.objects import BlockRef
+
+FAILED = "connection reset"
+
+
+class VirtualRunner:
+    """The engine and the transfers of one rank.
+
+    wake     is called when a transfer has ended
+    halves   what the staging halves hold, and _slots the single slots
+    """
+
+    def __init__(self, number: int, kv: KV, world: Surroundings, wake: Callable[[], None]) -> None:
+        self._number, self._kv, self._world, self._wake = number, kv, world, wake
+        self._per_block = world.shape.layout.block_tokens // world.shape.page_tokens  # pages
+        self._halves: list[list[Content]] = [[] for _ in range(HALVES)]
+        self._slots: dict[int, Content] = {}
+        self._ended_halves: list[TransferEnded] = []
+        self._ended_puts: list[TransferEnded] = []
+        self._tokens: list[int] = []
+        self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
+
+    def begin(self, step: Step) -> float:
+        """Begin a step, and return the time of its end. It does not wait for transfers."""
+        world, kv = self._world, self._kv
+        for read in step.reads:
+            landed = partial(self._arrived, read.half, read.places)
+            world.hardware.read(self._number, read.places, landed)
+        for land in step.lands:
+            kv.put(land.pages, self._halves[land.half][: land.count])
+        written = []
+        for group in step.writes:
+            size = self._per_block
+            blocks = [kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
+            self._halves[group.half] = blocks
+            written.append([self._sums(block) for block in blocks])
+            left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
+            world.hardware.write(self._number, group.places, left)
+        for save in step.saves:
+            self._slots[save.slot] = kv.block(save.pages)
+        saved = [self._sums(self._slots[save.slot]) for save in step.saves]
+        for put in step.puts:
+            blocks = [self._slots[slot] for slot in put.slots]
+            left = partial(self._left, self._ended_puts, put.put, put.places, blocks)
+            world.hardware.write(self._number, put.places, left)
+        for growth in step.grow:
+            if growth.copies is not None:
+                kv.copy(growth.copies, growth.pages[0])
+        self._step, self._moved = step, (written, saved)
+        self._tokens, self._passes = [], []
+        self._compute(step)
+        return self._passes[-1][0] if self._passes else world.clock.now
+
+    def _compute(self, step: Step) -> None:
+        """Do the passes of a step, until one of them draws a token that ends an answer."""
+        at = self._world.clock.now
+        chunks: Sequence[Chunk] = step.chunks
+        if not chunks:
+            return
+        load, stops = load_of(chunks), chunks[0].draws[0].stop_ids if step.steps > 1 else frozenset()
+        growths = deque(step.later)
+        for number in range(1, step.steps + 1):
+            if number > 1:
+                chunks, load = self._next_pass(chunks, number, growths), _longer(load)
+            drawn = self._kv.compute(chunks)
+            seconds = self._world.hardware.pass_s(self._number, load)
+            at += seconds
+            self._tokens += drawn
+            self._passes.append((at, seconds))
+            if not stops.isdisjoint(drawn):
+                return
+
+    def _next_pass(
+        self, chunks: Sequence[Chunk], number: int, growths: deque[tuple[int, Growth]]
+    ) -> Sequence[Chunk]:
+        """Return the chunks of the next pass of a leap. Each computes the token that the last pass drew."""
+        if not self._kv.is_exact:
+            return chunks
+        pages: dict[JobId, Sequence[int]] = {}
+        while growths and growths[0][0] == number:
+            growth = growths.popleft()[1]
+            pages[growth.job] = growth.pages
+        found = []
+        for chunk, token in zip(chunks, self._tokens[-len(chunks) :]):
+            draw = replace(chunk.draws[0], answered=chunk.draws[0].answered + 1)
+            held = (*chunk.pages, *pages.get(chunk.job, ()))
+            found.append(replace(chunk, token_ids=[token], start=chunk.end, pages=held, draws=(draw,)))
+        return found
+
+    def cut(self) -> float:
+        """End a leap with the pass under way. Returns when that ends."""
+        now = self._world.clock.now
+        left = next(number for number, (end_s, _) in enumerate(self._passes, 1) if end_s >= now)
+        del self._passes[left:]
+        del self._tokens[left * len(self._step.chunks) :]
+        return self._passes[-1][0]
+
+    def end(self) -> Result:
+        """Return the result of the step, with the transfers that have ended by now."""
+        halves, self._ended_halves[:] = tuple(self._ended_halves), ()
+        puts, self._ended_puts[:] = tuple(self._ended_puts), ()
+        *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
+        written, saved = self._moved
+        return Result(self._step, self._tokens, written, saved, halves, puts, seconds, passes=passes)
+
+    def _sums(self, block: Content) -> list[int]:
+        return block.sums(self._world.memory.layers)
+
+    def _arrived(self, half: int, places: Sequence[BlockRef]) -> None:
+        """End a read. Bytes of one that has failed may come into the half much later."""
+        world = self._world
+        if world.dice.random() < world.faults.read_fails:
+            late = world.dice.random() < world.faults.may_still_write
+            self._halves[half] = [NOTHING] * len(places)
+            if late:
+                world.clock.after(world.dice.random() * LATE_WRITE_S, partial(self._spoil, half))
+            self._ended_halves.append(TransferEnded(half, FAILED, late))
+        else:
+            self._halves[half] = [world.memory.find(place) or NOTHING for place in places]
+            self._ended_halves.append(TransferEnded(half))
+        self._wake()
+
+    def _spoil(self, half: int) -> None:
+        self._halves[half] = [NOTHING] * len(self._halves[half])
+
+    def _left(
+        self, ended: list[TransferEnded], number: int, places: Sequence[BlockRef], blocks: list[Content]
+    ) -> None:
+        """End a write. One that has failed leaves some of its places as they were."""
+        world = self._world
+        fails = world.dice.random() < world.faults.write_fails
+        for place, block in zip(places, blocks):
+            if not (fails and world.dice.random() < 0.5):
+                world.memory.write(place, block)
+        if fails:
+            late = world.dice.random() < world.faults.may_still_write
+            ended.append(TransferEnded(number, FAILED, late))
+        else:
+            ended.append(TransferEnded(number))
+        self._wake()
+
+
+def _longer(load: PassLoad) -> PassLoad:
+    """Return the load of the next pass of a leap: each sequence attends to one more token."""
+    return PassLoad(0, 0, load.sequences, load.context + load.sequences)
