@@ -23,7 +23,7 @@ class PrefillColumns:
     decode_row    (n,) int64     its row in DecodeColumns, if it has both duties, or else -1
     num_both      number of instances that have both duties
     waiting_s     (n,) float64   predicted seconds of the prefills in its queue, without corrections
-    ends_s        (n,) float64   predicted time at which those that have started end; at most now: none runs
+    ends_s        (n,) float64   predicted time at which those that have started end; at most now if none runs
     """
 
     def __init__(

@@ -216,22 +216,20 @@ class State:
         assert prefill.queue.head() == request_id, f"request {request_id} is not the head"
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
         self._leave_queue(prefill, placed)
-        prefill.running[request_id] = None
         prefill.pending_tokens += placed.uncached_tokens
-        begins_s, seconds = max(prefill.ends_s, now), self.costs.queue_s(prefill.instance, placed.waiting_s)
-        prefill.ends_s = begins_s + float(seconds)
+        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.waiting_s)), now)
         self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
         self._stop_waiting(placed.request, started=True)
 
-    def defer(self, request_id: str) -> None:
+    def defer(self, request_id: str, now: float) -> None:
         """Put a request that could not start, or that must start again, back to the head of its queue.
 
         It stays there, and so do the requests behind it, until `retry`.
         """
         prefill, placed = self._prefill_of(request_id), self._placed[request_id]
         if request_id in prefill.running:
-            self._leave_slot(prefill, placed)
+            self._leave_slot(prefill, placed, now, is_done=False)
         else:
             self._leave_queue(prefill, placed)
         placed.key = FIRST
@@ -264,7 +262,7 @@ class State:
         prefill = self._prefill_of(request_id)
         assert request_id in prefill.running, f"request {request_id} is not being prefilled"
         placed = self._placed[request_id]
-        self._leave_slot(prefill, placed)
+        self._leave_slot(prefill, placed, now, is_done=True)
         self._look_at(prefill)
         decode = self.decodes[placed.placement.decode]
         placed.decodes = True
@@ -310,14 +308,12 @@ class State:
                 placed.key = key
                 self._prefill_of(name).queue.change_key(name, key)
 
-    def _leave_slot(self, prefill: PrefillInstance, placed: Placed) -> None:
-        del prefill.running[placed.request.request_id]
+    def _leave_slot(self, prefill: PrefillInstance, placed: Placed, now: float, *, is_done: bool) -> None:
+        prefill.leave(placed.request.request_id, now, is_done=is_done)
         prefill.pending_tokens -= placed.uncached_tokens
         for node in self._sources.pop(placed.request.request_id, ()):
             self._flows[node] -= 1
-        if not prefill.running:
-            prefill.ends_s = 0.0
-            self.prefill_columns.show(prefill)
+        self.prefill_columns.show(prefill)
 
     def keep_slots(self, request_id: str, slots: int) -> None:
         """Free all decode slots of a request but these: its other answers have ended."""
@@ -333,7 +329,7 @@ class State:
         self._free_decode_slots -= more
         self.decode_columns.show(decode)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request_id: str, now: float) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
         if held := self.held.leave(request_id):
             self._stop_waiting(held.request, started=False)
@@ -348,7 +344,7 @@ class State:
             self._stop_waiting(placed.request, started=False)
             self._look_at(prefill)
         elif request_id in prefill.running:
-            self._leave_slot(prefill, placed)
+            self._leave_slot(prefill, placed, now, is_done=False)
             self._look_at(prefill)
         self._take_slots(self.decodes[placed.placement.decode], placed, 0)
 
@@ -436,6 +432,8 @@ class State:
             assert self.placement_of(request_id).prefill == prefill.instance
         assert len(prefill.running) <= prefill.slots
         prefill.queue.check()
+        started_s = sum(one.seconds for one in prefill.running.values())
+        assert 0.0 <= prefill.left_s <= started_s or isclose(prefill.left_s, started_s, abs_tol=1e-6)
         expected = sum(self._placed[name].waiting_s for name in prefill.queue)
         assert isclose(prefill.waiting_s, expected, abs_tol=1e-6)
         assert prefill.pending_tokens == sum(self._placed[name].uncached_tokens for name in here)

@@ -181,7 +181,7 @@ class Dispatcher:
             if reason := self.room.never_fits(record, error, now):
                 self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
-            self._state.defer(record.request_id)
+            self._state.defer(record.request_id, now)
             self.pool_is_full = self._handover == "pool"  # another decode rank may have space of its own
             return
         if moves:
@@ -200,7 +200,7 @@ class Dispatcher:
         elif record.bad_blocks:  # they are misses now: look the prefix up again
             self._requests.move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
-            self._state.defer(record.request_id)
+            self._state.defer(record.request_id, now)
             self._state.retry()
         else:
             self._prefill(record, now)

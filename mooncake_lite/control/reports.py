@@ -181,6 +181,6 @@ class Reports:
         record.kept = kept
         record.since_s, record.num_tokens = now, preempted.num_tokens
         record.keys, record.digests = preempted.keys, preempted.digests
-        self._state.forget(record.request_id)
+        self._state.forget(record.request_id, now)
         self._requests.no_place = False
         self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)

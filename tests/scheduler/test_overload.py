@@ -310,7 +310,7 @@ def test_a_request_goes_to_another_decode_instance_where_its_limit_is_kept(
     started(state)
     state.end_prefill("c", 0.0)
     assert other_decode(state, "c") is None, "12 is full, so c stays, and never waits"
-    state.forget("gone")
+    state.forget("gone", 0.0)
     found = other_decode(state, "c")
     assert found == (better and (better[0], pytest.approx(better[1])))
     if found is not None:

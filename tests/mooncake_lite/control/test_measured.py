@@ -14,6 +14,7 @@ from mooncake_lite.simulator.hardware import PREFILL_S_PER_TOKEN, STEP_S
 from mooncake_lite.simulator.world import World
 from scheduler import State
 from scheduler.costs import CostConfig, Costs
+from scheduler.instances import Started
 
 pytestmark = pytest.mark.quick
 
@@ -59,7 +60,7 @@ def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed
     ended = ev.PrefillEnded(1, 0, "a", 1, [], [], 0.5, 3.0, 0.2, 64, 2)
     record.started_s, record.ordered_s = 4.0, 5.0
     running = measured.state.prefills[1].running
-    running |= {"a": None, "b": None}
+    running |= {"a": Started(0.0, 4.0), "b": Started(0.0, 4.0)}
     measured.prefilled(record, ended, 9.0)
     assert costs.message_s == 0.0
     assert costs.held_s(1.0) == costs.recompute_s(1000, 0) / CostConfig().prefill.marginal_s(1000, 0)
