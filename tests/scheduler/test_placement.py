@@ -130,6 +130,43 @@ def random_request(rng: random.Random, name: str) -> s.Request:
     return request(name, len(keys) * BLOCK_TOKENS + rng.randrange(1, 64), keys)
 
 
+def changed(rng: random.Random, state: s.State) -> None:
+    """Change the pool and the pages at random."""
+    key, tier = rng.randrange(12), rng.choice(["dram", "ssd"])
+    rng.choice([state.index.stored, state.index.removed])(key, rng.choice([21, 22]), tier)
+    chain = list(range(rng.randrange(6), rng.randrange(6, 12)))
+    state.index.stored_run(chain, chain[0], rng.choice([21, 22]), "dram")
+    rng.choice([state.pages.stored, state.pages.removed])(key, 1, "dram")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_choice_changes_no_answer_of_the_books(seed: int) -> None:
+    """Two clusters with one history, and only one of them is asked for places that no request takes."""
+    print("seed", seed)
+    asked, left_alone = (random_cluster(random.Random(seed)) for _ in range(2))
+    questions = random.Random(seed + 1)
+    for step in range(60):
+        for state in (asked, left_alone):
+            changed(random.Random(f"{seed} {step}"), state)
+        for _ in range(3):
+            wanted = random_request(questions, "question")
+            assert s.explain(POLICY, asked, wanted, float(step)) == s.explain(
+                POLICY, asked, wanted, float(step)
+            )
+        if step % 10 == 9:
+            wanted = random_request(questions, f"r{step}")
+            first, second = (choose(state, wanted, float(step)) for state in (asked, left_alone))
+            assert first == second
+            if isinstance(first, s.Placement):
+                asked.place(wanted, first, float(step))
+                left_alone.place(wanted, first, float(step))
+        assert asked.index.places() == left_alone.index.places()
+        assert asked.pages.places() == left_alone.pages.places()
+        assert [*asked.queue_s(step)] == [*left_alone.queue_s(step)]
+        assert "question" not in asked
+        asked.check()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int) -> None:
     print("seed", seed)
