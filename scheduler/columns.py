@@ -7,10 +7,15 @@ The books (queues, slots, requests) are in `state.py`; a column repeats a number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.instances import DecodeInstance, PrefillInstance
+
+Column: TypeAlias = "float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]"
+"""What the costs take: a number or a column. The result is a column if any argument is one."""
 
 
 class PrefillColumns:

@@ -118,14 +118,14 @@ class DecodeInstance:
 class Placed:
     """A request that has a place.
 
-    waiting_s   predicted seconds of its prefill, without corrections
+    prefill_s   predicted seconds of its prefill, without corrections
     key         of its place in the queue
     decodes     its prefill has ended, or it needs none
     """
 
     request: Request
     placement: Placement
-    waiting_s: float = 0.0
+    prefill_s: float = 0.0
     key: Key = ()
     decodes: bool = False
 

@@ -217,7 +217,7 @@ class State:
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
         self._leave_queue(prefill, placed)
         prefill.pending_tokens += placed.uncached_tokens
-        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.waiting_s)), now)
+        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.prefill_s)), now)
         self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
         self._stop_waiting(placed.request, started=True)
@@ -286,7 +286,7 @@ class State:
 
     def _enqueue(self, prefill: PrefillInstance, placed: Placed, front: bool) -> None:
         prefill.queue.add(placed.request.request_id, placed.key, front=front)
-        prefill.waiting_s += placed.waiting_s
+        prefill.waiting_s += placed.prefill_s
         prefill.pending_tokens += placed.uncached_tokens
         self._num_queued += 1
         self.prefill_columns.show(prefill)
@@ -295,7 +295,7 @@ class State:
         """Take a request out of a queue. Sums of seconds begin anew at 0: rounding does not add up."""
         prefill.queue.remove(placed.request.request_id)
         prefill.pending_tokens -= placed.uncached_tokens
-        prefill.waiting_s = prefill.waiting_s - placed.waiting_s if prefill.queue else 0.0
+        prefill.waiting_s = prefill.waiting_s - placed.prefill_s if prefill.queue else 0.0
         self._num_queued -= 1
         self.prefill_columns.show(prefill)
 
@@ -434,7 +434,7 @@ class State:
         prefill.queue.check()
         started_s = sum(one.seconds for one in prefill.running.values())
         assert 0.0 <= prefill.left_s <= started_s or isclose(prefill.left_s, started_s, abs_tol=1e-6)
-        expected = sum(self._placed[name].waiting_s for name in prefill.queue)
+        expected = sum(self._placed[name].prefill_s for name in prefill.queue)
         assert isclose(prefill.waiting_s, expected, abs_tol=1e-6)
         assert prefill.pending_tokens == sum(self._placed[name].uncached_tokens for name in here)
         row, columns = prefill.row, self.prefill_columns
