@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     slo_ttft_s     time to first token that it asks for; inf: none
     slo_tbt_s      likewise, time between tokens
     arrived_s      when it came, or was preempted, on the caller's clock
-    predicted_tokens   of one answer, as a predictor expects it
+    predicted_tokens   of one answer, as a predictor expects it: those that are still to come
     """
 
     request_id: str

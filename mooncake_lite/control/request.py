@@ -143,8 +143,10 @@ class RequestRecord:
         self.stage = TRANSITIONS[self.stage, step]
 
     def as_request(self, state: State, block_tokens: int) -> Request:
-        """Return the part of the record that policies may see, with a predicted length of its answer."""
-        predicted = state.costs.lengths.predicted(self.class_id, self.num_tokens, self.max_tokens)
+        """Return the part of the record that policies may see, with the predicted rest of its answer."""
+        predicted = state.costs.lengths.predicted(
+            self.class_id, self.prompt_tokens, self.max_tokens, self.num_tokens - self.prompt_tokens
+        )
         return Request(
             self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
             self.wait_limit_s, self.n, self.tenant, self.slo_ttft_s, self.slo_tbt_s, self.since_s, predicted,

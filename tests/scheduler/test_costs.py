@@ -275,3 +275,11 @@ def test_a_length_is_the_moving_mean_of_answers_to_prompts_of_about_this_length(
         lengths.answered(0, 100, 300)
     assert lengths.predicted(0, 100, 512) == pytest.approx(300, rel=0.01)
     assert lengths.predicted(0, 100, 200) == 200, "never above max_tokens"
+
+
+def test_of_an_answer_that_has_begun_only_the_rest_is_predicted() -> None:
+    lengths = Lengths()
+    assert lengths.predicted(0, 100, 512, 500) == 12, "nothing is known"
+    lengths.answered(0, 100, 40)
+    assert lengths.predicted(0, 100, 512, 30) == 10
+    assert lengths.predicted(0, 100, 512, 60) == 1, "it is longer than most, and has not ended"
