@@ -236,11 +236,14 @@ class State:
         self._enqueue(prefill, placed, front=True)
         self._deferred[request_id] = prefill.instance
 
-    def retry(self) -> None:
-        """Let deferred requests start again: capacity was freed."""
-        while self._deferred:
-            _, instance = self._deferred.popitem(last=False)
-            self._may_start[instance] = None
+    @property
+    def deferred(self) -> list[str]:
+        """Return the deferred requests, the first one first."""
+        return list(self._deferred)
+
+    def retry(self, request_id: str) -> None:
+        """Let a deferred request start again: what it waits for was freed."""
+        self._may_start[self._deferred.pop(request_id)] = None
 
     def reads(self, request_id: str, nodes: Iterable[int]) -> None:
         """Note the other nodes that a running prefill reads from, each named once."""

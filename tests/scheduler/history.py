@@ -46,7 +46,8 @@ def history(seed: int) -> Iterator[object]:
                 state.start(name, float(step))
             else:
                 state.defer(name, float(step))
-        state.retry()
+        for name in state.deferred:
+            state.retry(name)
         running = [name for one in state.prefills.values() for name in one.running]
         for name in running[: rng.randrange(4)]:
             state.costs.measured_prefill(

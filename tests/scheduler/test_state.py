@@ -71,7 +71,7 @@ def test_a_deferred_request_keeps_its_place_at_the_head_and_is_not_tried_before_
     state.defer("a", 0.0)
     assert state.startable() is None
     assert state.num_waiting == 2
-    state.retry()
+    state.retry("a")
     assert started(state) == ["a"]
 
 
@@ -80,7 +80,7 @@ def test_a_request_can_be_deferred_without_a_start() -> None:
     placed(state, "a")
     state.defer("a", 0.0)
     assert state.startable() is None
-    state.retry()
+    state.retry("a")
     assert state.startable() == "a"
 
 
@@ -173,7 +173,7 @@ def test_a_start_that_is_deferred_at_once_gives_back_what_it_added() -> None:
     for event in range(2000):
         state.start("b", event / 1000)
         state.defer("b", event / 1000)
-        state.retry()
+        state.retry("b")
         state.check()
     assert state.queue_s(2.0) == pytest.approx([18.0]), "8 s of a, and b in the queue"
 

@@ -80,7 +80,8 @@ class AnyCalls(RuleBasedStateMachine):
 
     @rule()
     def free_capacity(self) -> None:
-        self.state.retry()
+        for name in self.state.deferred:
+            self.state.retry(name)
         self.deferred.clear()
 
     @rule(data=st.data())
