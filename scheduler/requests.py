@@ -44,6 +44,11 @@ class Request(msgspec.Struct, frozen=True):
     predicted_tokens: float = 0.0
 
     @property
+    def has_limit(self) -> bool:
+        """Tell whether it asks for a limit on latency."""
+        return min(self.slo_ttft_s, self.slo_tbt_s) < inf
+
+    @property
     def context(self) -> float:
         """Tokens that each of its sequences attends to, in the mean over its answer."""
         return self.num_tokens + self.predicted_tokens / 2

@@ -129,8 +129,10 @@ class Dispatcher:
                 self._state.retry(request_id)
 
     def _place(self, record: RequestRecord, request: Request, now: float) -> None:
-        """Find a place for a held request. Without one, it and all after it wait for capacity."""
+        """Find a place for a held request, or refuse it. Without one, all that are held wait for capacity."""
         decision = self.choose(self._state, request, now)
+        if isinstance(decision, Placement) and not record.resumed:
+            decision = self.admission.on_place(self._state, request, decision, now) or decision
         if isinstance(decision, Wait):
             self._requests.no_place = True
         elif isinstance(decision, Rejection):

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 import scheduler as s
-from scheduler.admission import NEED_LIMITS, Predictive, Shed
+from scheduler.admission import DEFAULT, NEED_LIMITS, Predictive, Shed
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.decode_load import DecodeLoad
 from scheduler.placement import other_decode
@@ -218,6 +218,33 @@ def test_every_form_but_none_keeps_the_bound_of_the_queue_and_takes_an_id_once(f
     assert refused.reason == "1 requests are waiting, the limit is 1"
     assert refusal("none", state, request("b")) is None
     assert refusal("none", state, request("a")) is not None
+
+
+def test_the_default_refuses_by_latency_only_what_has_a_limit() -> None:
+    state = cluster()
+    for name in "abc":
+        place(state, request(name, tokens=16_000))
+    assert refusal(DEFAULT, state, request("d")) is None
+    assert refusal(DEFAULT, state, request("d", ttft_s=1.0)) is not None
+    assert refusal(DEFAULT, state, request("d", tbt_s=1e-3)) is not None
+
+
+@pytest.mark.parametrize("form", ["early-rejection", "predictive", "shed", "after-prefill"])
+def test_the_time_that_a_request_was_held_counts_as_part_of_its_time_to_first_token(form: str) -> None:
+    state, admission = cluster(), s.ADMISSIONS[form]()
+    wanted = request("a", ttft_s=2.0)
+    state.hold(wanted, 0.0)
+    for now, is_refused in ((1.3, False), (1.95, True)):
+        found = choose(state, wanted, now)
+        assert isinstance(found, s.Placement)
+        assert (admission.on_place(state, wanted, found, now) is not None) is is_refused
+
+
+def test_a_held_request_that_gets_a_place_does_not_wait_for_itself() -> None:
+    state = cluster()
+    wanted = request("a", tbt_s=0.021)
+    state.hold(wanted, 0.0)
+    assert Predictive().on_place(state, wanted, choose(state, wanted, 0.0), 0.0) is None  # type: ignore[arg-type]
 
 
 def test_retry_after_is_when_the_first_token_would_come_in_time() -> None:
