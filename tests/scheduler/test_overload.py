@@ -350,3 +350,25 @@ def test_a_request_is_not_moved_by_a_guess() -> None:
     state = cluster(decode=2, costs=s.CostConfig())
     place(state, request("a", tbt_s=1e-6))
     assert other_decode(state, "a") is None
+
+
+def test_a_request_is_moved_to_an_instance_that_has_exactly_the_slots_that_it_needs() -> None:
+    state = cluster(slots=4)
+    state.add_instance(12, 0, ["decode"], 2)
+    decoding(state, "a", n=2)
+    decoding(state, "gone", n=2)
+    assert place(state, request("c", tbt_s=0.035, n=2)).decode == 11
+    started(state)
+    state.end_prefill("c", 0.0)
+    state.forget("gone", 0.0)
+    assert state.decodes[12].free == 2
+    assert other_decode(state, "c") == (12, pytest.approx(0.03))
+
+
+def test_prediction_counts_no_more_sequences_than_there_are_slots_beside_the_request() -> None:
+    state = cluster(slots=4)
+    decoding(state, "a", n=3)
+    for name in "bcd":
+        state.hold(request(name), 0.0)
+    limited = request("e", tbt_s=0.055)
+    assert Predictive().tbt_s(state, limited, None, 0.1, 0.0) == pytest.approx(0.05), "4 of 4 slots"
