@@ -22,6 +22,7 @@ from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, ro
 from mooncake_lite.origins import LOOPBACK, parse_origins
 from mooncake_lite.scheduling_options import check_scheduling
 from mooncake_lite.service_classes import TABLES, Tenant, parse_classes, parse_tenants
+from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import ServiceClass
 from scheduler.instance import SHARING, Preemption
 from scheduler.placement import THRESHOLD
@@ -206,7 +207,7 @@ class ServeConfig:
     max_queue: int = 64
     policy: str = "kvcache-centric"
     balancing_threshold: float = THRESHOLD
-    admission: str = "bounded-queue"
+    admission: str = ADMISSION
     racks: str = ""
     queue: str = "fcfs"
     queue_ageing: float = AGEING

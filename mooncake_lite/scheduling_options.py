@@ -13,7 +13,7 @@ from typing import Any
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.modes import mode_of
-from scheduler.admission import ADMISSIONS, NEED_LIMITS
+from scheduler.admission import ADMISSIONS, DEFAULT, NEED_LIMITS
 from scheduler.classes import ServiceClass
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
@@ -47,7 +47,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 def _check_admission(admission: str, mode: str, is_limited: bool) -> None:
     """Check the form of admission. is_limited: there is a limit on latency, of a class or of all requests."""
-    if admission in NEED_LIMITS and not is_limited:
+    if admission in NEED_LIMITS - {DEFAULT} and not is_limited:
         raise ConfigError(
             f"admission={admission} refuses by limits on latency, and there are none; "
             "set slo_ttft_ms or slo_tpot_ms, or a limit of a service class"

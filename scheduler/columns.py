@@ -7,10 +7,15 @@ The books (queues, slots, requests) are in `state.py`; a column repeats a number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.instances import DecodeInstance, PrefillInstance
+
+Column: TypeAlias = "float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]"
+"""What the costs take: a number or a column. The result is a column if any argument is one."""
 
 
 class PrefillColumns:
@@ -23,7 +28,7 @@ class PrefillColumns:
     decode_row    (n,) int64     its row in DecodeColumns, if it has both duties, or else -1
     num_both      number of instances that have both duties
     waiting_s     (n,) float64   predicted seconds of the prefills in its queue, without corrections
-    ends_s        (n,) float64   predicted time at which those that have started end; at most now: none runs
+    ends_s        (n,) float64   predicted time at which those that have started end; at most now if none runs
     """
 
     def __init__(

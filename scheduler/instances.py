@@ -6,6 +6,7 @@ Kept by `scheduler.state`, read by policies and admission.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler.line import Key, Line
 from scheduler.requests import Placement, Request
@@ -14,27 +15,57 @@ DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "d
 """What an instance can do: one of the two, or both."""
 
 
+class Started(NamedTuple):
+    """A request in a prefill slot: the predicted seconds of its work, and when it started."""
+
+    seconds: float
+    at_s: float
+
+
 @dataclass(slots=True)
 class PrefillInstance:
     """One instance that prefills.
 
     queue            requests placed on it, in the order in which they will start
-    running          requests that occupy one of its prefill slots
+    running          requests that occupy one of its prefill slots -> what `start` has added
     pending_tokens   uncached tokens of both
     waiting_s        seconds of the prefills in its queue, as the costs predict them without corrections
-    ends_s           predicted time at which the running ones end
+    left_s           predicted seconds of work that the running ones have left at the time `as_of_s`
     row              its row in the columns
+
+    Invariant: left_s is at least 0, and at most the sum of the predicted seconds of the running requests.
+    Slots share one machine, so work takes as long one after the other as side by side.
     """
 
     instance: int
     node: int
     slots: int
     queue: Line = field(default_factory=Line)
-    running: dict[str, None] = field(default_factory=dict)
+    running: dict[str, Started] = field(default_factory=dict)
     pending_tokens: int = 0
     waiting_s: float = 0.0
-    ends_s: float = 0.0
+    left_s: float = 0.0
+    as_of_s: float = 0.0
     row: int = 0
+
+    @property
+    def ends_s(self) -> float:
+        """Return the predicted time at which the running requests end; not after now if none runs."""
+        return self.as_of_s + self.left_s
+
+    def start(self, request_id: str, seconds: float, now: float) -> None:
+        """Let a request occupy a slot, with the predicted seconds of its work."""
+        self.left_s = max(0.0, self.ends_s - now) + seconds
+        self.as_of_s = now
+        self.running[request_id] = Started(seconds, now)
+
+    def leave(self, request_id: str, now: float, *, is_done: bool) -> None:
+        """Free a request's slot. If it is not done, it gives back the seconds that it cannot have used."""
+        started = self.running.pop(request_id)
+        unused_s = 0.0 if is_done else max(0.0, started.seconds - (now - started.at_s))
+        left_s = max(0.0, self.ends_s - now) - unused_s
+        self.left_s = max(0.0, min(left_s, sum(one.seconds for one in self.running.values())))
+        self.as_of_s = now
 
 
 @dataclass(slots=True)
@@ -87,14 +118,14 @@ class DecodeInstance:
 class Placed:
     """A request that has a place.
 
-    waiting_s   predicted seconds of its prefill, without corrections
+    prefill_s   predicted seconds of its prefill, without corrections
     key         of its place in the queue
     decodes     its prefill has ended, or it needs none
     """
 
     request: Request
     placement: Placement
-    waiting_s: float = 0.0
+    prefill_s: float = 0.0
     key: Key = ()
     decodes: bool = False
 

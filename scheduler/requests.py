@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     slo_ttft_s     time to first token that it asks for; inf: none
     slo_tbt_s      likewise, time between tokens
     arrived_s      when it came, or was preempted, on the caller's clock
-    predicted_tokens   of one answer, as a predictor expects it
+    predicted_tokens   of one answer, as a predictor expects it: those that are still to come
     """
 
     request_id: str
@@ -42,6 +42,11 @@ class Request(msgspec.Struct, frozen=True):
     slo_tbt_s: float = inf
     arrived_s: float = 0.0
     predicted_tokens: float = 0.0
+
+    @property
+    def has_limit(self) -> bool:
+        """Tell whether it asks for a limit on latency."""
+        return min(self.slo_ttft_s, self.slo_tbt_s) < inf
 
     @property
     def context(self) -> float:

@@ -216,33 +216,34 @@ class State:
         assert prefill.queue.head() == request_id, f"request {request_id} is not the head"
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
         self._leave_queue(prefill, placed)
-        prefill.running[request_id] = None
         prefill.pending_tokens += placed.uncached_tokens
-        begins_s, seconds = max(prefill.ends_s, now), self.costs.queue_s(prefill.instance, placed.waiting_s)
-        prefill.ends_s = begins_s + float(seconds)
+        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.prefill_s)), now)
         self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
         self._stop_waiting(placed.request, started=True)
 
-    def defer(self, request_id: str) -> None:
+    def defer(self, request_id: str, now: float) -> None:
         """Put a request that could not start, or that must start again, back to the head of its queue.
 
         It stays there, and so do the requests behind it, until `retry`.
         """
         prefill, placed = self._prefill_of(request_id), self._placed[request_id]
         if request_id in prefill.running:
-            self._leave_slot(prefill, placed)
+            self._leave_slot(prefill, placed, now, is_done=False)
         else:
             self._leave_queue(prefill, placed)
         placed.key = FIRST
         self._enqueue(prefill, placed, front=True)
         self._deferred[request_id] = prefill.instance
 
-    def retry(self) -> None:
-        """Let deferred requests start again: capacity was freed."""
-        while self._deferred:
-            _, instance = self._deferred.popitem(last=False)
-            self._may_start[instance] = None
+    @property
+    def deferred(self) -> list[str]:
+        """Return the deferred requests, the first one first."""
+        return list(self._deferred)
+
+    def retry(self, request_id: str) -> None:
+        """Let a deferred request start again: what it waits for was freed."""
+        self._may_start[self._deferred.pop(request_id)] = None
 
     def reads(self, request_id: str, nodes: Iterable[int]) -> None:
         """Note the other nodes that a running prefill reads from, each named once."""
@@ -264,7 +265,7 @@ class State:
         prefill = self._prefill_of(request_id)
         assert request_id in prefill.running, f"request {request_id} is not being prefilled"
         placed = self._placed[request_id]
-        self._leave_slot(prefill, placed)
+        self._leave_slot(prefill, placed, now, is_done=True)
         self._look_at(prefill)
         decode = self.decodes[placed.placement.decode]
         placed.decodes = True
@@ -288,7 +289,7 @@ class State:
 
     def _enqueue(self, prefill: PrefillInstance, placed: Placed, front: bool) -> None:
         prefill.queue.add(placed.request.request_id, placed.key, front=front)
-        prefill.waiting_s += placed.waiting_s
+        prefill.waiting_s += placed.prefill_s
         prefill.pending_tokens += placed.uncached_tokens
         self._num_queued += 1
         self.prefill_columns.show(prefill)
@@ -297,7 +298,7 @@ class State:
         """Take a request out of a queue. Sums of seconds begin anew at 0: rounding does not add up."""
         prefill.queue.remove(placed.request.request_id)
         prefill.pending_tokens -= placed.uncached_tokens
-        prefill.waiting_s = prefill.waiting_s - placed.waiting_s if prefill.queue else 0.0
+        prefill.waiting_s = prefill.waiting_s - placed.prefill_s if prefill.queue else 0.0
         self._num_queued -= 1
         self.prefill_columns.show(prefill)
 
@@ -310,14 +311,12 @@ class State:
                 placed.key = key
                 self._prefill_of(name).queue.change_key(name, key)
 
-    def _leave_slot(self, prefill: PrefillInstance, placed: Placed) -> None:
-        del prefill.running[placed.request.request_id]
+    def _leave_slot(self, prefill: PrefillInstance, placed: Placed, now: float, *, is_done: bool) -> None:
+        prefill.leave(placed.request.request_id, now, is_done=is_done)
         prefill.pending_tokens -= placed.uncached_tokens
         for node in self._sources.pop(placed.request.request_id, ()):
             self._flows[node] -= 1
-        if not prefill.running:
-            prefill.ends_s = 0.0
-            self.prefill_columns.show(prefill)
+        self.prefill_columns.show(prefill)
 
     def keep_slots(self, request_id: str, slots: int) -> None:
         """Free all decode slots of a request but these: its other answers have ended."""
@@ -333,7 +332,7 @@ class State:
         self._free_decode_slots -= more
         self.decode_columns.show(decode)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request_id: str, now: float) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
         if held := self.held.leave(request_id):
             self._stop_waiting(held.request, started=False)
@@ -348,7 +347,7 @@ class State:
             self._stop_waiting(placed.request, started=False)
             self._look_at(prefill)
         elif request_id in prefill.running:
-            self._leave_slot(prefill, placed)
+            self._leave_slot(prefill, placed, now, is_done=False)
             self._look_at(prefill)
         self._take_slots(self.decodes[placed.placement.decode], placed, 0)
 
@@ -436,7 +435,9 @@ class State:
             assert self.placement_of(request_id).prefill == prefill.instance
         assert len(prefill.running) <= prefill.slots
         prefill.queue.check()
-        expected = sum(self._placed[name].waiting_s for name in prefill.queue)
+        started_s = sum(one.seconds for one in prefill.running.values())
+        assert 0.0 <= prefill.left_s <= started_s or isclose(prefill.left_s, started_s, abs_tol=1e-6)
+        expected = sum(self._placed[name].prefill_s for name in prefill.queue)
         assert isclose(prefill.waiting_s, expected, abs_tol=1e-6)
         assert prefill.pending_tokens == sum(self._placed[name].uncached_tokens for name in here)
         row, columns = prefill.row, self.prefill_columns

@@ -138,6 +138,14 @@ class Directory(GeneralVerbs):
                 keys.setdefault(obj.rank, []).append(obj.key)
         return sum(segment.policy.spared(class_id, keys.get(segment.rank, ())) for segment in segments)
 
+    def space(self, rank: int | None = None) -> tuple[int, int]:
+        """Bytes that are free or evictable, of all segments or of this rank's, and how often there came more.
+
+        Returns (how often bytes became free or evictable, free or evictable bytes).
+        """
+        accounts = self._order.accounts(Target(rank))
+        return accounts.freed, accounts.reachable
+
     def class_blocks(self) -> list[int]:
         """Visible blocks of each service class, the highest first; empty when no class has a share."""
         policies = [segment.policy for segment in self._segments.values()]

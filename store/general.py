@@ -122,16 +122,34 @@ class GeneralVerbs(Allocation):
         now: float,
         until: float,
         contiguous: bool = True,
+        idle_s: float = 0.0,
     ) -> tuple[PoolObject, PoolObject]:
         """put_start of a copy of a visible key on this rank's segment: (what to read, where to write).
+
+        idle_s   evict for the copy only what was not used for so long
 
         What is read is leased to the owner until `until`, or release(owner). Raises UnknownObject for a
         key or a rank that is not there, CopyExists, PoolFull.
         """
-        source = self._nearest(self._known(key, digest), None, self._segment(rank).node)
+        segment = self._segment(rank)
+        source = self._nearest(self._known(key, digest), None, segment.node)
+        free, minus_used_s = self.space_for_copies(rank, now)
+        if idle_s and free < source.padded and -minus_used_s > now - idle_s:
+            raise segment.accounts.pool_full(source.padded)
         copy = self.put_copy(source.object_id, now=now, owner=owner, rank=rank, contiguous=contiguous)
         self._leases.lease(owner, [source], until)
         return source, copy
+
+    def space_for_copies(self, rank: int, now: float) -> tuple[int, float]:
+        """Rate a segment as a target of copies, the best one highest.
+
+        Returns (free bytes, -last use of the object that it would evict first; -inf: only pinned ones).
+        """
+        segment = self._segment(rank)
+        coldest = self._coldest(segment, now)
+        if coldest is None or coldest.soft_pinned:
+            return segment.accounts.free, float("-inf")
+        return segment.accounts.free, -coldest.last_use_s
 
     # --------------------------------------------------------------------------------- pins
 

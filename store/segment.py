@@ -25,6 +25,7 @@ class Accounts:
     unsaved     of objects with `unsaved` set
     pinned      of VISIBLE objects that are pinned hard
     states      by the state of the objects
+    freed       how often bytes became free or evictable; it counts no bytes, and never falls
     """
 
     capacity: int = 0
@@ -33,6 +34,7 @@ class Accounts:
     unsaved: int = 0
     pinned: int = 0
     states: dict[ObjectState, int] = field(default_factory=lambda: dict.fromkeys(ObjectState, 0))
+    freed: int = field(default=0, compare=False)
 
     @property
     def reachable(self) -> int:
@@ -90,6 +92,7 @@ class Segment:
         self._changed = changed
         self._soft_ends: list[float] = []
         total.add(self.accounts)
+        total.freed += 1
         self.note_change()
 
     def note_change(self) -> None:
@@ -123,6 +126,7 @@ class Segment:
         padded = obj.padded
         for accounts in (self.accounts, self._total):
             accounts.free += padded
+            accounts.freed += 1
             accounts.states[obj.state] -= padded
             if obj.evictable:
                 accounts.evictable -= padded
@@ -160,8 +164,9 @@ class Segment:
             self._note_pins(obj)
         if evictable is not obj.evictable:
             change = obj.padded if evictable else -obj.padded
-            self.accounts.evictable += change
-            self._total.evictable += change
+            for accounts in (self.accounts, self._total):
+                accounts.evictable += change
+                accounts.freed += evictable
             obj.evictable = evictable
         if not self.is_changed:
             self.note_change()
@@ -180,6 +185,8 @@ class Segment:
         assert obj.key is not None
         obj.class_id = class_id
         self.policy.on_class(obj.key, obj.facts, now)
+        self._total.freed += 1  # the class that it leaves may have less to spare for others
+        self.accounts.freed += 1
         self.note_change()
 
     def note_soft_pin(self, until: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.modes import MODES, Handover
+from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
 from scheduler.placement import THRESHOLD
@@ -44,7 +45,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 64
     policy: str = "kvcache-centric"
     balancing_threshold: float = THRESHOLD
-    admission: str = "bounded-queue"
+    admission: str = ADMISSION
     queue: str = "fcfs"
     queue_ageing: float = AGEING
     trust: float = TRUST

@@ -1,13 +1,14 @@
 """Hot-spot replication: orders copies of blocks that a node reads from other nodes again and again.
 
-Used by `machine.py`. `scheduler.hot_spots` decides which blocks are hot; the directory evicts cold copies
-first. See docs/explain/conductor.md.
+Used by `machine.py`. `scheduler.hot_spots` decides which blocks are hot; the directory says where there is
+space, and evicts cold copies first. See docs/explain/conductor.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import CopyBlocks, Effect
@@ -35,6 +36,7 @@ class Copies:
     ) -> None:
         self._directory, self._members, self._orders, self._emit = directory, members, orders, emit
         self._spots = HotSpots(config.balancing_threshold)
+        self._idle_s = config.copy_cold_s
         self._is_on = config.policy in COPYING
         self._copying: dict[int, list[PoolObject]] = {}
 
@@ -53,17 +55,20 @@ class Copies:
             self._copy([(key, digest_of[key]) for key in hot], targets, now)
 
     def _copy(self, blocks: list[tuple[int, int]], targets: list[int], now: float) -> None:
-        """Order copies from one store rank, for all blocks that fit there."""
-        target = targets[len(self._copying) % len(targets)]
+        """Order copies from the store rank with the most space, for all blocks that fit there.
+
+        A copy takes space that is free, or that holds a block which was not used for `copy_cold_s`. Other
+        blocks may be as hot: hot prefixes that displace each other would be copied again and again.
+        """
+        target = max(targets, key=lambda rank: self._directory.space_for_copies(rank, now))
         number = self._orders.begin(target, self._give_up, now)
+        replicate = partial(
+            self._directory.replicate, f"copy/{number}", rank=target, now=now, until=now + ORDER_LIMIT_S
+        )
         pairs: list[tuple[PoolObject, PoolObject]] = []
         for key, digest in blocks:
             with contextlib.suppress(PoolFull, CopyExists, UnknownObject):
-                pairs.append(
-                    self._directory.replicate(
-                        f"copy/{number}", key, digest, rank=target, now=now, until=now + ORDER_LIMIT_S
-                    )
-                )
+                pairs.append(replicate(key, digest, idle_s=self._idle_s))
         if not pairs:
             self._orders.end(target, number)
             return

@@ -36,9 +36,12 @@ Choose = Callable[[State, Request, float], Placement | Wait | Rejection]
 class Dispatcher:
     """Takes requests from their arrival to the order that starts them.
 
-    choose         chooses the place of a request: scheduler.choose with a policy
-    admission      refuses requests
-    pool_is_full   a request waits for space in the pool, and none has been freed since
+    choose      chooses the place of a request: scheduler.choose with a policy
+    admission   refuses requests
+    _full_at    what `Directory.space` counted when a request did not fit into the pool
+
+    A deferred request starts again when what it lacks was freed. While none was freed since a request did not
+    fit into the pool, no other request is tried. Decode ranks that lend memory each have space of their own.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Dispatcher:
     ) -> None:
         self.choose = choose
         self.admission = admission
-        self.pool_is_full = False
+        self._full_at = -1
         self._state, self._directory, self._members = state, directory, members
         self._requests, self._emit = requests, emit
         self._block_tokens = config.block_layout.block_tokens
@@ -111,14 +114,27 @@ class Dispatcher:
         while True:
             if not self._requests.no_place and (request := self._state.held.head()) is not None:
                 self._place(self._requests[request.request_id], request, now)
-            elif not self.pool_is_full and (request_id := self._state.startable()) is not None:
+            elif not self._is_full() and (request_id := self._state.startable()) is not None:
                 self._start(self._requests[request_id], now)
             else:
                 return
 
+    def _is_full(self) -> bool:
+        """Tell whether a request waits for space in the pool, and none has been freed since."""
+        return bool(self._state.deferred) and self._directory.space()[0] == self._full_at
+
+    def retry(self, *, all_of_them: bool) -> None:
+        """Let deferred requests start again: those that may fit now, or all of them."""
+        for request_id in self._state.deferred:
+            if all_of_them or self.room.may_fit(self._requests[request_id]):
+                self._full_at = -1
+                self._state.retry(request_id)
+
     def _place(self, record: RequestRecord, request: Request, now: float) -> None:
-        """Find a place for a held request. Without one, it and all after it wait for capacity."""
+        """Find a place for a held request, or refuse it. Without one, all that are held wait for capacity."""
         decision = self.choose(self._state, request, now)
+        if isinstance(decision, Placement) and not record.resumed:
+            decision = self.admission.on_place(self._state, request, decision, now) or decision
         if isinstance(decision, Wait):
             self._requests.no_place = True
         elif isinstance(decision, Rejection):
@@ -179,12 +195,14 @@ class Dispatcher:
             moves = self.room.reserve(record, now)
         except PoolFull as error:
             self._directory.revoke_owner(record.request_id, now)
+            self.room.note_shortage(record, error)
             record.reset()
             if reason := self.room.never_fits(record, error, now):
                 self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
-            self._state.defer(record.request_id)
-            self.pool_is_full = self._handover == "pool"  # another decode rank may have space of its own
+            self._state.defer(record.request_id, now)
+            if self._handover == "pool":
+                self._full_at = self._directory.space()[0]
             return
         if moves:
             self._requests.move(record, Step.PROMOTE)
@@ -202,8 +220,8 @@ class Dispatcher:
         elif record.bad_blocks:  # they are misses now: look the prefix up again
             self._requests.move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
-            self._state.defer(record.request_id)
-            self._state.retry()
+            self._state.defer(record.request_id, now)
+            self._state.retry(record.request_id)
         else:
             self._prefill(record, now)
 

@@ -114,12 +114,12 @@ class Control:
         if isinstance(event, ev.RankEvent) and not self._is_of_this_epoch(event):
             self._of_other_epochs += 1
             return []
-        if self.directory.expire(now) + self._orders.expire(now) or type(event) not in _TAKES_SPACE:
-            self.dispatcher.pool_is_full = False
-            self.state.retry()
+        self.directory.expire(now)
+        self._orders.expire(now)
         self._handlers[type(event)](event, now)
         if not self.stopped:
             self._pool.tell()
+            self.dispatcher.retry(all_of_them=isinstance(event, ev.PoolCommand))  # it may have pinned blocks
             self.dispatcher.dispatch(now)
             self._pool.tell()
             self._set_alarm(now)
@@ -244,7 +244,3 @@ def _queue(config: ControlConfig) -> Queue:
     """Make the order in which waiting requests begin."""
     weights = [one.weight for one in config.classes]
     return QUEUES[config.queue](QueueConfig(weights, config.queue_ageing, config.trust))
-
-
-_TAKES_SPACE = (ev.RequestArrived, ev.PutsWanted, ev.SwapWanted, ev.Tick)
-"""Events that free no space in the pool by themselves."""

@@ -48,11 +48,11 @@ class Measurements:
             near, far = near + ref.nbytes * is_near, far + ref.nbytes * (not is_near)
         self._costs.measured_fetch(event.rank, near, far, event.load_s)
 
-    def decoded(self, record: RequestRecord | None, ended: DecodeEnded) -> None:
+    def decoded(self, record: RequestRecord, ended: DecodeEnded) -> None:
         """Add the decode steps of a rank, and the length of a finished answer."""
         self._costs.measured_steps(
             ended.rank, ended.steps, ended.sequences, ended.context_tokens, ended.steps_s
         )
-        if record is not None and ended.answer_tokens:
+        if ended.answer_tokens:
             self._costs.lengths.answered(record.class_id, record.prompt_tokens, ended.answer_tokens)
             self.state.decode_load.answered(ended.answer_tokens)

@@ -121,17 +121,23 @@ class Reports:
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:
         """End a branch whose last token was sent, or that was dropped. The last branch ends the request."""
         record = self._requests.working(ended)
-        self._measured.decoded(record, ended)
-        if record is None or record.worker != record.decode or ended.branch not in record.branches:
+        if record is None or not self._may_end(record, ended.branch):
             self._requests.ignored += 1
-        elif len(record.branches) > 1:
+            return
+        self._measured.decoded(record, ended)
+        if len(record.branches) > 1:
             self._swaps.end(ended, now)
             record.branches.remove(ended.branch)
             self._requests.keep_slots(record)
-        elif record.may(Step.FINISH) or record.may(Step.DROP):
-            self._finish(record, "finished", now)
         else:
-            self._requests.ignored += 1
+            self._finish(record, "finished", now)
+
+    @staticmethod
+    def _may_end(record: RequestRecord, branch: int) -> bool:
+        """Tell whether a branch of a request can have ended: a rank decodes it, and it has not ended yet."""
+        if record.worker != record.decode or branch not in record.branches:
+            return False
+        return len(record.branches) > 1 or record.may(Step.FINISH) or record.may(Step.DROP)
 
     def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
         self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
@@ -181,6 +187,6 @@ class Reports:
         record.kept = kept
         record.since_s, record.num_tokens = now, preempted.num_tokens
         record.keys, record.digests = preempted.keys, preempted.digests
-        self._state.forget(record.request_id)
+        self._state.forget(record.request_id, now)
         self._requests.no_place = False
         self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import Preempted, RequestArrived, Swapped
@@ -33,6 +34,19 @@ class Kept:
     tail: BlockRef | None
 
 
+class Shortage(NamedTuple):
+    """What a request lacked when it did not fit.
+
+    freed         what `Directory.space` counted then
+    least_bytes   that must be free or evictable before it can fit
+    next_key      of the first block that it had to compute, if no other request had; None: unknown
+    """
+
+    freed: int = -1
+    least_bytes: int = 0
+    next_key: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     """A request between RequestArrived and Forget.
@@ -60,6 +74,7 @@ class RequestRecord:
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
         bad_blocks      number of bad blocks from SSD
         problem         why a block cannot be loaded, if its bytes are not the reason
+        shortage        what it lacked when it last did not fit
 
     Owner of all its pool objects and leases in the directory: request_id.
     """
@@ -98,6 +113,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     started_s: float = 0.0
     ordered_s: float = 0.0
+    shortage: Shortage = field(default_factory=Shortage)
 
     @classmethod
     def of(cls, event: RequestArrived, service: ServiceClass, now: float) -> RequestRecord:
@@ -143,8 +159,10 @@ class RequestRecord:
         self.stage = TRANSITIONS[self.stage, step]
 
     def as_request(self, state: State, block_tokens: int) -> Request:
-        """Return the part of the record that policies may see, with a predicted length of its answer."""
-        predicted = state.costs.lengths.predicted(self.class_id, self.num_tokens, self.max_tokens)
+        """Return the part of the record that policies may see, with the predicted rest of its answer."""
+        predicted = state.costs.lengths.predicted(
+            self.class_id, self.prompt_tokens, self.max_tokens, self.num_tokens - self.prompt_tokens
+        )
         return Request(
             self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
             self.wait_limit_s, self.n, self.tenant, self.slo_ttft_s, self.slo_tbt_s, self.since_s, predicted,

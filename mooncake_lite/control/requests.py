@@ -150,7 +150,7 @@ class Requests:
         self._directory.revoke_owner(
             record.request_id, now, writer_may_live=may_still_write, writer=record.worker
         )
-        self._state.forget(record.request_id)
+        self._state.forget(record.request_id, now)
         self.no_place = False
         self._emit(fx.Forget(record.request_id, outcome))
 

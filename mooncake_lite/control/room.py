@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.members import Members
-from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.request import RequestRecord, Shortage
 from scheduler import State
 from store.directory import Directory
 from store.errors import PoolFull
@@ -126,6 +126,26 @@ class Room:
     def _only_segment(self, record: RequestRecord) -> int | None:
         """Return the rank whose segment takes a request's new KV. None: any segment of the pool."""
         return record.decode if self._handover == "direct" else None
+
+    def note_shortage(self, record: RequestRecord, error: PoolFull) -> None:
+        """Note what a request lacks that could not be reserved, after its leases and objects were freed.
+
+        If the bytes were too few, it needs that many more than there are now. Otherwise a share of another
+        class or the cut of the space is in its way, and whatever is freed may help.
+        """
+        freed, reachable = self._directory.space(self._only_segment(record))
+        lacking = error.needed_bytes - error.free_bytes - error.evictable_bytes
+        key = next(iter(record.keys[len(record.load) :]), None)
+        if key is not None and self._directory.find(key) is not None:
+            key = None  # it could have been read, but may not be fetched
+        record.shortage = Shortage(freed, reachable + lacking if lacking > 0 else 0, key)
+
+    def may_fit(self, record: RequestRecord) -> bool:
+        """Tell whether a request that did not fit may fit now: space was freed, or its prefix has grown."""
+        last, (freed, reachable) = record.shortage, self._directory.space(self._only_segment(record))
+        if freed != last.freed and reachable >= last.least_bytes:
+            return True
+        return last.next_key is not None and self._directory.find(last.next_key) is not None
 
     def never_fits(self, record: RequestRecord, error: PoolFull, now: float) -> str:
         """Return why a request does not fit, even when every other request has ended; "" if it will.

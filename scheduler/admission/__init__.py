@@ -21,11 +21,16 @@ ADMISSIONS: dict[str, Callable[[], Admission]] = {
 }
 """By the names that configurations use."""
 
+DEFAULT = Predictive.name
+"""The form with the best goodput that every mode can have: see docs/explain/conductor.md. A request without
+limits passes it as it passes a bounded queue."""
+
 NEED_LIMITS = frozenset({AfterPrefill.name, Early.name, Predictive.name, Shed.name})
 """Those that refuse by limits on latency."""
 
 __all__ = [
     "ADMISSIONS",
+    "DEFAULT",
     "NEED_LIMITS",
     "Admission",
     "AdmitAll",

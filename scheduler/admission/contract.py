@@ -1,7 +1,8 @@
 """The contract of admission: which requests are refused, so that the others are served in time.
 
 Asked by `mooncake_lite.control` for each new request: before a policy looks for a place, and with the place
-that was found. The paper's section on overload (arXiv 2407.00079, 7). Explained in docs/explain/conductor.md.
+that was found. A request that was held is asked about again when it gets a place. The paper's section on
+overload is arXiv 2407.00079, 7. Explained in docs/explain/conductor.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Admission(Protocol):
     def on_place(
         self, state: State, request: Request, placement: Placement | None, now: float
     ) -> Rejection | None:
-        """Refuse a new request, knowing its place. No placement: it would be held, without a decode slot."""
+        """Refuse a request without tokens, knowing its place. It is new, or was held until now.
+
+        No placement: it is new and would be held, without a decode slot.
+        """
 
     def on_decode(self, state: State, request: Request, now: float) -> Rejection | None:
         """Refuse a request whose prefill has ended, if `withholds`. It has slots of a decode instance."""

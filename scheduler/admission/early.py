@@ -23,11 +23,14 @@ class Early(BoundedQueue):
     def on_place(
         self, state: State, request: Request, placement: Placement | None, now: float
     ) -> Rejection | None:
-        """Compare the predictions with the limits."""
+        """Compare the predictions with the limits. A request that was held has waited already."""
+        if not request.has_limit:
+            return None
         ttft = ttft_s(state, request, placement, now)
-        if ttft > request.slo_ttft_s:
-            reason = _reason("time to first token", ttft, request.slo_ttft_s)
-            return Rejection(request.request_id, reason, retry_after_s(ttft - request.slo_ttft_s))
+        whole_s = now - request.arrived_s + ttft
+        if whole_s > request.slo_ttft_s:
+            reason = _reason("time to first token", whole_s, request.slo_ttft_s)
+            return Rejection(request.request_id, reason, retry_after_s(whole_s - request.slo_ttft_s))
         return over_tbt(state, request, self.tbt_s(state, request, placement, ttft, now))
 
     def tbt_s(

@@ -30,9 +30,10 @@ class Predictive(Early):
     def tbt_s(
         self, state: State, request: Request, placement: Placement | None, ttft: float, now: float
     ) -> float:
-        """Predict TBT when the first token comes. Requests that are held begin before."""
+        """Predict TBT when the first token comes. Requests that are held begin before one that is new."""
         alone_s, other_s = mean_tbt_terms(state, request)
-        load, at, held = state.decode_load, now + ttft, state.held.sequences
+        load, at = state.decode_load, now + ttft
+        held = 0 if request.request_id in state.held else state.held.sequences
         most = state.decode_slots - request.n
         tbt_s = max(request.slo_tbt_s, alone_s + other_s * load.running)
         for _ in range(STEPS):

@@ -33,12 +33,13 @@ class Shed(Predictive):
         """Draw."""
         ttft = ttft_s(state, request, placement, now)
         tbt = self.tbt_s(state, request, placement, ttft, now)
-        load = max(ttft / request.slo_ttft_s, tbt / request.slo_tbt_s)
+        whole_s = now - request.arrived_s + ttft
+        load = max(whole_s / request.slo_ttft_s, tbt / request.slo_tbt_s)
         chance = (load - START) / (1.0 - START)
         if xxh3_64_intdigest(request.request_id.encode()) / 2**64 >= chance:
             return None
         reason = f"the predicted load is {load:.0%} of the limits, and a share of requests is refused"
-        wait_s = ttft - START * request.slo_ttft_s
+        wait_s = whole_s - START * request.slo_ttft_s
         if tbt > START * request.slo_tbt_s:
             wait_s = max(wait_s, relief_s(state, request, tbt, START * request.slo_tbt_s))
         return Rejection(request.request_id, reason, retry_after_s(wait_s))

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 from scheduler.costs.decode import DecodeCost
 from scheduler.costs.lengths import Lengths
 from scheduler.costs.load import LoadCost, Tier

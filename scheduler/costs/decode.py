@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 
 
 class DecodeCost(msgspec.Struct, frozen=True):

@@ -26,7 +26,11 @@ class Lengths:
         bucket = class_id, num_tokens.bit_length()
         self._means.setdefault(bucket, Average(WEIGHT)).add(answer_tokens)
 
-    def predicted(self, class_id: int, num_tokens: int, max_tokens: int) -> float:
-        """Predict the length of an answer: max_tokens before any answer to a similar prompt, and at most."""
+    def predicted(self, class_id: int, num_tokens: int, max_tokens: int, so_far: int = 0) -> float:
+        """Predict the rest of an answer: to max_tokens before any answer to a similar prompt, and at most.
+
+        so_far   tokens that the answer has. One that has outgrown the prediction has one token left.
+        """
         mean = self._means.get((class_id, num_tokens.bit_length()))
-        return max_tokens if mean is None else min(mean.value, max_tokens)
+        whole = max_tokens if mean is None else min(mean.value, max_tokens)
+        return max(whole - so_far, 1.0) if so_far else whole

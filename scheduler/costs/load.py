@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 
 Tier = Literal["dram", "ssd"]
 

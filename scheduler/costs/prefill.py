@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 
 WEIGHT = 0.2
 """Weight of a new measurement in a moving average."""

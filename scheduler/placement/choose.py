@@ -1,8 +1,10 @@
 """Choosing the instances of a request: a policy ranks the prefill instances, and a decode instance follows.
 
-Asked by `mooncake_lite.control` when a request arrives and whenever capacity frees. Reads the books, changes
-nothing. A choice is a function of (state, request, now) alone. `compare` keeps what was compared, and gives
-the terms of every candidate when they are asked for. Explained in docs/explain/conductor.md.
+Asked by `mooncake_lite.control` when a request arrives and whenever capacity frees. A choice is a function of
+(state, request, now) alone, and changes no answer of the books. It may change how fast they answer: a walk
+over a prefix index splits and joins runs of blocks, and factors of the costs are kept for the next call.
+`compare` keeps what was compared, and gives the terms of every candidate when they are asked for. Explained
+in docs/explain/conductor.md.
 """
 
 from __future__ import annotations

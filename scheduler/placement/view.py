@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from scheduler.costs.columns import Column
+from scheduler.columns import Column
 from scheduler.requests import Request
 from scheduler.state import State
 

@@ -77,7 +77,7 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
             {"classes": '{"a": {"slo_ttft_ms": 0}}'},
             "class a: slo_ttft_ms=0 must be above 0; leave it out for",
         ),
-        ({"admission": "predictive"}, "there are none; set slo_ttft_ms or slo_tpot_ms, or a limit of a "),
+        ({"admission": "shed"}, "there are none; set slo_ttft_ms or slo_tpot_ms, or a limit of a "),
         (
             {"admission": "after-prefill", "slo_tpot_ms": 50.0, "mode": "colocated"},
             "in mode=colocated one rank does both without a pause; use admission=early",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.control import Control
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.launch.serve_command import build_config
 from mooncake_lite.roles.conductor import control_config
+from scheduler.admission import ADMISSIONS, DEFAULT
 from scheduler.placement.kvcache_centric import THRESHOLD, KVCacheCentric
 from store.layout import BlockLayout
 
@@ -91,12 +93,31 @@ def test_a_wrong_key_of_a_file_is_the_same_line(
 def test_forms_of_admission_that_need_limits_are_refused_without_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for form in ("after-prefill", "early-rejection", "predictive", "shed"):
+    for form in ("after-prefill", "early-rejection", "shed"):
         said = complaint(capsys, "--admission", form)
         assert "set slo_ttft_ms or slo_tpot_ms, or a limit of a service class" in said
     assert main(["serve", "--dry-run", "--admission", "shed", "--slo-ttft-ms", "500"]) == 0
     classes = '{"a": {"slo_tpot_ms": 50}}'
     assert main(["serve", "--dry-run", "--admission", "shed", "--classes", classes]) == 0
+
+
+def test_live_and_simulated_clusters_have_the_same_default_and_it_needs_no_limit() -> None:
+    live = control_config(ServeConfig(), BlockLayout(2, 1, 64, 8, 4), [0] * ServeConfig().ranks)
+    simulated = ControlConfig(layout=(2, 1, 64, 8, 4, "none"), roles=live.roles, nodes=live.nodes)
+    assert live.admission == simulated.admission == DEFAULT
+    assert main(["serve", "--dry-run", "--mode", "colocated"]) == 0
+
+
+def test_the_default_has_the_best_measured_goodput_of_the_forms_that_every_mode_can_have() -> None:
+    """After-prefill withholds first tokens, and mode colocated cannot have it."""
+    file = Path(__file__).parents[2] / "docs/reference/measured/goodput.json"
+    rows = {row["name"]: row["ours"] for row in json.loads(file.read_text())["rows"]}
+    total = {
+        name: sum(rows[f"goodput at {load} x capacity, {name}"] for load in (1, 2, 10))
+        for name, form in ADMISSIONS.items()
+        if not form().withholds
+    }
+    assert max(total, key=lambda name: total[name]) == DEFAULT
 
 
 def test_the_balancing_threshold_goes_from_flag_and_file_to_the_policy(tmp_path: Path) -> None:

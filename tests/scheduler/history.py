@@ -45,16 +45,17 @@ def history(seed: int) -> Iterator[object]:
             if rng.random() < 0.8:
                 state.start(name, float(step))
             else:
-                state.defer(name)
-        state.retry()
+                state.defer(name, float(step))
+        for name in state.deferred:
+            state.retry(name)
         running = [name for one in state.prefills.values() for name in one.running]
         for name in running[: rng.randrange(4)]:
             state.costs.measured_prefill(
                 state.placement_of(name).prefill, rng.randrange(600), 0, rng.random()
             )
-            state.end_prefill(name, 0.0)
+            state.end_prefill(name, float(step))
         for _ in range(rng.choice([0, 0, 1, 2])):
-            state.forget(rng.choice([name for name in names if name in state] or ["none"]))
+            state.forget(rng.choice([name for name in names if name in state] or ["none"]), float(step))
         state.check()
 
 

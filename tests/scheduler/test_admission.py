@@ -80,7 +80,7 @@ def test_the_held_line_counts_shared_by_all_prefill_instances_and_without_what_i
     state.hold(request("a", 8000), 0.0)
     state.hold(request("b", 4064, (7,)), 0.0)
     assert s.predicted_wait_s(state, 0.0) == pytest.approx(600.0)
-    state.forget("a")
+    state.forget("a", 0.0)
     assert s.predicted_wait_s(state, 0.0) == pytest.approx(200.0)
 
 

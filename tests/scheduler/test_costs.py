@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.costs import CostConfig, Costs, DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.costs.lengths import Lengths
-from scheduler.costs.refine import Average, Corrections
+from scheduler.costs.refine import LIMIT, Average, Corrections
 
 pytestmark = pytest.mark.quick
 
@@ -275,3 +275,18 @@ def test_a_length_is_the_moving_mean_of_answers_to_prompts_of_about_this_length(
         lengths.answered(0, 100, 300)
     assert lengths.predicted(0, 100, 512) == pytest.approx(300, rel=0.01)
     assert lengths.predicted(0, 100, 200) == 200, "never above max_tokens"
+
+
+def test_of_an_answer_that_has_begun_only_the_rest_is_predicted() -> None:
+    lengths = Lengths()
+    assert lengths.predicted(0, 100, 512, 500) == 12, "nothing is known"
+    lengths.answered(0, 100, 40)
+    assert lengths.predicted(0, 100, 512, 30) == 10
+    assert lengths.predicted(0, 100, 512, 60) == 1, "it is longer than most, and has not ended"
+
+
+def test_one_stall_makes_the_queue_eight_times_as_long_at_most() -> None:
+    costs = Costs(CostConfig(prefill=PrefillCost(0.0, 0.001), is_guess=False))
+    costs.measured_slot(1000, 0, 1.0, 3600.0)
+    assert costs.queue_s(1, 1.0) == pytest.approx(LIMIT)
+    assert costs.held_s(1.0) == pytest.approx(LIMIT)

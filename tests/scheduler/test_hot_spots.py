@@ -46,3 +46,11 @@ def test_it_remembers_no_more_than_it_may(reads: list[tuple[int, int, int]]) -> 
         hot = spots.on_read(node, keys, [FAR] * count, float(now))
         assert set(hot) <= set(keys)
         spots.check()
+
+
+def test_the_pair_that_was_not_read_for_longest_is_forgotten_first() -> None:
+    """Otherwise nothing new is ever hot once as many pairs are remembered as may be."""
+    spots = HotSpots(THRESHOLD, remembered=2)
+    for now, key in enumerate((1, 2, 3)):
+        assert spots.on_read(1, [key], [FAR], float(now)) == []
+    assert spots.on_read(1, [3], [FAR], 3.0) == [3]

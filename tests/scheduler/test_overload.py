@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 import scheduler as s
-from scheduler.admission import NEED_LIMITS, Predictive, Shed
+from scheduler.admission import DEFAULT, NEED_LIMITS, Predictive, Shed
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.decode_load import DecodeLoad
 from scheduler.placement import other_decode
@@ -220,6 +220,33 @@ def test_every_form_but_none_keeps_the_bound_of_the_queue_and_takes_an_id_once(f
     assert refusal("none", state, request("a")) is not None
 
 
+def test_the_default_refuses_by_latency_only_what_has_a_limit() -> None:
+    state = cluster()
+    for name in "abc":
+        place(state, request(name, tokens=16_000))
+    assert refusal(DEFAULT, state, request("d")) is None
+    assert refusal(DEFAULT, state, request("d", ttft_s=1.0)) is not None
+    assert refusal(DEFAULT, state, request("d", tbt_s=1e-3)) is not None
+
+
+@pytest.mark.parametrize("form", ["early-rejection", "predictive", "shed", "after-prefill"])
+def test_the_time_that_a_request_was_held_counts_as_part_of_its_time_to_first_token(form: str) -> None:
+    state, admission = cluster(), s.ADMISSIONS[form]()
+    wanted = request("a", ttft_s=2.0)
+    state.hold(wanted, 0.0)
+    for now, is_refused in ((1.3, False), (1.95, True)):
+        found = choose(state, wanted, now)
+        assert isinstance(found, s.Placement)
+        assert (admission.on_place(state, wanted, found, now) is not None) is is_refused
+
+
+def test_a_held_request_that_gets_a_place_does_not_wait_for_itself() -> None:
+    state = cluster()
+    wanted = request("a", tbt_s=0.021)
+    state.hold(wanted, 0.0)
+    assert Predictive().on_place(state, wanted, choose(state, wanted, 0.0), 0.0) is None  # type: ignore[arg-type]
+
+
 def test_retry_after_is_when_the_first_token_would_come_in_time() -> None:
     state = cluster()
     place(state, request("a", tokens=1600))
@@ -310,7 +337,7 @@ def test_a_request_goes_to_another_decode_instance_where_its_limit_is_kept(
     started(state)
     state.end_prefill("c", 0.0)
     assert other_decode(state, "c") is None, "12 is full, so c stays, and never waits"
-    state.forget("gone")
+    state.forget("gone", 0.0)
     found = other_decode(state, "c")
     assert found == (better and (better[0], pytest.approx(better[1])))
     if found is not None:
@@ -323,3 +350,25 @@ def test_a_request_is_not_moved_by_a_guess() -> None:
     state = cluster(decode=2, costs=s.CostConfig())
     place(state, request("a", tbt_s=1e-6))
     assert other_decode(state, "a") is None
+
+
+def test_a_request_is_moved_to_an_instance_that_has_exactly_the_slots_that_it_needs() -> None:
+    state = cluster(slots=4)
+    state.add_instance(12, 0, ["decode"], 2)
+    decoding(state, "a", n=2)
+    decoding(state, "gone", n=2)
+    assert place(state, request("c", tbt_s=0.035, n=2)).decode == 11
+    started(state)
+    state.end_prefill("c", 0.0)
+    state.forget("gone", 0.0)
+    assert state.decodes[12].free == 2
+    assert other_decode(state, "c") == (12, pytest.approx(0.03))
+
+
+def test_prediction_counts_no_more_sequences_than_there_are_slots_beside_the_request() -> None:
+    state = cluster(slots=4)
+    decoding(state, "a", n=3)
+    for name in "bcd":
+        state.hold(request(name), 0.0)
+    limited = request("e", tbt_s=0.055)
+    assert Predictive().tbt_s(state, limited, None, 0.1, 0.0) == pytest.approx(0.05), "4 of 4 slots"

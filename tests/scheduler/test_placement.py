@@ -111,7 +111,7 @@ def test_a_request_waits_while_no_decode_instance_has_a_free_slot() -> None:
     started(state)
     state.end_prefill("a", 0.0)
     assert isinstance(choose(state, request("b"), 0.0), s.Wait)
-    state.forget("a")
+    state.forget("a", 0.0)
     assert isinstance(choose(state, request("b"), 0.0), s.Placement)
 
 
@@ -130,6 +130,43 @@ def random_request(rng: random.Random, name: str) -> s.Request:
     return request(name, len(keys) * BLOCK_TOKENS + rng.randrange(1, 64), keys)
 
 
+def changed(rng: random.Random, state: s.State) -> None:
+    """Change the pool and the pages at random."""
+    key, tier = rng.randrange(12), rng.choice(["dram", "ssd"])
+    rng.choice([state.index.stored, state.index.removed])(key, rng.choice([21, 22]), tier)
+    chain = list(range(rng.randrange(6), rng.randrange(6, 12)))
+    state.index.stored_run(chain, chain[0], rng.choice([21, 22]), "dram")
+    rng.choice([state.pages.stored, state.pages.removed])(key, 1, "dram")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_choice_changes_no_answer_of_the_books(seed: int) -> None:
+    """Two clusters with one history, and only one of them is asked for places that no request takes."""
+    print("seed", seed)
+    asked, left_alone = (random_cluster(random.Random(seed)) for _ in range(2))
+    questions = random.Random(seed + 1)
+    for step in range(60):
+        for state in (asked, left_alone):
+            changed(random.Random(f"{seed} {step}"), state)
+        for _ in range(3):
+            wanted = random_request(questions, "question")
+            assert s.explain(POLICY, asked, wanted, float(step)) == s.explain(
+                POLICY, asked, wanted, float(step)
+            )
+        if step % 10 == 9:
+            wanted = random_request(questions, f"r{step}")
+            first, second = (choose(state, wanted, float(step)) for state in (asked, left_alone))
+            assert first == second
+            if isinstance(first, s.Placement):
+                asked.place(wanted, first, float(step))
+                left_alone.place(wanted, first, float(step))
+        assert asked.index.places() == left_alone.index.places()
+        assert asked.pages.places() == left_alone.pages.places()
+        assert [*asked.queue_s(step)] == [*left_alone.queue_s(step)]
+        assert "question" not in asked
+        asked.check()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int) -> None:
     print("seed", seed)
@@ -140,7 +177,7 @@ def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int)
         choice, table = choose(state, wanted, float(step)), s.explain(POLICY, state, wanted, float(step))
         if isinstance(choice, s.Wait):
             assert table == []
-            state.forget(f"r{rng.randrange(step)}")
+            state.forget(f"r{rng.randrange(step)}", float(step))
             continue
         assert isinstance(choice, s.Placement)
         assert len(table) == len(state.open_prefills())
@@ -181,8 +218,8 @@ def test_an_instance_of_both_duties_decodes_what_it_prefills() -> None:
     places = [placed(state, f"r{number}") for number in range(8)]
     assert all(place.prefill == place.decode for place in places)
     assert {1, 2} == {place.prefill for place in places}
-    state.forget("r0")
-    state.forget("r1")
+    state.forget("r0", 0.0)
+    state.forget("r1", 0.0)
     with pytest.raises(AssertionError, match="decodes what it prefills"):
         state.place(request("r0"), s.Placement("r0", 1, 2, False, 0, NO_TERMS), 0.0)
 
@@ -202,7 +239,7 @@ def test_an_instance_of_both_duties_without_a_free_decode_slot_is_no_candidate()
     assert [placed(state, name).prefill for name in "abc"] == [1, 2, 2]
     assert not len(state.open_prefills())
     assert isinstance(choose(state, request("d"), 0.0), s.Wait)
-    state.forget("a")
+    state.forget("a", 0.0)
     assert state.prefill_columns.instance[state.open_prefills()].tolist() == [1]
     assert placed(state, "d").prefill == 1
 
@@ -225,7 +262,7 @@ def test_answers_to_one_prompt_take_a_slot_each_on_one_instance_until_they_end()
     choice = choose(state, of("c", 2), 0.0)
     assert isinstance(choice, s.Placement)
     assert choice.decode == 12
-    state.forget("a")
+    state.forget("a", 0.0)
     assert state.decodes[11].free == 4
     refused = choose(state, of("d", 5), 0.0)
     assert isinstance(refused, s.Rejection)

@@ -96,7 +96,7 @@ class Cluster:
         state.check()
 
     def end(self, name: str) -> None:
-        self.state.forget(name)
+        self.state.forget(name, self.now)
         self.open.remove(name)
         self.over += 1
 

@@ -48,7 +48,7 @@ def starts(queue: Queue, slots: int, jobs: list[Job]) -> list[float]:
         if is_arrival:
             state.hold(request(number, jobs[number]), now)
         else:
-            state.forget(f"{number}")
+            state.forget(f"{number}", now)
         while (head := state.held.head()) is not None and len(state.open_prefills(head.n)):
             state.place(head, s.Placement(head.request_id, 1, 2, False, 0, NO_TERMS), now)
             begun[int(head.request_id)] = now

@@ -68,7 +68,7 @@ def begun(queue: Queue, jobs: list[Job], cancels: dict[int, float] | None = None
         if what == 2:
             if name in state and number not in times:
                 gone.add(number)
-                state.forget(name)
+                state.forget(name, now)
         elif what == 1:
             wanted = s.Request(
                 name, job.tokens, (), 64, 16, job.class_id, arrived_s=now, slo_ttft_s=job.limit_s

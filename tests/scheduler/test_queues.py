@@ -82,7 +82,7 @@ def test_a_request_cancelled_while_it_waits_is_no_service_to_its_tenant() -> Non
             state.start(name, 0.0)
     state.hold(s.Request("a2", 10, (), 64, 16, tenant="a"), 0.0)
     assert list(state.prefills[1].queue) == ["long", "b", "b2", "a"]
-    state.forget("long")
+    state.forget("long", 0.0)
     assert list(state.prefills[1].queue) == ["a", "b", "b2"]
     held = state.held.leave("a2")
     assert held is not None
@@ -96,3 +96,57 @@ def test_a_resumed_request_begins_before_all_others() -> None:
     line.add("again", FIRST, front=True)
     line.add("first of all", FIRST, front=True)
     assert list(line) == ["first of all", "again", "a"]
+
+
+def tags(queue: FairShares, class_id: int, tenant: str, prefix: str) -> list[float]:
+    """Start tags of three requests of one second each that arrive now."""
+    names = [f"{prefix}{number}" for number in range(3)]
+    return [queue.key(request(name, class_id=class_id, tenant=tenant), 1.0, 0.0)[0] for name in names]
+
+
+def test_tenants_that_have_gone_take_nothing_of_the_share_of_their_class() -> None:
+    queue = FairShares((1.0, 1.0))
+    for number in range(20):
+        wanted = request(f"past{number}", class_id=0, tenant=f"t{number}")
+        queue.key(wanted, 0.0, 0.0)
+        queue.on_leave(wanted, started=number % 2 == 0)
+    assert tags(queue, 0, "new", "a") == tags(queue, 1, "", "b") == [0.0, 1.0, 2.0]
+
+
+def test_virtual_time_does_not_go_back_when_another_server_begins_an_earlier_request() -> None:
+    queue = FairShares()
+    early, late = request("early", tenant="a"), request("late", tenant="b")
+    queue.key(early, 1.0, 0.0)
+    queue.key(request("first", tenant="b"), 9.0, 0.0)
+    assert queue.key(late, 1.0, 0.0)[0] > 9.0
+    queue.on_leave(late, started=True)
+    now = queue.key(request("one", tenant="c"), 1.0, 0.0)[0]
+    queue.on_leave(early, started=True)
+    assert queue.key(request("two", tenant="d"), 1.0, 0.0)[0] == now
+
+
+def test_a_request_behind_a_cancelled_one_gets_no_tag_from_before_its_arrival() -> None:
+    queue = FairShares()
+    busy = [request(f"busy{number}", tenant="busy") for number in range(5)]
+    for wanted in busy:
+        queue.key(wanted, 1.0, 0.0)
+        queue.on_leave(wanted, started=True)
+    first, second = request("first", tenant="idle"), request("second", tenant="idle")
+    begins = queue.key(first, 1.0, 0.0)[0]
+    queue.key(second, 1.0, 0.0)
+    assert begins > 0.0
+    assert queue.on_leave(first, started=False) == {"second": (begins, 0.0)}
+
+
+def test_a_deferred_request_is_passed_by_no_shorter_one() -> None:
+    state = s.State(10, queue=QUEUES["srpt"](QueueConfig()))
+    state.add_instance(1, 0, ["prefill"], 1)
+    state.add_instance(2, 0, ["decode"], 9)
+    for name, tokens in (("long", 1000), ("short", 10)):
+        wanted = s.Request(name, tokens, (), 64, 16)
+        state.place(wanted, s.Placement(name, 1, 2, False, 0, NO_TERMS), 0.0)
+        if name == "long":
+            state.start("long", 0.0)
+            state.defer("long", 0.0)
+    state.retry("long")
+    assert state.startable() == "long"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 import scheduler as s
@@ -28,7 +30,7 @@ def test_a_decode_slot_is_taken_at_placement_and_free_when_the_request_is_forgot
     started(state)
     state.end_prefill("a", 0.0)
     assert not len(state.open_prefills())
-    state.forget("a")
+    state.forget("a", 0.0)
     assert len(state.open_prefills())
     assert "a" not in state
 
@@ -53,7 +55,7 @@ def test_a_resumed_request_is_queued_before_those_that_wait() -> None:
         placed(state, name)
     started(state)
     state.end_prefill("a", 0.0)
-    state.forget("a")
+    state.forget("a", 0.0)
     again = request("a", 700)
     choice = choose(state, again, 0.0)
     assert isinstance(choice, s.Placement)
@@ -66,19 +68,19 @@ def test_a_deferred_request_keeps_its_place_at_the_head_and_is_not_tried_before_
     for name in "ab":
         placed(state, name)
     state.start("a", 0.0)
-    state.defer("a")
+    state.defer("a", 0.0)
     assert state.startable() is None
     assert state.num_waiting == 2
-    state.retry()
+    state.retry("a")
     assert started(state) == ["a"]
 
 
 def test_a_request_can_be_deferred_without_a_start() -> None:
     state = cluster()
     placed(state, "a")
-    state.defer("a")
+    state.defer("a", 0.0)
     assert state.startable() is None
-    state.retry()
+    state.retry("a")
     assert state.startable() == "a"
 
 
@@ -86,7 +88,7 @@ def test_a_deferred_request_does_not_hold_up_other_instances() -> None:
     state = cluster(prefill=2)
     for name in "ab":
         placed(state, name)
-    state.defer("a")
+    state.defer("a", 0.0)
     assert started(state) == ["b"]
 
 
@@ -94,8 +96,8 @@ def test_a_cancelled_deferred_head_lets_the_next_request_start() -> None:
     state = cluster()
     for name in "ab":
         placed(state, name)
-    state.defer("a")
-    state.forget("a")
+    state.defer("a", 0.0)
+    state.forget("a", 0.0)
     assert started(state) == ["b"]
 
 
@@ -117,3 +119,81 @@ def test_a_request_id_cannot_be_placed_or_held_twice() -> None:
         state.place(request("a"), placement, 0.0)
     with pytest.raises(AssertionError):
         state.hold(request("a"), 0.0)
+
+
+def ten_seconds_each(slots: int, names: str) -> s.State:
+    """One prefill instance, and queued requests of ten seconds each."""
+    state = cluster(prefill=0, slots=1000)
+    state.add_instance(1, 0, ["prefill"], slots)
+    for name in names:
+        placed(state, name, 2000)
+    return state
+
+
+def test_two_starts_of_ten_seconds_in_a_row_make_a_queue_of_ten_seconds_each_time() -> None:
+    state = ten_seconds_each(1, "ab")
+    state.start("a", 0.0)
+    state.end_prefill("a", 10.0)
+    state.start("b", 15.0)
+    assert state.queue_s(15.0) == pytest.approx([10.0])
+    assert state.queue_s(19.0) == pytest.approx([6.0])
+
+
+def test_two_slots_share_one_machine_so_two_starts_of_ten_seconds_take_twenty() -> None:
+    state = ten_seconds_each(2, "ab")
+    state.start("a", 0.0)
+    state.start("b", 0.0)
+    assert state.queue_s(0.0) == pytest.approx([20.0])
+    state.end_prefill("a", 10.0)
+    assert state.queue_s(10.0) == pytest.approx([10.0]), "b has waited for a"
+    state.end_prefill("b", 12.0)
+    assert state.queue_s(12.0) == pytest.approx([0.0])
+
+
+def test_a_start_on_an_instance_that_is_late_adds_to_now() -> None:
+    state = ten_seconds_each(2, "ab")
+    state.start("a", 0.0)
+    state.start("b", 50.0)
+    assert state.queue_s(50.0) == pytest.approx([10.0])
+
+
+def test_a_prefill_that_ends_early_leaves_no_more_work_than_the_others_have() -> None:
+    state = ten_seconds_each(3, "abc")
+    for name in "abc":
+        state.start(name, 0.0)
+    state.end_prefill("a", 1.0)
+    state.end_prefill("b", 1.0)
+    assert state.queue_s(1.0) == pytest.approx([10.0])
+
+
+def test_a_start_that_is_deferred_at_once_gives_back_what_it_added() -> None:
+    """A full pool tries the first deferred request again at every event."""
+    state = ten_seconds_each(2, "ab")
+    state.start("a", 0.0)
+    for event in range(2000):
+        state.start("b", event / 1000)
+        state.defer("b", event / 1000)
+        state.retry("b")
+        state.check()
+    assert state.queue_s(2.0) == pytest.approx([18.0]), "8 s of a, and b in the queue"
+
+
+def test_clients_that_cancel_while_their_prompts_overlap_leave_no_work_behind() -> None:
+    names = [f"r{number}" for number in range(154)]
+    state = ten_seconds_each(2, "")
+    placed(state, names[0], 2000)
+    state.start(names[0], 0.0)
+    for number, (old, new) in enumerate(pairwise(names), 1):
+        placed(state, new, 2000)
+        state.start(new, float(number))
+        state.forget(old, float(number))
+        state.check()
+    assert state.queue_s(153.0)[0] <= 10.0
+
+
+def test_a_cancelled_prefill_gives_back_the_seconds_that_it_cannot_have_used() -> None:
+    state = ten_seconds_each(2, "ab")
+    state.start("a", 0.0)
+    state.start("b", 0.0)
+    state.forget("a", 2.0)
+    assert state.queue_s(2.0) == pytest.approx([10.0]), "the other 18 s, less 8 s of a"

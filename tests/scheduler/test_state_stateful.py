@@ -21,6 +21,7 @@ class AnyCalls(RuleBasedStateMachine):
         self.deferred: set[str] = set()
         self.next_instance = 31
         self.made = 0
+        self.now = 0.0
 
     def names(self, *stages: str) -> list[str]:
         return [name for name, stage in self.where.items() if stage in stages]
@@ -31,12 +32,12 @@ class AnyCalls(RuleBasedStateMachine):
         self.made += 1
         name = f"r{self.made}"
         wanted = request(name, tokens, tuple(range(blocks)))
-        choice = choose(self.state, wanted, 0.0)
+        choice = choose(self.state, wanted, self.now)
         if isinstance(choice, s.Placement):
-            self.state.place(wanted, choice, 0.0, front=front)
+            self.state.place(wanted, choice, self.now, front=front)
             self.where[name] = "queued"
         else:
-            self.state.hold(wanted, 0.0, front=front)
+            self.state.hold(wanted, self.now, front=front)
             self.where[name] = "held"
             self.line.insert(0 if front else len(self.line), name)
 
@@ -46,9 +47,9 @@ class AnyCalls(RuleBasedStateMachine):
         assert (head.request_id if head else None) == (self.line[0] if self.line else None)
         if head is None:
             return
-        choice = choose(self.state, head, 0.0)
+        choice = choose(self.state, head, self.now)
         if isinstance(choice, s.Placement):
-            self.state.place(head, choice, 0.0, front=front)
+            self.state.place(head, choice, self.now, front=front)
             self.where[self.line.pop(0)] = "queued"
 
     @rule(has_room=st.booleans())
@@ -59,37 +60,42 @@ class AnyCalls(RuleBasedStateMachine):
         assert self.where[name] == "queued"
         assert name not in self.deferred
         if has_room:
-            self.state.start(name, 0.0)
+            self.state.start(name, self.now)
             self.where[name] = "running"
         else:
-            self.state.defer(name)
+            self.state.defer(name, self.now)
             self.deferred.add(name)
 
     @rule(data=st.data())
     def start_again(self, data: st.DataObject) -> None:
         if running := self.names("running"):
             name = data.draw(st.sampled_from(running))
-            self.state.defer(name)
+            self.state.defer(name, self.now)
             self.where[name] = "queued"
             self.deferred.add(name)
 
+    @rule(seconds=st.floats(0.0, 10.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
     @rule()
     def free_capacity(self) -> None:
-        self.state.retry()
+        for name in self.state.deferred:
+            self.state.retry(name)
         self.deferred.clear()
 
     @rule(data=st.data())
     def end_a_prefill(self, data: st.DataObject) -> None:
         if running := self.names("running"):
             name = data.draw(st.sampled_from(running))
-            self.state.end_prefill(name, 0.0)
+            self.state.end_prefill(name, self.now)
             self.where[name] = "decoding"
 
     @rule(data=st.data())
     def forget_one(self, data: st.DataObject) -> None:
         if self.where:
             name = data.draw(st.sampled_from([*self.where]))
-            self.state.forget(name)
+            self.state.forget(name, self.now)
             if self.where.pop(name) == "held":
                 self.line.remove(name)
             self.deferred.discard(name)
@@ -110,7 +116,10 @@ class AnyCalls(RuleBasedStateMachine):
         assert all(name in self.state for name in self.where)
         assert self.state.num_waiting == len(self.names("held", "queued"))
         assert self.state.num_running == len(self.names("running", "decoding"))
-        self.state.forget("never heard of")
+        for prefill, queue_s in zip(self.state.prefills.values(), self.state.queue_s(self.now)):
+            work_s = sum(one.seconds for one in prefill.running.values()) + prefill.waiting_s
+            assert 0.0 <= queue_s <= work_s + 1e-6, "more work than the requests here have"
+        self.state.forget("never heard of", self.now)
 
 
 TestAnyCalls = AnyCalls.TestCase

@@ -31,6 +31,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.modes import DUTIES, MODES, ROLES
 from mooncake_lite.simulator.workload import digest_of
 from scheduler import Terms
+from scheduler.admission import DEFAULT
 from scheduler.classes import DEFAULT_CLASSES
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 from store.objects import BlockRef, BlockRemoved, BlockStored
@@ -71,7 +72,7 @@ class Scenario:
         highest, *others = DEFAULT_CLASSES
         config = ControlConfig(
             layout=LAYOUT, roles=roles, nodes=nodes, max_queue=sizes["queue"], saves=self._tier is not None,
-            mode=mode, admission=after(words, "admission") or "bounded-queue",
+            mode=mode, admission=after(words, "admission") or DEFAULT,
             policy=after(words, "policy") or "kvcache-centric", balancing_threshold=sizes["threshold"] / 100,
             queue=after(words, "order") or "fcfs", trust=sizes["trust"] / 100, copy_cold_s=sizes["cold"],
             costs=profile(sizes["link"], sizes["rack"]) if "profile" in words else CostConfig(),

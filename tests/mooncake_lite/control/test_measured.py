@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from mooncake_lite.control import ControlConfig
+from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.measured import Measurements
@@ -14,6 +16,8 @@ from mooncake_lite.simulator.hardware import PREFILL_S_PER_TOKEN, STEP_S
 from mooncake_lite.simulator.world import World
 from scheduler import State
 from scheduler.costs import CostConfig, Costs
+from scheduler.instances import Started
+from tests.mooncake_lite.control.plane import BLOCK, Plane, only
 
 pytestmark = pytest.mark.quick
 
@@ -59,7 +63,7 @@ def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed
     ended = ev.PrefillEnded(1, 0, "a", 1, [], [], 0.5, 3.0, 0.2, 64, 2)
     record.started_s, record.ordered_s = 4.0, 5.0
     running = measured.state.prefills[1].running
-    running |= {"a": None, "b": None}
+    running |= {"a": Started(0.0, 4.0), "b": Started(0.0, 4.0)}
     measured.prefilled(record, ended, 9.0)
     assert costs.message_s == 0.0
     assert costs.held_s(1.0) == costs.recompute_s(1000, 0) / CostConfig().prefill.marginal_s(1000, 0)
@@ -94,3 +98,43 @@ def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
     for instance in world.control.state.decodes:
         assert costs.step_s(instance, 3, 900) == pytest.approx(STEP_S)
     assert 1 < costs.lengths.predicted(0, 100, 500) < 60
+
+
+def test_a_preempted_request_is_predicted_to_decode_the_rest_of_its_answer() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 250))
+    order = only(fx.StartDecode, plane.prefilled(job))
+    plane.on(ev.DecodeLoaded(2, 0, "a", order.attempt))
+    state = plane.control.state
+    assert state.request_of("a").predicted_tokens == 16
+    plane.on(ev.Preempted(2, 0, "a", order.attempt, 260, [], []))
+    assert state.request_of("a").predicted_tokens == 6
+    state.costs.lengths.answered(0, 250, 14)
+    plane.control.requests["a"].num_tokens = 262
+    record = plane.control.requests["a"]
+    assert record.as_request(state, BLOCK).predicted_tokens == 2, "by answers to prompts of its size"
+
+
+def test_a_stale_or_doubled_end_of_a_decode_changes_no_cost() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 100))
+    order = only(fx.StartDecode, plane.prefilled(job))
+    plane.on(ev.DecodeLoaded(2, 0, "a", order.attempt))
+    costs, ended = (
+        plane.control.state.costs,
+        ev.DecodeEnded(2, 0, "a", order.attempt, 0, 8, 16, 16, 1600, 0.16),
+    )
+    for wrong in (
+        replace(ended, attempt=order.attempt + 1),
+        replace(ended, branch=1),
+        replace(ended, rank=1),
+        replace(ended, request_id="b"),
+    ):
+        plane.on(wrong)
+        assert not costs.is_step_measured
+        assert plane.control.state.decode_load.answer_tokens is None
+    plane.on(ended)
+    assert costs.mean_step_s(1, 100) == pytest.approx(0.01)
+    plane.on(replace(ended, steps_s=1.6, answer_tokens=80))
+    assert costs.mean_step_s(1, 100) == pytest.approx(0.01)
+    assert plane.control.state.decode_load.answer_tokens == 8

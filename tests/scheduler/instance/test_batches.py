@@ -129,3 +129,16 @@ def test_whole_prompts_are_taken_in_order_and_at_least_one(budget: int, wanted: 
     assert taken >= 1
     assert taken == 1 or sum(got) <= budget
     assert taken == len(wanted) or sum(wanted[: taken + 1]) > budget
+
+
+def test_a_prompt_goes_on_beside_a_running_batch_that_is_as_large_as_the_token_budget() -> None:
+    for running in (2, 3, 5):
+        rank = Rank(*BOTH, limits=Limits(2))
+        for number in range(running):
+            both(rank, f"old{number}", 1, max_tokens=100)
+            while len(rank.state.running) <= number:
+                rank.step()
+        both(rank, "new", 10)
+        rank.step()
+        expected = {f"old{number}": 1 for number in range(running)} | {"new": 1}
+        assert sizes(rank.step()[0]) == expected

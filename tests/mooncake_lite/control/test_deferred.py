@@ -1,0 +1,111 @@
+"""When a request that did not fit is tried again: when what it lacks was freed, and at no other event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.room import Room
+from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, SUMS, Plane, only
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the requests for which space is looked for."""
+    names: list[str] = []
+    reserve = Room.reserve
+
+    def noted(self: Room, record: Any, now: float) -> Any:
+        names.append(record.request_id)
+        return reserve(self, record, now)
+
+    monkeypatch.setattr(Room, "reserve", noted)
+    return names
+
+
+def put(plane: Plane, number: int, *keys: int) -> list[int]:
+    """Grant places for blocks of rank 2; returns the ids of the objects."""
+    before: list[tuple[int | None, int]] = [(None, 0) for _ in keys]
+    effects = plane.on(ev.PutsWanted(2, 0, number, list(keys), list(keys), before))
+    return [place.object_id for place in only(fx.GrantPuts, effects).places if place]
+
+
+def test_a_deferred_request_is_not_tried_again_before_space_is_freed(tried: list[str]) -> None:
+    plane = Plane(blocks=3)
+    places = put(plane, 1, 91, 92)
+    plane.arrive("b", 2 * BLOCK)
+    assert tried == ["b"]
+    for _ in range(20):
+        plane.on(ev.InstanceReport(1, 0, [7], []))
+        plane.on(ev.DecodeEnded(2, 0, "gone", 1))
+        plane.on(ev.Tick())
+    assert tried == ["b"]
+    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places[:1])))
+    assert tried == ["b", "b"]
+
+
+def test_a_deferred_request_is_not_tried_again_before_enough_space_is_freed(tried: list[str]) -> None:
+    plane = Plane(blocks=8)
+    places = put(plane, 1, *range(91, 99))
+    plane.arrive("b", 7 * BLOCK)
+    for place in places[:6]:
+        plane.on(ev.PutsEnded(2, 0, [], [], [place]))
+    assert tried == ["b"]
+    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places[6:7])))
+
+
+def test_a_put_that_fails_wakes_the_request_that_waits_for_its_space() -> None:
+    plane = Plane(blocks=2)
+    places = put(plane, 1, 91, 92)
+    assert not any(isinstance(effect, fx.StartPrefill) for effect in plane.arrive("b", 2 * BLOCK))
+    assert only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places))).request_id == "b"
+
+
+def test_a_deferred_request_is_tried_again_when_its_prefix_has_grown() -> None:
+    """The new block must be saved before it can be evicted, so no space is free; but b can read it."""
+    plane = Plane(blocks=2)
+    (place,) = put(plane, 1, 1)
+    plane.arrive("b", 2 * BLOCK, [1, 2])
+    effects = plane.on(ev.PutsEnded(2, 0, [place], [SUMS]))
+    assert [ref.object_id for ref in only(fx.StartPrefill, effects).load] == [place]
+
+
+def test_a_deferred_request_is_refused_when_a_pin_leaves_too_little_space_for_ever() -> None:
+    plane = Plane(blocks=4)
+    job = plane.serve("a", 2 * BLOCK, [1, 2])
+    plane.on(ev.BlocksSaved(plane.store, 0, [1, 2], "written"))
+    put(plane, 1, 91, 92)
+    assert len(job.store) == 2
+    plane.arrive("b", 4 * BLOCK)
+    effects = plane.on(ev.PoolCommand(1, "pin", [1, 2], False, True))
+    assert only(fx.Reject, effects).request_id == "b"
+
+
+def test_a_decode_rank_without_space_keeps_no_request_from_another_one(tried: list[str]) -> None:
+    roles = ["conductor", *["prefill"] * 4, "decode", "decode"]
+    control = Control(
+        ControlConfig(layout=(2, 1, BLOCK, 8, 4, "none"), roles=roles, nodes=[0] * 7, mode="split")
+    )
+    for rank in range(1, 5):
+        control.on(ev.RankJoined(rank, 0, rank, ("prefill",), 0, slots=1), 0.0)
+    for rank in (5, 6):
+        nbytes = 3 * LAYOUT.nbytes
+        control.on(ev.RankJoined(rank, 0, rank, ("decode",), 0, slots=4, segment_bytes=nbytes), 0.0)
+    control.on(ev.GatewayReady("gateway"), 0.0)
+    started = {}
+    for name, blocks in (("a", 3), ("b", 2), ("c", 3), ("d", 1)):
+        effects = control.on(ev.RequestArrived(name, blocks * BLOCK, 4, [], []), 1.0)
+        started |= {one.request_id: one for one in effects if isinstance(one, fx.StartPrefill)}
+        control.check()
+    assert [*started] == ["a", "b", "d"], "c waits for rank 5, which is full"
+    for _ in range(20):
+        control.on(ev.InstanceReport(1, 0, [7], []), 2.0)
+    cancelled = started["b"]
+    control.on(ev.RequestFailed(cancelled.rank, 0, "b", 1, "why"), 3.0)
+    assert tried == ["a", "b", "c", "d"], "rank 6 has more space, and c waits for rank 5"
