@@ -78,9 +78,15 @@ def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:
     assert {f"tier_{name}_total" for name in TIER_COUNTERS} <= tier
 
 
+def reported() -> tuple[type, ...]:
+    """The events that travel in a Report."""
+    return typing.get_args(typing.get_type_hints(m.Report)["event"])
+
+
 def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> None:
     unions = (m.TO_CONDUCTOR, m.TO_GATEWAY, m.TO_COMPUTE, m.TO_STORE)
     known = {message for union in unions for message in typing.get_args(union)} | {m.TO_GATEWAY_TOKENS}
+    known |= {*typing.get_args(m.StartOrder), *reported()}
     about = {message.__name__ for message in known if "request_id" in message.__struct_fields__}
     listed = cells(LIFECYCLE, "## The messages of a request", "**Attempts and epochs.**")
 
@@ -93,7 +99,7 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
     [
         (["gateway/exposition.py"], "## Of the gateway", "## Of the conductor"),
         (
-            ["roles/compute_rank.py", "roles/rank_metrics.py"],
+            ["computing_rank/machine.py", "computing_rank/connections.py", "roles/rank_metrics.py"],
             "Prefill, decode and compute ranks;",
             "Store ranks;",
         ),

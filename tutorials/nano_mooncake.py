@@ -142,7 +142,7 @@ class Store(threading.Thread):
         self.inbox, self.running, self.stopping = SimpleQueue(), [], threading.Event()
 
     def run(self) -> None:
-        """Read, compute, tell, until `stopping` is set: see mooncake_lite/roles/compute.py."""
+        """Read, compute, tell, until `stopping` is set: see mooncake_lite/computing_rank/loop.py."""
         try:
             while not self.stopping.is_set():
                 with suppress(Empty):
@@ -173,7 +173,7 @@ class Store(threading.Thread):
 
 
 class Rank(Store):
-    """A thread that also computes prompts and answers: see mooncake_lite/roles/compute_rank.py."""
+    """A thread that also computes prompts and answers: see mooncake_lite/computing_rank/connections.py."""
 
     def prefill(self, request, fetch, decode) -> None:
         """Reuse blocks, compute the other tokens, pass all on: see scheduler/instance/planner.py."""

@@ -1,7 +1,7 @@
 """The metrics report that every working rank sends for `/metrics`.
 
-Used by `compute_rank.py` and `store.py`; answered by `cluster_metrics.py`. Imports nothing heavy: a store
-rank never loads torch.
+Used by `computing_rank/connections.py` and `store.py`; answered by `cluster_metrics.py`. Imports nothing
+heavy: a store rank never loads torch.
 """
 
 from __future__ import annotations

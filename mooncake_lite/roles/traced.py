@@ -1,7 +1,7 @@
 """Tracing of a rank, whatever its role: its messages, its transfers and the part that it writes.
 
-Made by `assemble.py` under --trace; without it none of this exists. `traced_compute.py`, `traced_store.py`
-and `traced_conductor.py` add what a role does. See docs/how-to/trace.md.
+Made by `assemble.py` under --trace; without it none of this exists. `computing_rank/traced.py`,
+`traced_store.py` and `traced_conductor.py` add what a role does. See docs/how-to/trace.md.
 """
 
 from __future__ import annotations

@@ -131,6 +131,11 @@ class Custody:
         """Return the latest attempt of a request that a rank was given."""
         return self._of(request_id).attempt
 
+    def ended(self, forget: fx.Forget) -> None:
+        """Check the end of a request: its rank has told the end of every branch."""
+        live = self._of(forget.request_id).live
+        assert forget.outcome != "finished" or not live, f"{forget}: branches {live} go on"
+
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
         """Return what is in use; at the end of a run that is nothing."""

@@ -325,6 +325,8 @@ class World:
             case fx.Forget():
                 self.clients.on(effect)
                 del self.bodies[effect.request_id]
+                if self.exact:
+                    self.custody.ended(effect)
             case fx.Branched():
                 self.clients.on(effect)
                 self.bodies.branched(effect)

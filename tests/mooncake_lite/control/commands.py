@@ -211,7 +211,7 @@ def pool_command(context: Context, words: list[str]) -> ev.Event:
     soft_s = float(after(words, "soft") or 0.0)
     keys = context.keys(words[3:])
     force, hard = "force" in words, "hard" in words
-    return ev.PoolCommand(int(words[1]), what, keys, force=force, hard=hard, soft_s=soft_s)
+    return ev.PoolCommand(int(words[1]), what, keys, "block" if what == "get" else "", force, hard, soft_s)
 
 
 def saved(context: Context, words: list[str]) -> ev.Event:

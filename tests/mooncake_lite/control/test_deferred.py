@@ -32,7 +32,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def put(plane: Plane, number: int, *keys: int) -> list[int]:
     """Grant places for blocks of rank 2; returns the ids of the objects."""
     before: list[tuple[int | None, int]] = [(None, 0) for _ in keys]
-    effects = plane.on(ev.PutsWanted(2, 0, number, list(keys), list(keys), before))
+    effects = plane.on(ev.PutsWanted(2, 0, number, list(keys), list(keys), before, ["d"] * len(keys)))
     return [place.object_id for place in only(fx.GrantPuts, effects).places if place]
 
 
@@ -42,7 +42,7 @@ def test_a_deferred_request_is_not_tried_again_before_space_is_freed(tried: list
     plane.arrive("b", 2 * BLOCK)
     assert tried == ["b"]
     for _ in range(20):
-        plane.on(ev.InstanceReport(1, 0, [7], []))
+        plane.on(ev.PagesChanged(1, 0, [7], []))
         plane.on(ev.DecodeEnded(2, 0, "gone", 1))
         plane.on(ev.Tick())
     assert tried == ["b"]
@@ -83,7 +83,7 @@ def test_a_deferred_request_is_refused_when_a_pin_leaves_too_little_space_for_ev
     put(plane, 1, 91, 92)
     assert len(job.store) == 2
     plane.arrive("b", 4 * BLOCK)
-    effects = plane.on(ev.PoolCommand(1, "pin", [1, 2], False, True))
+    effects = plane.on(ev.PoolCommand(1, "pin", [1, 2], hard=True))
     assert only(fx.Reject, effects).request_id == "b"
 
 
@@ -105,7 +105,7 @@ def test_a_decode_rank_without_space_keeps_no_request_from_another_one(tried: li
         control.check()
     assert [*started] == ["a", "b", "d"], "c waits for rank 5, which is full"
     for _ in range(20):
-        control.on(ev.InstanceReport(1, 0, [7], []), 2.0)
+        control.on(ev.PagesChanged(1, 0, [7], []), 2.0)
     cancelled = started["b"]
     control.on(ev.RequestFailed(cancelled.rank, 0, "b", 1, "why"), 3.0)
     assert tried == ["a", "b", "c", "d"], "rank 6 has more space, and c waits for rank 5"

@@ -151,7 +151,7 @@ def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
             elif isinstance(effect, fx.Moved):
                 missing.discard("moved")
 
-    for seed in range(40):
+    for seed in range(60):
         World.drawn(seed, observe=observe).run()
         if not missing:
             return

@@ -163,7 +163,7 @@ class OneRank:
     ) -> None:
         """Let a request arrive; with `answered`, the prompt ends with so many tokens of its answer."""
         job = Job(
-            name, 0, BOTH, tuple(prompt), answered, max_tokens, CONTEXT, frozenset(), sampling, n, branch,
+            name, 0, BOTH, list(prompt), answered, max_tokens, CONTEXT, frozenset(), sampling, n, branch,
             salt=SALT,
         )  # fmt: skip
         self.jobs[name] = job

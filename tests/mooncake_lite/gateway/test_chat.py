@@ -162,7 +162,9 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
         process.stdin.flush()
         submit = cluster.wait_for(m.Submit)
         process.send_signal(signal.SIGINT)
-        cluster.wait_for(m.RequestCancelled, lambda cancel, id=submit.request.request_id: cancel.request_id == id)  # type: ignore[misc]
+        cluster.wait_for(
+            m.RequestCancelled, lambda cancel, id=submit.request.request_id: cancel.request_id == id
+        )  # type: ignore[misc]
         cluster.received.clear()
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

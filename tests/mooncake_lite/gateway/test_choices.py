@@ -192,7 +192,10 @@ def test_n_answers_to_one_prompt_are_n_choices_and_the_prompt_counts_once(
     assert all(text.startswith(choice.text) for choice in reply.choices)
     assert len({choice.text for choice in reply.choices}) == 3
     assert reply.usage is not None
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(submit.body.token_ids), 2 + 3 + 4)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (
+        len(submit.body.token_ids),
+        2 + 3 + 4,
+    )
     assert [choice.index for choice in chat.choices] == [0, 1]
     roles = [(chunk.choices[0].index, chunk.choices[0].delta.role) for chunk in chunks[:2]]
     assert roles == [(0, "assistant"), (1, "assistant")]
@@ -256,7 +259,12 @@ def test_each_choice_has_its_own_logprobs(client: openai.OpenAI, cluster: FakeCl
         for branch in range(submit.request.n):
             logprobs = [m.Logprobs(-1.0 - branch, [(submit.body.token_ids[0], -0.5)])]
             tokens = m.Tokens(
-                submit.request.request_id, 0, submit.body.token_ids[:1], "length", logprobs=logprobs, branch=branch
+                submit.request.request_id,
+                0,
+                submit.body.token_ids[:1],
+                "length",
+                logprobs=logprobs,
+                branch=branch,
             )
             cluster.tokens(1, tokens)
 

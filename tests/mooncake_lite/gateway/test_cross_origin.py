@@ -96,7 +96,9 @@ def test_answers_errors_and_streams_can_be_read_by_the_page_and_by_no_other(
 
 def test_refusals_for_lack_of_room_can_be_read_by_the_page(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1, "connections": 2})
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [70]))
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(
+        1, m.Tokens(submit.request.request_id, 0, [70])
+    )
     ask = {"prompt": "x", "stream": True}
     with (
         httpx.Client(base_url=gateway.url, trust_env=False, headers={"Origin": PAGE}) as http,

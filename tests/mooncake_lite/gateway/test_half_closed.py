@@ -62,7 +62,9 @@ def begin(num_tokens: int) -> Callable[[FakeCluster, m.Submit], None]:
 
     def behave(cluster: FakeCluster, submit: m.Submit) -> None:
         for index in range(num_tokens):
-            cluster.tokens(1, m.Tokens(submit.request.request_id, index, submit.body.token_ids[index : index + 1]))
+            cluster.tokens(
+                1, m.Tokens(submit.request.request_id, index, submit.body.token_ids[index : index + 1])
+            )
 
     return behave
 

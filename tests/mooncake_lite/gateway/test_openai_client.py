@@ -165,7 +165,9 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI, cluster: Fak
 
 
 def test_an_end_token_at_once_is_an_empty_answer(client: openai.OpenAI, cluster: FakeCluster) -> None:
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [], "stop"))
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(
+        1, m.Tokens(submit.request.request_id, 0, [], "stop")
+    )
 
     reply = client.completions.create(model=SERVED_ID, prompt="hello")
 

@@ -142,7 +142,9 @@ def test_an_api_key_may_have_letters_beyond_ascii(start: Start) -> None:
 
 def test_one_request_too_many_is_429_and_there_is_room_again_later(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(1, m.Tokens(submit.request.request_id, 0, [70]))
+    cluster.behaviour = lambda cluster, submit: cluster.tokens(
+        1, m.Tokens(submit.request.request_id, 0, [70])
+    )
     with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
         with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
             lines = stream.iter_lines()

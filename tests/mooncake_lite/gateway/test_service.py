@@ -76,7 +76,11 @@ def test_the_cluster_is_told_the_class_the_tenant_and_the_limits(start: Start) -
         submits = [message for message in cluster.received if isinstance(message, m.Submit)]
         assert len(submits) == 2
         for submit in submits:
-            assert (submit.request.class_id, submit.request.tenant, submit.request.slo_ttft_s) == (BATCH, "alice", 0.25)
+            assert (submit.request.class_id, submit.request.tenant, submit.request.slo_ttft_s) == (
+                BATCH,
+                "alice",
+                0.25,
+            )
         refused = http.post(
             "/v1/completions", json={"prompt": "x"}, headers=bearer("b-key") | {"x-service-class": "gold"}
         )

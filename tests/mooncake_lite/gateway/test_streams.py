@@ -82,7 +82,9 @@ def test_no_stop_string_is_looked_for_before_min_tokens(
 def test_an_answer_that_ended_by_itself_is_not_cancelled(http: httpx.Client, cluster: FakeCluster) -> None:
     complete(http)
     events(http)
-    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(m.Fail(submit.request.request_id, "broken"))
+    cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
+        m.Fail(submit.request.request_id, "broken")
+    )
     assert http.post("/v1/completions", json={"prompt": "hello"}).status_code == 500
 
     http.get("/metrics")  # answered by the conductor: whatever was sent before has arrived
@@ -198,7 +200,9 @@ def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
         client.sendall(head + body)
         assert client.recv(20)
 
-    cluster.wait_for(m.RequestCancelled)  # the gateway's stderr must be empty at its end: see GatewayProcess.close
+    cluster.wait_for(
+        m.RequestCancelled
+    )  # the gateway's stderr must be empty at its end: see GatewayProcess.close
 
 
 def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(

@@ -176,7 +176,7 @@ def test_the_answers_are_those_that_one_works_out_on_paper() -> None:
             + size["question_tokens"]
             - reused * size["block_tokens"],
             "decode_blocks": blocks,
-            "orders": ["Prefill", "Decode"],
+            "orders": ["StartPrefill", "StartDecode"],
         }
         assert 0 < rest <= size["block_tokens"] - size["answer_tokens"], "an answer fills no block"
 
