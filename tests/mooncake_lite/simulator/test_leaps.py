@@ -1,0 +1,78 @@
+"""A leap is the steps that it stands for: every event comes at the same time, with the same content."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.setting import Setting
+from mooncake_lite.simulator.world import World
+
+SEEDS = range(24)
+
+
+def tight(seed: int) -> Setting:
+    """A drawn run whose ranks have few pages, and a pool that takes what they swap out."""
+    setting = Setting.drawn(seed, num_requests=60)
+    shape = setting.shape
+    has_pool = shape.config.has_pool
+    pages = 17 * shape.layout.block_tokens // shape.page_tokens
+    segments = [60 if role == "store" else lent for role, lent in zip(shape.config.roles, shape.segments)]
+    shape = replace(
+        shape, pages=pages, slots=8, segments=segments, preemption="swap" if has_pool else "recompute"
+    )
+    return replace(setting, shape=shape)
+
+
+def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, int]:
+    """Every event of a run with its time, the world, and the number of steps that stand for several."""
+    events: list[tuple[float, ev.Event]] = []
+    world = World(
+        setting, most_passes=most_passes, observe=lambda event, now, effects: events.append((now, event))
+    )
+    leaps = 0
+
+    for rank in world.ranks.values():
+        machine = getattr(rank, "rank", None)
+        if machine is not None:
+            step = machine.step
+
+            def counted(now: float, most: int, step: Any = step) -> Any:
+                nonlocal leaps
+                chosen = step(now, most)
+                leaps += chosen.steps > 1
+                return chosen
+
+            machine.step = counted
+    world.run()
+    return events, world, leaps
+
+
+def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_and_puts() -> None:
+    kinds: Counter[str] = Counter()
+    leaps = 0
+    for seed in SEEDS:
+        single, slow, none = played(tight(seed), 1)
+        leapt, fast, some = played(tight(seed), 64)
+        assert none == 0
+        leaps += some
+        assert len(single) == len(leapt)
+        for number, (one, other) in enumerate(zip(single, leapt)):
+            assert one == other, f"seed {seed}, event {number}"
+        for name, request in slow.requests.items():
+            assert request.tokens == fast.requests[name].tokens
+            assert sorted(request.token_times_s) == sorted(fast.requests[name].token_times_s)
+        kinds.update(type(event).__name__ for _, event in single)
+    assert leaps > 500
+    for kind in (ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsEnded, ev.PagesChanged, ev.RequestCancelled):
+        assert kinds[kind.__name__] >= 5, kinds
+
+
+@pytest.mark.parametrize("seed", [3, 7])
+def test_a_leap_may_be_of_any_length(seed: int) -> None:
+    runs = [played(tight(seed), most)[0] for most in (2, 5, 1000)]
+    assert runs[0] == runs[1] == runs[2]
