@@ -1,8 +1,8 @@
 """Load or compute: a prompt whose first blocks are in the pool, at two speeds of the engine.
 
 Run by `bench.ideas`. With the times of the shipped profile, loading is faster. With an engine that is
-SPEED_UP times as fast, computing is faster: a rank finds that out, and then loads once in a while only.
-The rank measures both stages: messages and HTTP take longer than a fast engine.
+SPEED_UP times as fast, computing is faster: the conductor finds that out, and then has the rank load once in
+a while only. The rank measures both stages: messages and HTTP take longer than a fast engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.file import profile_of, write_profile
-from scheduler.instance.load_or_compute import PROBE_EVERY
+from scheduler.costs.load_or_compute import PROBE_EVERY
 
 SPEED_UP = 1000
 """As of a very small model whose KV is as large as the default model's."""

@@ -48,6 +48,7 @@ def job_of(start: Start, max_len: int) -> Job:
         branch=body.branch,
         answers=[(answer.branch, answer.token_ids) for answer in body.answers],
         load=blocks_to_load(order),
+        reads=isinstance(order, StartDecode) or order.reads,
         store=blocks_to_store(order) if isinstance(order, StartPrefill) else (),
         salt=body.salt or None,
         keys=body.keys,

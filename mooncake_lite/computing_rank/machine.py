@@ -36,7 +36,7 @@ from scheduler.instance import (
 )
 from store.keys import block_digest
 
-Order = m.Start | m.CancelOn | m.GrantPuts | m.GrantSwap | m.ForgetPages
+Order = m.Start | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages
 """What the conductor sends to a computing rank about its work."""
 
 
@@ -130,6 +130,8 @@ class ComputingRank:
 
     def on(self, order: Order, now: float) -> list[Told]:
         """Apply an order. Returns what has to be told, in order."""
+        if isinstance(order, m.ListOpen):
+            return [Told(m.OpenListed(self.number, self.epoch, order.number, list(self._open)))]
         return self._with_pages(self._tell(on(self.state, self._event(order), now)))
 
     def step(self, now: float, most: int = 1) -> Step:
@@ -300,7 +302,9 @@ class ComputingRank:
 
     def _failed(self, failed: outcomes.Failed) -> m.Message:
         del self._open[failed.job.request_id, failed.job.attempt]  # a job fails as a whole
-        return m.RequestFailed(*self._about(failed.job), failed.reason, failed.may_still_write)
+        return m.RequestFailed(
+            *self._about(failed.job), failed.reason, failed.may_still_write, failed.for_good
+        )
 
     def _preempted(self, preempted: outcomes.Preempted) -> m.Message:
         return self._left(m.Preempted(*self._so_far(preempted), preempted.may_still_write), preempted)
@@ -341,8 +345,8 @@ class ComputingRank:
     def _put_finished(self, put: outcomes.PutFinished) -> m.Message:
         ids = [place.object_id for place in put.places]
         if put.problem:
-            return m.PutsEnded(self.number, self.epoch, [], [], ids, put.may_still_write)
-        return m.PutsEnded(self.number, self.epoch, ids, list(put.checksums))
+            return m.PutsEnded(self.number, self.epoch, put.put, [], [], ids, put.may_still_write)
+        return m.PutsEnded(self.number, self.epoch, put.put, ids, list(put.checksums))
 
 
 def _reused(in_pool: dict[str, int], shared: int, reused: int) -> dict[str, int]:

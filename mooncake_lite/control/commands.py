@@ -20,8 +20,8 @@ from mooncake_lite.control.effects import (
     RemoveBlocks,
 )
 from mooncake_lite.control.events import BlocksChecked, BlocksRemoved, CommandAbandoned, PoolCommand
+from mooncake_lite.control.grants import TRANSFER_S, Grant, Grants
 from mooncake_lite.control.members import Members
-from mooncake_lite.control.orders import ORDER_LIMIT_S, Orders
 from store.directory import Directory
 from store.errors import ObjectInUse, UnknownObject
 from store.objects import PoolObject
@@ -50,12 +50,13 @@ class _Check:
 
 @dataclass(slots=True)
 class _Removal:
-    """A removal under way: tiers that have not answered, and keys that a restart may bring back."""
+    """A removal under way: keys that tiers have not answered, and keys that a restart may bring back."""
 
     command: int
     blocks: int
     kept: int
     waiting: set[tuple[int, int]] = field(default_factory=set)
+    grants: list[int] = field(default_factory=list)
     unsure: set[int] = field(default_factory=set)
 
 
@@ -63,9 +64,9 @@ class Commands:
     """Open commands: checks by the number of their order, and removals in order of arrival."""
 
     def __init__(
-        self, directory: Directory, members: Members, orders: Orders, emit: Callable[[Effect], None]
+        self, directory: Directory, members: Members, grants: Grants, emit: Callable[[Effect], None]
     ) -> None:
-        self._directory, self._members, self._orders, self._emit = directory, members, orders, emit
+        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
         self._checks: dict[int, _Check] = {}
         self._removals: list[_Removal] = []
 
@@ -92,7 +93,7 @@ class Commands:
         for number, check in list(self._checks.items()):
             if check.command == abandoned.command:
                 self._drop_check(number, now)
-                self._orders.end(self._members.keeper_of(check.batch[0].rank), number)
+                self._grants.close(number)
 
     def _end(self, command: int, problem: str = "", blocks: int = 0, kept: int = 0) -> None:
         self._emit(AnswerCommand(command, True, problem, blocks=blocks, kept=kept))
@@ -140,6 +141,7 @@ class Commands:
             for start in range(0, len(keys), REMOVED_AT_ONCE):
                 some = keys[start : start + REMOVED_AT_ONCE]
                 removal.waiting.update((rank, key) for key in some)
+                removal.grants.append(self._grants.open(rank, some, self._not_removed, now).number)
                 self._emit(RemoveBlocks(rank, some))
         self._end_removals()
 
@@ -152,10 +154,19 @@ class Commands:
                 removal.unsure.update(key for _, key in some)
         self._end_removals()
 
+    def undelivered(self, order: RemoveBlocks) -> None:
+        """Note that a tier does not hear of a removal."""
+        self.on_removed(BlocksRemoved(order.rank, 0, order.keys, for_good=False))
+
+    def _not_removed(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self.on_removed(BlocksRemoved(grant.rank, 0, grant.about, for_good=False))
+
     def _end_removals(self) -> None:
         ended = [removal for removal in self._removals if not removal.waiting]
         self._removals = [removal for removal in self._removals if removal.waiting]
         for removal in ended:
+            for number in removal.grants:
+                self._grants.close(number)
             problem = ""
             if removal.unsure:
                 problem = (
@@ -182,11 +193,12 @@ class Commands:
             if not there:
                 continue
             keeper = self._members.keeper_of(there[0].rank)
-            check.number = number = self._orders.begin(keeper, self._give_up, now)
+            grant = self._grants.open(keeper, check, self._lost, now, blocks=len(there))
+            check.number = number = grant.number
             check.batch = there
             self._checks[number] = check
             ids = [obj.object_id for obj in there]
-            self._directory.lease(f"check/{number}", ids, now, now + ORDER_LIMIT_S)
+            self._directory.lease(f"check/{number}", ids, now, now + TRANSFER_S)
             refs, sums = [obj.ref for obj in there], [list(obj.checksums) for obj in there]
             self._emit(CheckBlocks(keeper, number, check.command, refs, sums, check.path))
             return
@@ -194,7 +206,7 @@ class Commands:
 
     def on_checked(self, checked: BlocksChecked, now: float) -> None:
         """Report the compared blocks of a check, and begin the next batch."""
-        if not self._orders.end(checked.rank, checked.number):
+        if self._grants.end(checked.rank, checked.number) is None:
             return
         check = self._drop_check(checked.number, now)
         check.done += len(check.batch)
@@ -214,8 +226,8 @@ class Commands:
         self._directory.release(f"check/{number}", now)
         return self._checks.pop(number)
 
-    def _give_up(self, number: int, reason: str, may_still_write: bool, now: float) -> None:
-        self._end(self._drop_check(number, now).command, reason)
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self._end(self._drop_check(grant.number, now).command, reason)
 
     def check(self) -> None:
         """Assert that every check has blocks under comparison, and every removal waits for a tier."""

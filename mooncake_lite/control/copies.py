@@ -13,8 +13,8 @@ from functools import partial
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import CopyBlocks, Effect
 from mooncake_lite.control.events import BlocksCopied
+from mooncake_lite.control.grants import TRANSFER_S, Grant, Grants
 from mooncake_lite.control.members import Members
-from mooncake_lite.control.orders import ORDER_LIMIT_S, Orders
 from mooncake_lite.control.request import RequestRecord
 from scheduler.hot_spots import HotSpots
 from scheduler.placement import COPYING
@@ -24,21 +24,20 @@ from store.objects import PoolObject
 
 
 class Copies:
-    """Copies under way: number of their CopyBlocks -> the objects that will be visible."""
+    """Orders copies. Their grants are about the objects that will be visible."""
 
     def __init__(
         self,
         config: ControlConfig,
         directory: Directory,
         members: Members,
-        orders: Orders,
+        grants: Grants,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._directory, self._members, self._orders, self._emit = directory, members, orders, emit
+        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
         self._spots = HotSpots(config.balancing_threshold)
         self._idle_s = config.copy_cold_s
         self._is_on = config.policy in COPYING
-        self._copying: dict[int, list[PoolObject]] = {}
 
     def on_prefill(self, record: RequestRecord, now: float) -> None:
         """Copy the blocks that this prefill reads from other nodes and that are hot."""
@@ -61,33 +60,35 @@ class Copies:
         blocks may be as hot: hot prefixes that displace each other would be copied again and again.
         """
         target = max(targets, key=lambda rank: self._directory.space_for_copies(rank, now))
-        number = self._orders.begin(target, self._give_up, now)
+        grant = self._grants.open(target, None, self._lost, now)
         replicate = partial(
-            self._directory.replicate, f"copy/{number}", rank=target, now=now, until=now + ORDER_LIMIT_S
+            self._directory.replicate, _owner(grant), rank=target, now=now, until=now + TRANSFER_S
         )
         pairs: list[tuple[PoolObject, PoolObject]] = []
         for key, digest in blocks:
             with contextlib.suppress(PoolFull, CopyExists, UnknownObject):
                 pairs.append(replicate(key, digest, idle_s=self._idle_s))
         if not pairs:
-            self._orders.end(target, number)
+            self._grants.close(grant.number)
             return
-        self._copying[number] = [made for _, made in pairs]
+        grant.about, grant.blocks = [made for _, made in pairs], len(pairs)
         sources, targets_ = [source.ref for source, _ in pairs], [made.ref for _, made in pairs]
-        self._emit(CopyBlocks(target, number, sources, targets_))
+        self._emit(CopyBlocks(target, grant.number, sources, targets_))
 
     def on_copied(self, copied: BlocksCopied, now: float) -> None:
         """Make finished copies visible, and free those that failed or differ from their originals."""
-        if not self._orders.end(copied.rank, copied.number):
+        grant = self._grants.end(copied.rank, copied.number)
+        if grant is None:
             return
-        for obj, checksums in zip(self._copying.pop(copied.number), copied.checksums):
+        for obj, checksums in zip(grant.about, copied.checksums):
             if checksums:
                 self._directory.put_end(obj.object_id, checksums, now)
-        owner = f"copy/{copied.number}"
-        self._directory.revoke_owner(owner, now, writer_may_live=copied.may_still_write, writer=copied.rank)
+        self._lost(grant, "", copied.may_still_write, now)
 
-    def _give_up(self, number: int, reason: str, may_still_write: bool, now: float) -> None:
-        made = self._copying.pop(number)
-        self._directory.revoke_owner(
-            f"copy/{number}", now, writer_may_live=may_still_write, writer=made[0].rank
-        )
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self._directory.revoke_owner(_owner(grant), now, writer_may_live=may_still_write, writer=grant.rank)
+
+
+def _owner(grant: Grant) -> str:
+    """Return the owner of the copies in the directory."""
+    return f"copy/{grant.number}"

@@ -11,14 +11,15 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.copies import Copies
+from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Stage, Step
 from mooncake_lite.control.members import Members
-from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.prefix_loads import PrefixLoads
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from scheduler import Admission, Placement, Rejection, Request, State, Wait
+from scheduler.costs.load_or_compute import LoadOrCompute
 from store.directory import Directory
 from store.errors import PoolFull
 
@@ -52,7 +53,7 @@ class Dispatcher:
         state: State,
         directory: Directory,
         members: Members,
-        orders: Orders,
+        grants: Grants,
         requests: Requests,
         emit: Callable[[fx.Effect], None],
     ) -> None:
@@ -64,13 +65,18 @@ class Dispatcher:
         self._block_tokens = config.block_layout.block_tokens
         self._handover, self._classes = config.handover, config.classes
         self.room = Room(directory, members, state, config)
-        self.loads = PrefixLoads(directory, orders, emit, self._loads_ended)
-        self.copies = Copies(config, directory, members, orders, emit)
+        self._load_or_compute = LoadOrCompute(state.costs)
+        self.loads = PrefixLoads(directory, grants, emit, self._loads_ended)
+        self.copies = Copies(config, directory, members, grants, emit)
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it. Its repetition changes nothing."""
         if arrived.request_id in self._requests:
             self._requests.ignored += 1
+            return
+        if not 0 <= arrived.class_id < len(self._classes):
+            self._emit(fx.Reject(arrived.request_id, f"service class {arrived.class_id} is unknown", 0.0))
+            self._emit(fx.Forget(arrived.request_id, "rejected"))
             return
         record = RequestRecord.of(arrived, self._classes[arrived.class_id], now)
         if not self._members.ready:
@@ -133,7 +139,7 @@ class Dispatcher:
     def _place(self, record: RequestRecord, request: Request, now: float) -> None:
         """Find a place for a held request, or refuse it. Without one, all that are held wait for capacity."""
         decision = self.choose(self._state, request, now)
-        if isinstance(decision, Placement) and not record.resumed:
+        if isinstance(decision, Placement) and not (record.resumed or record.tries):
             decision = self.admission.on_place(self._state, request, decision, now) or decision
         if isinstance(decision, Wait):
             self._requests.no_place = True
@@ -161,16 +167,22 @@ class Dispatcher:
         if record.kept is not None:
             record.load, record.tail, record.kept = record.kept.blocks, record.kept.tail, None
             record.attempt += 1
-            self.start_decode(record)
+            self.start_decode(record, now)
 
-    def start_decode(self, record: RequestRecord) -> None:
+    def start_decode(self, record: RequestRecord, now: float) -> None:
         """Order a decode rank to load the KV of a request, and to continue from it."""
-        record.worker = record.decode
+        self._requests.work(record, record.decode, self._decode_s(record), now)
         blocks, branches = record.load + record.store, sorted(record.branches)
         order = fx.StartDecode(
             record.decode, record.request_id, record.attempt, blocks, record.tail, branches
         )
         self._emit(order)
+
+    def _decode_s(self, record: RequestRecord) -> float:
+        """Predict for how long a request decodes."""
+        costs, so_far = self._state.costs, record.num_tokens - record.prompt_tokens
+        answer = costs.lengths.predicted(record.class_id, record.prompt_tokens, record.max_tokens, so_far)
+        return answer * costs.mean_step_s(1.0, record.num_tokens)
 
     @staticmethod
     def _ranks_of(placement: Placement) -> tuple[int, int]:
@@ -178,8 +190,8 @@ class Dispatcher:
         return placement.prefill, placement.decode
 
     def refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
-        """Refuse an accepted request. A request whose client has received tokens fails instead."""
-        if record.resumed:
+        """Refuse an accepted request. A request whose client may have received tokens fails instead."""
+        if record.resumed or (record.tries and not self.admission.withholds):
             self._requests.fail(record, reason, now)
             return
         self._requests.move(record, Step.REFUSE)
@@ -215,8 +227,6 @@ class Dispatcher:
         if record.stage is Stage.CANCELLED:
             self._requests.move(record, Step.DROP)
             self._requests.end(record, "cancelled", now)
-        elif record.problem:
-            self._requests.fail(record, f"KV could not be moved: {record.problem}", now)
         elif record.bad_blocks:  # they are misses now: look the prefix up again
             self._requests.move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
@@ -228,10 +238,14 @@ class Dispatcher:
     def _prefill(self, record: RequestRecord, now: float) -> None:
         self._requests.move(record, Step.PREFILL)
         record.attempt += 1
-        record.worker, record.ordered_s = record.prefill, now
+        record.ordered_s = now
+        cached = sum(record.cached.values())
+        prefill_s = float(self._state.costs.prefill_s(record.prefill, record.num_tokens, cached))
+        decode_s = self._decode_s(record) if self._handover == "none" else 0.0
+        self._requests.work(record, record.prefill, prefill_s + decode_s, now)
         self._emit(self._first_order(record, now - record.since_s))
         if record.worker == record.decode:
-            for branch in sorted(record.dropped):
+            for branch in sorted(record.dropped | record.ended):
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
         self._state.reads(record.request_id, self._sources(record))
         if record.fetch:
@@ -243,14 +257,24 @@ class Dispatcher:
         own = node_of(record.prefill)
         return sorted({node_of(ref.rank) for ref in record.load} - {own})
 
+    def _reads(self, record: RequestRecord) -> bool:
+        """Tell whether the prefix is read, and not computed although the pool has it."""
+        node_of = self._members.node_of
+        own = node_of(record.prefill)
+        near = sum(ref.nbytes for ref in record.load if node_of(ref.rank) == own)
+        far = sum(ref.nbytes for ref in record.load) - near
+        cached = sum(record.cached.values())
+        return self._load_or_compute.loads(record.prefill, record.num_tokens, cached, near, far)
+
     def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
+        reads = not record.load or bool(record.promoted) or self._reads(record)
         if self._handover == "none":
             return fx.StartServe(
                 record.prefill, record.request_id, record.attempt, record.load, record.cached, queued_s,
-                record.promoted,
+                record.promoted, reads,
             )  # fmt: skip
         return fx.StartPrefill(
             record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
-            record.cached, queued_s, record.promoted,
+            record.cached, queued_s, record.promoted, reads,
         )  # fmt: skip

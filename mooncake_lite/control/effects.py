@@ -88,6 +88,17 @@ class Branched(Action, frozen=True):
     name: str
 
 
+class Retried(Action, frozen=True):
+    """A try of a request has come to nothing: its prompt is computed again, and first tokens are drawn again.
+
+    The gateway passes on none twice.
+    """
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
 class StartPrefill(Action, frozen=True):
     """Have a prompt prefilled.
 
@@ -97,6 +108,7 @@ class StartPrefill(Action, frozen=True):
     cached      reused prompt tokens by tier: {"dram": n, "ssd": m}
     queued_s    seconds since the request arrived or was preempted
     promoted    (rank, seconds, bytes, blocks) of each LoadBlocks that the request waited for
+    reads       whether to read `load`, where the rank's pages lack it; otherwise computing is faster
     """
 
     rank: int
@@ -108,6 +120,7 @@ class StartPrefill(Action, frozen=True):
     cached: dict[str, int]
     queued_s: float
     promoted: list[tuple[int, float, int, int]]
+    reads: bool = True
 
 
 class StartDecode(Action, frozen=True):
@@ -131,6 +144,7 @@ class StartServe(Action, frozen=True):
     cached      reused prompt tokens by tier: {"dram": n, "ssd": m}
     queued_s    seconds since the request arrived or was preempted
     promoted    (rank, seconds, bytes, blocks) of each LoadBlocks that the request waited for
+    reads       whether to read `load`, where the rank's pages lack it; otherwise computing is faster
     """
 
     rank: int
@@ -140,6 +154,7 @@ class StartServe(Action, frozen=True):
     cached: dict[str, int]
     queued_s: float
     promoted: list[tuple[int, float, int, int]]
+    reads: bool = True
 
 
 StartOrder = StartPrefill | StartDecode | StartServe
@@ -162,6 +177,13 @@ class ForgetPages(Action, frozen=True):
     """Have a compute rank reuse nothing that lies in its pages now."""
 
     rank: int
+
+
+class ListOpen(Action, frozen=True):
+    """Ask a compute rank what it works on. OpenListed answers under the same number."""
+
+    rank: int
+    number: int
 
 
 class GrantPuts(Action, frozen=True):
@@ -302,13 +324,13 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartOrder | CancelOn | ForgetPages | GrantPuts | GrantSwap | LoadBlocks | SaveBlocks | CopyBlocks
-    | CheckBlocks | RemoveBlocks | CompactTier
+    StartOrder | CancelOn | ForgetPages | ListOpen | GrantPuts | GrantSwap | LoadBlocks | SaveBlocks
+    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 
 Effect = (
-    Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | AnswerCommand | Readiness
-    | WakeAt | Stop | BlockStored | BlockRemoved
+    Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | Retried | AnswerCommand
+    | Readiness | WakeAt | Stop | BlockStored | BlockRemoved
 )  # fmt: skip
 """Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

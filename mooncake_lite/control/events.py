@@ -143,10 +143,22 @@ class PrefillEnded(RequestEvent, frozen=True):
 
 
 class RequestFailed(RequestEvent, frozen=True):
-    """A rank cannot finish a request. may_still_write: bytes may still land in its places."""
+    """A rank cannot finish a request.
+
+    may_still_write   bytes may still land in its places
+    for_good          another try would fail as well
+    """
 
     reason: str
     may_still_write: bool = False
+    for_good: bool = False
+
+
+class OpenListed(RankEvent, frozen=True):
+    """Answer ListOpen, under the same number. work: each request that the rank has, and its attempt."""
+
+    number: int
+    work: list[tuple[str, int]]
 
 
 class DecodeLoaded(RequestEvent, frozen=True):
@@ -242,11 +254,13 @@ class PutsWanted(RankEvent, frozen=True):
 class PutsEnded(RankEvent, frozen=True):
     """Granted objects are written, or could not be.
 
+    number            of the PutsWanted
     checksums         of each object of object_ids, by layer
     failed            objects that were not written
     may_still_write   bytes may still land in the failed objects
     """
 
+    number: int
     object_ids: list[int]
     checksums: list[list[int]]
     failed: list[int] = []
@@ -369,7 +383,7 @@ class StopRequested(Event, frozen=True):
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
     | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | SwapWanted
-    | Swapped | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded | BlocksSaved | TierEvicted
+    | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded | BlocksSaved | TierEvicted
     | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick
     | StopRequested
 )  # fmt: skip

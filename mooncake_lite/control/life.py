@@ -44,12 +44,13 @@ class Step(Enum):
     PLACE = "a policy has placed it"
     REFUSE = "it could never fit into the pool, or would decode too slowly (admission after-prefill)"
     PROMOTE = "part of its prefix is on SSD only"
-    RESTART = "a block from SSD was bad"
+    RESTART = "a block did not come from SSD"
     PREFILL = "its prefix is in DRAM"
     PREFILLED = "its KV is where its decode rank can load it"
     COMPUTED = "its prompt is computed on the rank that decodes it too"
     LOADED = "its KV is in the decode rank's pages"
     PREEMPT = "its rank has no free page"
+    RETRY = "its try has come to nothing"
     RESUME = "a policy has placed it, and the pool has all of its KV"
     FINISH = "its last token was sent"
     FAIL = "it cannot be finished"
@@ -75,14 +76,19 @@ TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
     (Stage.PREFILLING, Step.PREFILLED): Stage.LOADING,
     (Stage.PREFILLING, Step.COMPUTED): Stage.DECODING,
     (Stage.PREFILLING, Step.PREEMPT): Stage.HELD,
+    (Stage.PREFILLING, Step.RETRY): Stage.HELD,
     (Stage.PREFILLING, Step.REFUSE): Stage.OVER,
     (Stage.PREFILLING, Step.FINISH): Stage.OVER,
     (Stage.PREFILLING, Step.FAIL): Stage.OVER,
     (Stage.PREFILLING, Step.CANCEL): Stage.CANCELLED,
     (Stage.LOADING, Step.LOADED): Stage.DECODING,
+    (Stage.LOADING, Step.PREEMPT): Stage.HELD,
+    (Stage.LOADING, Step.RETRY): Stage.HELD,
+    (Stage.LOADING, Step.FINISH): Stage.OVER,
     (Stage.LOADING, Step.FAIL): Stage.OVER,
     (Stage.LOADING, Step.CANCEL): Stage.CANCELLED,
     (Stage.DECODING, Step.PREEMPT): Stage.HELD,
+    (Stage.DECODING, Step.RETRY): Stage.HELD,
     (Stage.DECODING, Step.FINISH): Stage.OVER,
     (Stage.DECODING, Step.FAIL): Stage.OVER,
     (Stage.DECODING, Step.CANCEL): Stage.CANCELLED,

@@ -15,8 +15,10 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Dispatcher
+from mooncake_lite.control.grants import Grants
+from mooncake_lite.control.life import Stage
+from mooncake_lite.control.malformed import malformed
 from mooncake_lite.control.members import Members
-from mooncake_lite.control.orders import Orders
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
@@ -61,19 +63,25 @@ class Control:
         self._wake_at: float | None = None
         self._out: list[fx.Effect] = []
         emit = self._out.append
-        self._orders = Orders()
-        self._pool = Pool(self.directory, self.state.index, emit)
-        self.requests = Requests(config, self.state, self.directory, self.members, emit)
+        self._grants = Grants(emit)
+        self._pool = Pool(self.directory, self.state.index, self._grants, emit)
+        self.requests = Requests(config, self.state, self.directory, self.members, self._grants, emit)
         self.dispatcher = Dispatcher(
             config, partial(choose, self.policy), ADMISSIONS[config.admission](), self.state,
-            self.directory, self.members, self._orders, self.requests, emit,
+            self.directory, self.members, self._grants, self.requests, emit,
         )  # fmt: skip
         reports = Reports(
             config, self.state, self.directory, self.members, self._pool, self.requests, self.dispatcher, emit
         )
-        self._puts = Puts(self.directory, self.members, self.requests, self.dispatcher.room, self._pool, emit)
-        self._commands = Commands(self.directory, self.members, self._orders, emit)
-        self._handlers: dict[type, Callable[[Any, float], None]] = {
+        self._puts = Puts(
+            self.directory, self.members, self.requests, self.dispatcher.room, self._pool, self._grants, emit
+        )
+        self._commands = Commands(self.directory, self.members, self._grants, emit)
+        self._handlers = self._all_handlers(reports)
+
+    def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
+        """Return what applies each event."""
+        return {
             ev.RankJoined: self._on_rank_joined,
             ev.RankLost: self._on_rank_lost,
             ev.TierIndexed: self._on_tier_indexed,
@@ -89,6 +97,7 @@ class Control:
             ev.Preempted: reports.on_preempted,
             ev.SwapWanted: reports.on_swap_wanted,
             ev.Swapped: reports.on_preempted,
+            ev.OpenListed: self._on_open_listed,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
             ev.PagesChanged: self._on_pages_changed,
@@ -114,9 +123,12 @@ class Control:
         if isinstance(event, ev.RankEvent) and not self._is_of_this_epoch(event):
             self._of_other_epochs += 1
             return []
+        event = self._checked(event)
         self.directory.expire(now)
-        self._orders.expire(now)
-        self._handlers[type(event)](event, now)
+        for rank in self._grants.check(now):
+            self._lose(rank, "did not say what it works on", now)
+        if not self.stopped:
+            self._handlers[type(event)](event, now)
         if not self.stopped:
             self._pool.tell()
             self.dispatcher.retry(all_of_them=isinstance(event, ev.PoolCommand))  # it may have pinned blocks
@@ -143,11 +155,28 @@ class Control:
             return True
         return self.members.knows(event.rank, event.epoch)
 
+    def _checked(self, event: ev.Event) -> ev.Event:
+        """Return the event, or the loss of a rank that sent what no sound rank sends."""
+        if not isinstance(event, ev.RankEvent):
+            return event
+        expected = None
+        if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
+            grant = self._grants.get(event.rank, event.number)
+            expected = None if grant is None else grant.blocks
+        elif isinstance(event, ev.PrefillEnded) and (record := self.requests.working(event)) is not None:
+            expected = len(record.store)
+        elif isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
+            return _malformed(event, "it names objects that were not granted")
+        problem = malformed(event, self.config.block_layout.layers, expected)
+        if not problem:
+            return event
+        return _malformed(event, problem)
+
     def _set_alarm(self, now: float) -> None:
-        """Emit WakeAt for the next end of a lease, a quarantine or an order, once per time."""
+        """Emit WakeAt for the next end of a lease or a quarantine, or the check of a grant, once per time."""
         if self._wake_at is not None and self._wake_at <= now:
             self._wake_at = None
-        times = (self.directory.next_deadline(), self._orders.next_deadline())
+        times = (self.directory.next_deadline(), self._grants.next_deadline())
         due = min((time for time in times if time is not None), default=None)
         if due is not None and (self._wake_at is None or due < self._wake_at):
             self._wake_at = due
@@ -173,9 +202,15 @@ class Control:
         self._tell_readiness()
 
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
-        """Stop the cluster: today it cannot continue without one of its ranks."""
-        self.directory.settle_writer(lost.rank)
-        self._stop(f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}", 0.0, True)
+        self._lose(lost.rank, lost.reason, now)
+
+    def _lose(self, rank: int, reason: str, now: float) -> None:
+        """Give up what a rank was to do, and stop: today a cluster cannot go on without one of its ranks."""
+        if self.stopped:
+            return
+        self._grants.rank_lost(rank, now)
+        self.directory.settle_writer(rank)
+        self._stop(f"rank {rank} ({self.members.role_of(rank)}) {reason}", 0.0, True)
 
     def _on_tier_indexed(self, index: ev.TierIndexed, now: float) -> None:
         self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
@@ -202,6 +237,13 @@ class Control:
         """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
         self.state.holds(report.rank, report.stored, report.removed)
 
+    def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
+        """Lose the work that a rank does not have, and cancel again what it should have dropped."""
+        for grant in self._grants.on_listed(listed, now):
+            record = grant.about
+            if record.stage is Stage.CANCELLED:
+                self._out.append(fx.CancelOn(listed.rank, record.request_id, record.attempt))
+
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
         self._pool.on_removed(removed)
         self._commands.on_removed(removed)
@@ -209,26 +251,29 @@ class Control:
     def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:
         """End what an order was for. Its rank has not received it, so no byte can be written."""
         match event.order:
-            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe() | fx.GrantSwap():
+            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
                 self.requests.on_undelivered(event.order, event.reason, now)
-            case fx.GrantPuts(rank, _, places):
-                self._puts.give_back([place.object_id for place in places if place], rank, now)
+            case fx.GrantSwap():
+                self.requests.swaps.undelivered(event.order, event.reason, now)
+            case fx.GrantPuts():
+                self._puts.undelivered(event.order, event.reason, now)
             case fx.LoadBlocks(number=number) | fx.CopyBlocks(number=number) | fx.CheckBlocks(number=number):
-                self._orders.fail(number, event.reason, False, now)
+                self._grants.fail(number, event.reason, False, now)
             case fx.SaveBlocks():
-                self.directory.dropped(event.order.rank, event.order.keys)
-            case fx.RemoveBlocks(rank, keys):
-                self._commands.on_removed(ev.BlocksRemoved(rank, 0, keys, for_good=False))
+                self._pool.unsaved(event.order.rank, event.order.keys)
+            case fx.RemoveBlocks():
+                self._commands.undelivered(event.order)
+            case fx.ListOpen():
+                self._grants.not_asked(event.order.rank)
             case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages():
-                pass  # the request ends by itself, and the others can be requested again
+                pass  # the first comes again with the next check, and the others can be requested again
 
     def check(self) -> None:
         """Assert every invariant. Called by tests and by the fault world."""
         self.state.check()
         self.directory.check()
-        self._orders.check()
+        self._grants.assert_sound()
         self._commands.check()
-        self._puts.check()
         self._check_owners()
         self.requests.check()
         assert set(self.state.index.places()) == set(self.directory.places()), "the index differs"
@@ -238,6 +283,11 @@ class Control:
         for owner in self.directory.active_owners():
             known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
             assert known, f"{owner} has leases or places in the pool"
+
+
+def _malformed(event: ev.RankEvent, problem: str) -> ev.RankLost:
+    reason = f"sent a malformed {type(event).__name__}: {problem}"
+    return ev.RankLost(event.rank, event.epoch, reason)
 
 
 def _queue(config: ControlConfig) -> Queue:

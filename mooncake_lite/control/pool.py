@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from mooncake_lite.control.effects import Effect, SaveBlocks
 from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
+from mooncake_lite.control.grants import Grant, Grants
 from scheduler import PrefixIndex
 from store.directory import Directory
 from store.objects import BlockStored, Tier
@@ -19,10 +20,16 @@ _PLACE = attrgetter("__class__", "rank", "tier")
 
 
 class Pool:
-    """Publishes objects, applies reports of tiers, and feeds the scheduler's index."""
+    """Publishes objects, applies reports of tiers, and feeds the scheduler's index.
 
-    def __init__(self, directory: Directory, index: PrefixIndex, emit: Callable[[Effect], None]) -> None:
-        self._directory, self._index, self._emit = directory, index, emit
+    _saving   (rank, key) -> the grant of its save, which is about the keys that are not in a sealed file
+    """
+
+    def __init__(
+        self, directory: Directory, index: PrefixIndex, grants: Grants, emit: Callable[[Effect], None]
+    ) -> None:
+        self._directory, self._index, self._grants, self._emit = directory, index, grants, emit
+        self._saving: dict[tuple[int, int], Grant] = {}
 
     def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
         """Make written objects visible, and order saves of those that a tier keeps."""
@@ -31,6 +38,8 @@ class Pool:
             refs = [place.ref for place in places]
             keys = [place.key or 0 for place in places]
             sums = [list(place.checksums) for place in places]
+            grant = self._grants.open(rank, set(keys), self._save_lost, now)
+            self._saving.update(((rank, key), grant) for key in keys)
             self._emit(SaveBlocks(rank, refs, keys, [place.digest for place in places], sums))
 
     def tell(self) -> None:
@@ -60,6 +69,12 @@ class Pool:
 
     def on_saved(self, saved: BlocksSaved, now: float) -> None:
         """Apply a store rank's report about blocks that it was told to save."""
+        for key in saved.keys if saved.state != "written" else ():
+            grant = self._saving.pop((saved.rank, key), None)
+            if grant is not None:
+                grant.about.discard(key)
+                if not grant.about:
+                    self._grants.close(grant.number)
         if saved.state == "written":
             self._directory.saved(saved.rank, saved.keys)
         elif saved.state == "durable":
@@ -68,6 +83,13 @@ class Pool:
             self._directory.bad_in_dram(saved.rank, saved.keys)
         else:
             self._directory.dropped(saved.rank, saved.keys)
+
+    def unsaved(self, rank: int, keys: list[int]) -> None:
+        """Note that blocks will not be saved: the order was not sent, or has no answer."""
+        self.on_saved(BlocksSaved(rank, 0, keys, "dropped"), 0.0)
+
+    def _save_lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self.unsaved(grant.rank, sorted(grant.about))
 
     def on_evicted(self, evicted: TierEvicted, now: float) -> None:
         """Forget blocks that a tier has evicted."""

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from mooncake_lite.control.effects import BlockRef, Effect, LoadBlocks
 from mooncake_lite.control.events import BlocksLoaded
-from mooncake_lite.control.orders import Orders
+from mooncake_lite.control.grants import Grant, Grants
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.room import Moves
 from store.directory import Directory
 
 
 class PrefixLoads:
-    """The loads under way: number of a LoadBlocks -> its request, and the order itself.
+    """The loads under way. Their grants are about a request, and the LoadBlocks.
 
     on_ended   called when the last load of a request has ended, with success or without
     """
@@ -24,51 +24,52 @@ class PrefixLoads:
     def __init__(
         self,
         directory: Directory,
-        orders: Orders,
+        grants: Grants,
         emit: Callable[[Effect], None],
         on_ended: Callable[[RequestRecord, float], None],
     ) -> None:
-        self._directory, self._orders, self._emit, self._on_ended = directory, orders, emit, on_ended
-        self._loading: dict[int, tuple[RequestRecord, LoadBlocks]] = {}
+        self._directory, self._grants, self._emit, self._on_ended = directory, grants, emit, on_ended
 
     def begin(self, record: RequestRecord, moves: Moves, now: float) -> None:
         """Order the blocks of a prefix from SSD, one order per tier and target segment."""
         for (rank, _), indices in moves.items():
-            number = self._orders.begin(rank, self._give_up, now)
+            grant = self._grants.open(rank, None, self._lost, now, blocks=len(indices))
             refs = [record.load[index] for index in indices]
             keys = [record.keys[index] for index in indices]
             digests = [record.digests[index] for index in indices]
-            order = LoadBlocks(rank, number, keys, digests, refs)
-            record.loads.add(number)
-            self._loading[number] = record, order
+            order = LoadBlocks(rank, grant.number, keys, digests, refs)
+            record.loads.add(grant.number)
+            grant.about = record, order
             self._emit(order)
 
     def on_loaded(self, loaded: BlocksLoaded, now: float) -> None:
         """Apply the end of a load: good blocks become readable, and bad blocks are misses."""
-        if not self._orders.end(loaded.rank, loaded.number):
+        grant = self._grants.end(loaded.rank, loaded.number)
+        if grant is None:
             return
-        record, order = self._loading.pop(loaded.number)
+        record, order = grant.about
         record.loads.discard(loaded.number)
         rank = loaded.rank
         for key, ref, ok, sums in zip(order.keys, order.refs, loaded.ok, loaded.checksums, strict=True):
             if ok:
                 self._directory.put_end(ref.object_id, sums, now)
-            elif loaded.problem:
-                self._revoke(ref, rank, loaded.may_still_write, now)
-                record.problem = loaded.problem
+                continue
+            record.bad_blocks += 1
+            self._revoke(ref, rank, bool(loaded.problem) and loaded.may_still_write, now)
+            if loaded.problem:
+                record.avoids_ssd = True
             else:
-                self._revoke(ref, rank, False, now)
                 self._directory.drop_tier_block(rank, [key])
-                record.bad_blocks += 1
         nbytes = sum(ref.nbytes for ref, ok in zip(order.refs, loaded.ok) if ok)
         record.promoted.append((rank, loaded.seconds, nbytes, len(order.refs)))
         if not record.loads:
             self._on_ended(record, now)
 
-    def _give_up(self, number: int, reason: str, may_still_write: bool, now: float) -> None:
-        record, order = self._loading.pop(number)
-        record.loads.discard(number)
-        record.problem = reason
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        record, order = grant.about
+        record.loads.discard(grant.number)
+        record.avoids_ssd = True
+        record.bad_blocks += len(order.refs)
         for ref in order.refs:
             self._revoke(ref, order.rank, may_still_write, now)
         if not record.loads:

@@ -6,10 +6,11 @@ Used by `machine.py`. A decode rank asks for places when blocks are full, writes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from mooncake_lite.control.effects import BlockRef, Effect, GrantPuts
 from mooncake_lite.control.events import PutsEnded, PutsWanted
+from mooncake_lite.control.grants import Grant, Grants
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.requests import Requests
@@ -19,7 +20,11 @@ from store.errors import PoolFull
 
 
 class Puts:
-    """Granted places: object id -> (the rank that writes it, its owner in the directory)."""
+    """Grants places. A grant is about its name in _granted, the owner in the directory, and object ids.
+
+    _granted    (rank, number of its question) -> number of the grant
+    _answered   (rank, epoch) -> number of its latest question
+    """
 
     def __init__(
         self,
@@ -28,54 +33,64 @@ class Puts:
         requests: Requests,
         room: Room,
         pool: Pool,
+        grants: Grants,
         emit: Callable[[Effect], None],
     ) -> None:
         self._directory, self._members, self._room, self._pool = directory, members, room, pool
-        self._requests, self._emit = requests, emit
-        self._granted: dict[int, tuple[int, str]] = {}
+        self._requests, self._grants, self._emit = requests, grants, emit
+        self._granted: dict[tuple[int, int], int] = {}
+        self._answered: dict[tuple[int, int], int] = {}
 
     def on_wanted(self, wanted: PutsWanted, now: float) -> None:
-        """Grant a place per full block, or None if the pool has the block already or is full."""
+        """Grant a place per full block, or None if the pool has the block already or is full.
+
+        A rank numbers its questions in order: one that comes again, or after a later one, is not answered.
+        """
+        last = self._answered.get((wanted.rank, wanted.epoch), 0)
+        if wanted.number <= last:
+            self._requests.ignored += 1
+            return
+        self._answered[wanted.rank, wanted.epoch] = wanted.number
         node = self._members.node_of(wanted.rank)
+        owner = f"put/{wanted.rank}/{wanted.epoch}/{wanted.number}"
         places: list[BlockRef | None] = []
         for index, (key, digest) in enumerate(zip(wanted.keys, wanted.digests, strict=True)):
             places.append(None)
             if self._directory.lookup([key], [digest], now, touch=False):
                 continue
-            owner = f"put/{wanted.rank}/{wanted.epoch}/{wanted.number}/{index}"
             parent, position = wanted.before[index]
             class_id = self._requests.class_of(wanted.requests[index])
             block = self._room.keyed(key, digest, parent, position, class_id)
             with contextlib.suppress(PoolFull):
                 (place,) = self._directory.allocate_many(owner, [block], now=now, node=node)
-                self._granted[place.object_id] = wanted.rank, owner
                 places[-1] = place.ref
+        ids = [place.object_id for place in places if place is not None]
+        if ids:
+            name = wanted.rank, wanted.number
+            grant = self._grants.open(wanted.rank, (name, owner, ids), self._lost, now)
+            self._granted[name] = grant.number
         self._emit(GrantPuts(wanted.rank, wanted.number, places))
 
     def on_ended(self, ended: PutsEnded, now: float) -> None:
-        """Publish the blocks that a decode rank has written, and free the places of the others."""
-        reported = zip(ended.object_ids, ended.checksums, strict=True)
-        written = [(object_id, sums) for object_id, sums in reported if self._is_of(object_id, ended.rank)]
-        ids = [object_id for object_id, _ in written]
-        self._pool.publish(ids, [sums for _, sums in written], now)
-        self.give_back(ids, ended.rank, now)
-        self.give_back(ended.failed, ended.rank, now, may_still_write=ended.may_still_write)
+        """Publish the blocks that a rank has written, and free the places of the others."""
+        grant = self._grants.end(ended.rank, self._granted.get((ended.rank, ended.number), 0))
+        if grant is None:
+            self._requests.ignored += 1
+            return
+        self._pool.publish(ended.object_ids, ended.checksums, now)
+        self._lost(grant, "", ended.may_still_write, now)
 
-    def give_back(
-        self, object_ids: Iterable[int], rank: int, now: float, *, may_still_write: bool = False
-    ) -> None:
-        """End grants. Visible blocks stay; the other places are freed or quarantined."""
-        for object_id in object_ids:
-            if self._is_of(object_id, rank):
-                _, owner = self._granted.pop(object_id)
-                self._directory.revoke_owner(owner, now, writer_may_live=may_still_write, writer=rank)
+    def undelivered(self, order: GrantPuts, reason: str, now: float) -> None:
+        """Free the places that a rank does not hear of. It gives its blocks up by itself."""
+        self._grants.fail(self._granted.get((order.rank, order.number), 0), reason, False, now)
 
-    def _is_of(self, object_id: int, rank: int) -> bool:
-        """Tell whether this place is granted to this rank."""
-        granted = self._granted.get(object_id)
-        return granted is not None and granted[0] == rank
+    def granted(self, ended: PutsEnded) -> bool:
+        """Tell whether a report names granted objects alone. True also when nothing is granted any more."""
+        grant = self._grants.get(ended.rank, self._granted.get((ended.rank, ended.number), 0))
+        return grant is None or {*ended.object_ids, *ended.failed} <= {*grant.about[2]}
 
-    def check(self) -> None:
-        """Assert that every granted place is in the directory, under its owner."""
-        for object_id, (_, owner) in self._granted.items():
-            assert self._directory.object(object_id).owner == owner
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        """Free the places that are not visible, or let them wait for late bytes."""
+        name, owner, _ = grant.about
+        del self._granted[name]
+        self._directory.revoke_owner(owner, now, writer_may_live=may_still_write, writer=grant.rank)

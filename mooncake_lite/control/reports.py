@@ -40,7 +40,6 @@ class Reports:
         self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
         self._measured = Measurements(state, members)
         self._admission, self._handover = dispatcher.admission, config.handover
-        self._block_tokens = config.block_layout.block_tokens
 
     def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
         """Publish the KV of a prompt, and start its decode or refuse it."""
@@ -76,7 +75,7 @@ class Reports:
         self._release(record)
         self._requests.move(record, Step.PREFILLED)
         record.resumed = True
-        self._dispatcher.start_decode(record)
+        self._dispatcher.start_decode(record, now)
 
     def _move(self, record: RequestRecord) -> None:
         """Choose the decode rank again where that is free: KV in the pool can be read by every rank."""
@@ -91,10 +90,14 @@ class Reports:
             self._emit(fx.Release(record.request_id))
 
     def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
-        """End a request that a rank gave up, or dropped after a cancel."""
+        """Try a request again that a rank gave up. End it if it was cancelled, or no other try can help."""
         record = self._requests.current(failed, Step.FAIL)
-        if record is not None:
+        if record is None:
+            return
+        if failed.for_good:
             self._requests.fail(record, failed.reason, now, failed.may_still_write)
+        else:
+            self._requests.try_again(record, failed.reason, now, failed.may_still_write)
 
     def on_decode_loaded(self, loaded: ev.DecodeLoaded, now: float) -> None:
         """Free the tail and the leases: the decode rank has all KV in its pages."""
@@ -168,7 +171,7 @@ class Reports:
             alone.kept = kept
             self._requests.add(alone)
             self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
-            self._state.hold(alone.as_request(self._state, self._block_tokens), now, front=True)
+            self._requests.hold(alone, now)
         elif kept is not None:
             self._directory.revoke_owner(kept.owner, now)
         if len(record.branches) > 1:
@@ -181,12 +184,8 @@ class Reports:
         self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
     ) -> None:
         self._requests.move(record, Step.PREEMPT)
-        if kept is None:
-            self._directory.revoke_owner(record.request_id, now)
-        record.reset()
+        self._requests.free(record, now, keeps_kv=kept is not None)
         record.kept = kept
         record.since_s, record.num_tokens = now, preempted.num_tokens
         record.keys, record.digests = preempted.keys, preempted.digests
-        self._state.forget(record.request_id, now)
-        self._requests.no_place = False
-        self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)
+        self._requests.hold(record, now)

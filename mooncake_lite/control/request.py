@@ -72,8 +72,10 @@ class RequestRecord:
         kept            where its KV is after it was swapped out, until it is resumed
         loads           numbers of the LoadBlocks that the request waits for
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
-        bad_blocks      number of bad blocks from SSD
-        problem         why a block cannot be loaded, if its bytes are not the reason
+        bad_blocks      number of blocks that did not come from SSD
+        avoids_ssd      computes what is on SSD alone: a disk did not answer
+        tries           that have come to nothing
+        grant           number of the grant that it waits for: a rank's work, or a pause before the next try
         shortage        what it lacked when it last did not fit
 
     Owner of all its pool objects and leases in the directory: request_id.
@@ -109,7 +111,9 @@ class RequestRecord:
     loads: set[int] = field(default_factory=set)
     promoted: list[tuple[int, float, int, int]] = field(default_factory=list)
     bad_blocks: int = 0
-    problem: str = ""
+    avoids_ssd: bool = False
+    tries: int = 0
+    grant: int = 0
     prompt_tokens: int = 0
     started_s: float = 0.0
     ordered_s: float = 0.0
@@ -139,6 +143,11 @@ class RequestRecord:
         )  # fmt: skip
 
     @property
+    def ended(self) -> set[int]:
+        """Return those of several branches that have ended, or go on alone."""
+        return set(range(self.n)) - self.branches if self.n > 1 else set()
+
+    @property
     def client_id(self) -> str:
         """Return the id under which the client knows this request."""
         return client_id_of(self.request_id)
@@ -148,7 +157,7 @@ class RequestRecord:
         self.worker = -1
         self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
         self.loads, self.promoted = set(), []
-        self.bad_blocks, self.problem = 0, ""
+        self.bad_blocks = self.grant = 0
 
     def may(self, step: Step) -> bool:
         """Tell whether this step can happen in the current stage."""

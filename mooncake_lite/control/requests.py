@@ -12,12 +12,19 @@ from typing import Any
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.grants import NOBODY, WORK_FACTOR, WORK_S, Grant, Grants
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.swaps import Swaps
 from scheduler import State
 from store.directory import Directory
+
+MOST_TRIES = 3
+"""After so many tries that came to nothing, a request fails."""
+
+PAUSE_S = 0.5
+"""Before the second try of a request; twice as long before the third. A full queue has time to empty."""
 
 
 class Requests:
@@ -35,13 +42,15 @@ class Requests:
         state: State,
         directory: Directory,
         members: Members,
+        grants: Grants,
         emit: Callable[[fx.Effect], None],
     ) -> None:
         self.ignored = 0
         self.no_place = False
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
-        self.swaps = Swaps(directory, members, config, emit)
-        self._state, self._directory, self._emit = state, directory, emit
+        self.swaps = Swaps(directory, members, grants, config, emit)
+        self._state, self._directory, self._grants, self._emit = state, directory, grants, emit
+        self._block_tokens = config.block_layout.block_tokens
         self._lowest_class = len(config.classes) - 1
         self._records: dict[str, RequestRecord] = {}
         self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
@@ -100,6 +109,58 @@ class Requests:
         is_of_attempt = record is not None and (record.attempt, record.worker) == (event.attempt, event.rank)
         return record if is_of_attempt else None
 
+    # ------------------------------------------------------------------------------ work, and other tries
+
+    def work(self, record: RequestRecord, rank: int, predicted_s: float, now: float) -> None:
+        """Note that a rank gets a request. It is asked about it if that takes much longer than predicted."""
+        self._grants.close(record.grant)
+        lasts_s = max(WORK_S, WORK_FACTOR * predicted_s)
+        name = record.request_id, record.attempt
+        record.worker = rank
+        record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
+
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self.try_again(grant.about, reason, now, may_still_write)
+
+    def try_again(
+        self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False
+    ) -> None:
+        """Let a request begin anew whose rank has dropped it, after a pause. After MOST_TRIES it fails."""
+        record.tries += 1
+        if record.stage is Stage.CANCELLED:
+            self.move(record, Step.DROP)
+            self.end(record, "cancelled", now, may_still_write=may_still_write)
+        elif record.tries >= MOST_TRIES:
+            self.fail(record, reason, now, may_still_write)
+        else:
+            self.move(record, Step.RETRY)
+            self.free(record, now, may_still_write)
+            self._emit(fx.Retried(record.request_id, record.attempt, reason))
+            pause_s = PAUSE_S * record.tries
+            record.grant = self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
+
+    def _paused(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        self.hold(grant.about, now)
+
+    def hold(self, record: RequestRecord, now: float) -> None:
+        """Let a request wait for a place again, ahead of those that have never had one."""
+        record.grant = 0
+        self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)
+
+    def free(
+        self, record: RequestRecord, now: float, may_still_write: bool = False, *, keeps_kv: bool = False
+    ) -> None:
+        """Free what a request has: slots, swaps, its grant, and unless it keeps its KV leases and places."""
+        self.swaps.forget(record.request_id, now, may_still_write=may_still_write)
+        if not keeps_kv:
+            self._directory.revoke_owner(
+                record.request_id, now, writer_may_live=may_still_write, writer=record.worker
+            )
+        self._grants.close(record.grant)
+        self._state.forget(record.request_id, now)
+        self.no_place = False
+        record.reset()
+
     # ------------------------------------------------------------------------------ the end of a request
 
     def on_cancelled(self, event: ev.RequestCancelled, now: float) -> None:
@@ -122,13 +183,11 @@ class Requests:
         elif record.worker >= 0:
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
 
-    def on_undelivered(self, order: fx.StartOrder | fx.GrantSwap, reason: str, now: float) -> None:
-        """Fail a request whose order was not sent. Its rank may still swap out another branch of it."""
-        record = self.current(order, Step.FAIL)
+    def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
+        """Let a request begin anew whose order was not sent."""
+        record = self.working(order)
         if record is not None:
-            if isinstance(order, fx.GrantSwap):
-                self._emit(fx.CancelOn(order.rank, order.request_id, order.attempt))  # it waits for the grant
-            self.fail(record, reason, now, may_still_write=record.n > 1)
+            self.try_again(record, reason, now)
 
     def fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
         """Fail a request with all its branches, and tell its client unless the client has left."""
@@ -146,12 +205,7 @@ class Requests:
         self._families[record.client_id].remove(record)
         if not self._families[record.client_id]:
             del self._families[record.client_id]
-        self.swaps.forget(record.request_id, now, may_still_write=may_still_write, writer=record.worker)
-        self._directory.revoke_owner(
-            record.request_id, now, writer_may_live=may_still_write, writer=record.worker
-        )
-        self._state.forget(record.request_id, now)
-        self.no_place = False
+        self.free(record, now, may_still_write)
         self._emit(fx.Forget(record.request_id, outcome))
 
     def fail_all(self, reason: str) -> None:
@@ -169,9 +223,10 @@ class Requests:
         for request_id, record in self._records.items():
             assert record.stage is not Stage.OVER
             assert record.branches, f"{request_id} has no branch left"
-            assert request_id in self._state, f"{request_id} is in no queue and on no instance"
+            waits = request_id in self._state or record.grant
+            assert waits, f"{request_id} is in no queue, on no instance, and does not pause"
             assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
 
     def knows(self, owner: str) -> bool:
         """Tell whether this owner in the directory is an open request, or one of its swaps."""
-        return owner in self._records or self.swaps.knows(owner)
+        return owner in self._records or owner in self.swaps.owners()

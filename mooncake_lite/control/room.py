@@ -6,6 +6,7 @@ See docs/explain/control.md.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from mooncake_lite.control.config import ControlConfig
@@ -49,6 +50,8 @@ class Room:
         hits = directory.lookup(record.keys, record.digests, now, node=node, class_id=record.class_id)
         if not record.fetch:
             hits = self._near(hits, node)
+        if record.avoids_ssd:
+            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
         hits = hits[: record.most_blocks]
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)

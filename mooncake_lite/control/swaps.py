@@ -11,6 +11,7 @@ from collections.abc import Callable
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.effects import BlockRef, Effect, GrantSwap
 from mooncake_lite.control.events import DecodeEnded, Preempted, Swapped, SwapWanted
+from mooncake_lite.control.grants import Grant, Grants
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import Kept
 from mooncake_lite.control.room import LEASE_S
@@ -20,18 +21,28 @@ from store.objects import Wanted
 
 
 class Swaps:
-    """Swaps that have begun: (request, branch) -> where the KV will be."""
+    """Swaps that have begun. Their grants are about where the KV will be.
+
+    _begun   (request, branch) -> number of the grant
+    """
 
     def __init__(
-        self, directory: Directory, members: Members, config: ControlConfig, emit: Callable[[Effect], None]
+        self,
+        directory: Directory,
+        members: Members,
+        grants: Grants,
+        config: ControlConfig,
+        emit: Callable[[Effect], None],
     ) -> None:
-        self._directory, self._members, self._emit = directory, members, emit
+        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
         self._block_tokens = config.block_layout.block_tokens
         self._block_nbytes = config.block_layout.nbytes
-        self._begun: dict[tuple[str, int], Kept] = {}
+        self._begun: dict[tuple[str, int], int] = {}
 
     def begin(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> None:
         """Give a rank places for the blocks of a sequence of this class that the pool lacks, all or none."""
+        if (wanted.request_id, wanted.branch) in self._begun:
+            return  # the question comes again
         places = None
         try:
             places = self._places(wanted, owner, class_id, now)
@@ -65,29 +76,41 @@ class Swaps:
         places = [None if number in has else next(new).ref for number in range(blocks)]
         refs = [has.get(number) or place for number, place in enumerate(places)]
         known = [ref for ref in refs if ref is not None]
-        self._begun[wanted.request_id, wanted.branch] = Kept(
-            owner, known[:full], known[full] if partial else None
-        )
+        name = wanted.request_id, wanted.branch
+        kept = Kept(owner, known[:full], known[full] if partial else None)
+        self._begun[name] = self._grants.open(wanted.rank, (name, kept), self._lost, now).number
         return places
 
     def end(self, event: Preempted | Swapped | DecodeEnded, now: float) -> Kept | None:
         """End a swap. Returns where the KV is; None, and frees the space, if it was given up."""
-        kept = self._begun.pop((event.request_id, event.branch), None)
+        grant = self._grants.end(event.rank, self._begun.pop((event.request_id, event.branch), 0))
+        if grant is None:
+            return None
         if isinstance(event, Swapped):
+            kept: Kept = grant.about[1]
             return kept
-        if kept is not None:
-            late = isinstance(event, Preempted) and event.may_still_write
-            self._free(kept, now, late, event.rank)
+        late = isinstance(event, Preempted) and event.may_still_write
+        self._free(grant, now, may_still_write=late)
         return None
 
-    def forget(self, request_id: str, now: float, *, may_still_write: bool, writer: int) -> None:
+    def undelivered(self, order: GrantSwap, reason: str, now: float) -> None:
+        """Free the space of a swap whose rank does not hear of it. The rank gives the KV up by itself."""
+        self._grants.fail(self._begun.get((order.request_id, order.branch), 0), reason, False, now)
+
+    def forget(self, request_id: str, now: float, *, may_still_write: bool) -> None:
         """Free the space of all swaps of a request that has ended."""
         for name in [name for name in self._begun if name[0] == request_id]:
-            self._free(self._begun.pop(name), now, may_still_write, writer)
+            self._grants.fail(self._begun[name], "its request has ended", may_still_write, now)
 
-    def _free(self, kept: Kept, now: float, may_still_write: bool, writer: int) -> None:
-        self._directory.revoke_owner(kept.owner, now, writer_may_live=may_still_write, writer=writer)
+    def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        del self._begun[grant.about[0]]
+        self._free(grant, now, may_still_write=may_still_write)
 
-    def knows(self, owner: str) -> bool:
-        """Tell whether a swap that has not ended has this owner in the directory."""
-        return any(kept.owner == owner for kept in self._begun.values())
+    def _free(self, grant: Grant, now: float, *, may_still_write: bool) -> None:
+        owner = grant.about[1].owner
+        self._directory.revoke_owner(owner, now, writer_may_live=may_still_write, writer=grant.rank)
+
+    def owners(self) -> set[str]:
+        """Return the owners in the directory of all swaps that have not ended."""
+        grants = (self._grants[number] for number in self._begun.values())
+        return {grant.about[1].owner for grant in grants}

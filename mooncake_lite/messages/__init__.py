@@ -20,6 +20,7 @@ from mooncake_lite.control.effects import (
     ForgetPages,
     GrantPuts,
     GrantSwap,
+    ListOpen,
     LoadBlocks,
     Reject,
     Release,
@@ -39,6 +40,7 @@ from mooncake_lite.control.events import (
     BlocksSaved,
     DecodeEnded,
     DecodeLoaded,
+    OpenListed,
     PagesChanged,
     Preempted,
     PrefillEnded,
@@ -111,12 +113,14 @@ __all__ = [
     "GatewayHello",
     "GrantPuts",
     "GrantSwap",
+    "ListOpen",
     "LoadBlocks",
     "Logprobs",
     "Message",
     "Metric",
     "MetricsReply",
     "MetricsRequest",
+    "OpenListed",
     "OpenTokens",
     "PagesChanged",
     "Plain",
@@ -161,11 +165,11 @@ TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | MetricsRequest | PoolQuery | Explain | StopRequested
     | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
     | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
-    | PagesChanged
+    | PagesChanged | OpenListed
     | TierIndexed | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied | BlocksChecked
 )  # fmt: skip
 TO_GATEWAY = ClusterStatus | Reject | Release | Fail | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Start | CancelOn | GrantPuts | GrantSwap | ForgetPages | GatewayAt | Stop
+TO_COMPUTE = Start | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | Stop
 TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
 TO_LAUNCHER = ClusterStatus | Stop

@@ -144,6 +144,7 @@ class ConductorRole:
             fx.Release: self._to_gateway,
             fx.Moved: lambda effect: None,
             fx.Branched: self.bodies.branched,
+            fx.Retried: self.bodies.again,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -309,7 +310,8 @@ class ConductorRole:
         body = self.bodies.pop(effect.request_id)
         if body.client_id != effect.request_id:
             return
-        service = self.control.config.classes[body.class_id].name
+        classes = self.control.config.classes
+        service = classes[body.class_id].name if 0 <= body.class_id < len(classes) else "unknown"
         self.metrics.count("class_requests_total", 1.0, **{"class": service, "outcome": effect.outcome})
         if effect.outcome == "finished":
             self.metrics.count("requests_finished_total")

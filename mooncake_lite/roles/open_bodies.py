@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.control.effects import Branched, Order
+from mooncake_lite.control.effects import Branched, Order, Retried
 from mooncake_lite.control.request import client_id_of
 
 
@@ -20,13 +20,13 @@ class OpenBody:
     prompt_tokens  of its token_ids, tokens of the prompt
     first_tokens   branch -> its first token, of several branches
     alone          branch -> its prompt and answer, until it goes on as a request of its own
-    attempt        of the last order
+    attempt        of the order that a rank works on; 0: none does
     loaded, stored blocks that this attempt reuses, and that it writes
     """
 
     def __init__(self, request_id: str, body: m.Body, class_id: int) -> None:
         self.request_id, self.class_id = request_id, class_id
-        self.body = body
+        self.body = self._first = body
         self.prompt_tokens = len(body.token_ids) - body.answered
         self.first_tokens: dict[int, int] = {}
         self.alone: dict[int, OpenBody] = {}
@@ -48,6 +48,10 @@ class OpenBody:
         """Return the id under which the gateway knows this request."""
         return client_id_of(self.request_id)
 
+    def again(self) -> None:
+        """Forget the first tokens of a try that has come to nothing."""
+        self.body, self.first_tokens, self.attempt = self._first, {}, 0
+
     def decided(self, seconds: float) -> None:
         """Note how long a policy took to place the request."""
         self.body = replace(self.body, spans=[*self.body.spans, m.Span("decide", 0, seconds)])
@@ -66,7 +70,7 @@ class OpenBody:
 
     def prefilled(self, report: m.Report) -> None:
         """Append the first token, or keep those of several branches."""
-        body, first = self.body, [tokens[0] for tokens in report.token_ids]
+        body, first = self._first, [tokens[0] for tokens in report.token_ids]
         self.body = replace(body, spans=report.spans)
         if body.n > 1:
             self.first_tokens = dict(enumerate(first, body.branch))
@@ -84,7 +88,8 @@ class OpenBody:
         if self.body.n > 1:
             self.alone[event.branch] = OpenBody(self.request_id, body, self.class_id)
         else:
-            self.body = body
+            self.body = self._first = body
+            self.attempt = 0
 
     def branched(self, branch: int, name: str) -> OpenBody:
         """Return a preempted branch as a request of its own."""
@@ -131,6 +136,10 @@ class OpenBodies(dict[str, OpenBody]):
     def message_of(self, order: Order) -> m.Message:
         """Return what a rank receives for an order."""
         return self[order.request_id].start(order) if isinstance(order, m.StartOrder) else order
+
+    def again(self, effect: Retried) -> None:
+        """Let a request begin anew."""
+        self[effect.request_id].again()
 
     def branched(self, effect: Branched) -> None:
         """Let a branch go on as a request of its own."""

@@ -51,8 +51,12 @@ class Links:
         self._clock = clock
         self._free_at: dict[tuple[int, int], float] = {}
 
-    def send(self, sender: int, receiver: int, delay_s: float, deliver: Action) -> None:
-        """Deliver after the delay, but not before what was sent earlier between these two."""
+    def send(self, sender: int, receiver: int, delay_s: float, deliver: Action) -> float:
+        """Deliver after the delay, but not before what was sent earlier between these two.
+
+        Returns the time of the delivery.
+        """
         arrives = max(self._clock.now + delay_s, self._free_at.get((sender, receiver), 0.0))
         self._free_at[sender, receiver] = arrives
         self._clock.at(arrives, deliver)
+        return arrives

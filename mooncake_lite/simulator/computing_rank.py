@@ -83,7 +83,7 @@ class SimulatedRank:
             if step.only_waits and not (begun or ended or self._inbox):
                 break
         self._runs = False
-        self._wait_for_halves(step)
+        self._wait(step)
 
     def _end(self, alarm: int) -> None:
         """End a step that took time, and go on."""
@@ -93,11 +93,11 @@ class SimulatedRank:
         self._tell(self.rank.ended(self._runner.end(), self._world.clock.now))
         self._turns()
 
-    def _wait_for_halves(self, step: Step) -> None:
-        """Look again when late bytes can no longer come into a staging half."""
-        free_from = [at for at in self.rank.state.staging.free_from if at > step.now]
-        if free_from and self.rank.state.busy:
-            self._world.clock.at(min(free_from), self._wake)
+    def _wait(self, step: Step) -> None:
+        """Look again when the rank has to act without a message."""
+        deadline = self.rank.state.next_deadline(step.now)
+        if deadline is not None:
+            self._world.clock.at(deadline, self._wake)
 
     def _tell(self, told: Iterable[Told]) -> None:
         for message, gateway, times_s in told:

@@ -13,7 +13,8 @@ from typing import get_args
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.orders import ORDER_LIMIT_S
+from mooncake_lite.control.grants import TRANSFER_S
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.modes import Handover
 from mooncake_lite.roles.open_bodies import OpenBody
 from mooncake_lite.simulator.clock import Clock
@@ -79,6 +80,7 @@ class Custody:
         self._open: dict[str, _Open] = {}
         self._uses: dict[UseKey, list[Use]] = {}
         self._numbers: set[int] = set()
+        self._asked: dict[tuple[int, int], list[UseKey]] = {}
         self._loads: dict[int, tuple[float, list[int]]] = {}
         self._checks: dict[int, UseKey] = {}
         self._digests: dict[int, int] = {}
@@ -97,6 +99,7 @@ class Custody:
             fx.RemoveBlocks: self._remove,
             fx.CompactTier: lambda order: None,
             fx.ForgetPages: lambda order: None,
+            fx.ListOpen: self._ask,
         }
         self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
             get_args(GoesOn), self._request_goes_on
@@ -104,6 +107,7 @@ class Custody:
         self._answers |= {
             ev.TierIndexed: self._indexed,
             ev.RequestFailed: self._failed,
+            ev.OpenListed: self._listed,
             ev.PutsEnded: self._puts_ended,
             ev.BlocksLoaded: self._loaded,
             ev.BlocksSaved: self._saved,
@@ -126,6 +130,20 @@ class Custody:
         handler = self._answers.get(type(event))
         if handler is not None:
             handler(event)
+
+    def unheard(self, event: ev.RankEvent) -> None:
+        """End the uses that an event ends which the control plane will never hear."""
+        if not isinstance(event, ev.TierEvicted | ev.BlocksRemoved | ev.OpenListed):
+            self.answer(event)
+
+    def never_came(self, order: fx.Order) -> None:
+        """End the uses of an order that is lost. The control plane does not know."""
+        self._undelivered(ev.Undelivered(order, "lost"))
+
+    def retried(self, effect: fx.Retried) -> None:
+        """Note that a request begins anew, with all branches that the control plane knows of."""
+        known = self._of(effect.request_id)
+        known.live, known.over, known.swaps = set(), set(), set()
 
     def attempt_of(self, request_id: str) -> int:
         """Return the latest attempt of a request that a rank was given."""
@@ -228,6 +246,17 @@ class Custody:
         known.swaps.add(branch)
         return known
 
+    def _ask(self, order: fx.ListOpen) -> None:
+        """Remember what was in use when a rank was asked."""
+        self._asked[order.rank, order.number] = [key for key in self._uses if key[1] == order.rank and key[2]]
+
+    def _listed(self, listed: ev.OpenListed) -> None:
+        """End the uses of work that a rank does not have any more."""
+        there = set(listed.work)
+        for key in self._asked.pop((listed.rank, listed.number), ()):
+            if (client_id_of(key[2]), key[3]) not in there and (key[2], key[3]) not in there:
+                self._end(key)
+
     def _load(self, order: fx.LoadBlocks) -> None:
         self._is_new(order.number)
         assert order.digests == [self._digests[key] for key in order.keys]
@@ -249,7 +278,7 @@ class Custody:
         assert all(target.rank == order.rank for target in order.targets)
         key = ("copy", order.rank, "", order.number)
         self._begin(key, order.sources, order.targets, f"copy {order.number}")
-        self._clock.after(ORDER_LIMIT_S, lambda: self._end_reads(key))
+        self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
@@ -257,7 +286,7 @@ class Custody:
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.rank, "", order.number)
         self._begin(key, order.refs, [], f"check {order.number}")
-        self._clock.after(ORDER_LIMIT_S, lambda: self._end_reads(key))
+        self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _remove(self, order: fx.RemoveBlocks) -> None:
         self.on_ssd.get(order.rank, set()).difference_update(order.keys)
@@ -314,7 +343,7 @@ class Custody:
     def _loaded(self, event: ev.BlocksLoaded) -> None:
         uses = self._uses.pop(("load", event.rank, "", event.number))
         ordered_s, keys = self._loads.pop(event.number)
-        given_up = self._clock.now - ordered_s >= ORDER_LIMIT_S
+        given_up = self._clock.now - ordered_s >= TRANSFER_S
         for use, key, ok in zip(uses, keys, event.ok, strict=True):
             self._end_use(use, late=not ok and event.may_still_write)
             if not (ok or event.problem or given_up):

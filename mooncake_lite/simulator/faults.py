@@ -23,6 +23,9 @@ class Faults:
     slow_link          a message takes up to slow_link_s
     slow_store         a store rank answers an order after the control plane has given it up
     unsent             an order cannot be sent
+    dropped            a message of a rank, or an order, is lost
+    reordered          a message of a rank may overtake, or be overtaken
+    doubled            a message of a rank comes twice
     late               an answer is delivered again, after its attempt has ended
     wrong_epoch        before the answer to an order comes one of another start of the rank
     read_fails, write_fails   a transfer of a computing rank fails
@@ -42,6 +45,9 @@ class Faults:
     slow_link_s: float = 8.0
     slow_store: float = 0.01
     unsent: float = 0.02
+    dropped: float = 0.005
+    reordered: float = 0.02
+    doubled: float = 0.05
     late: float = 0.1
     wrong_epoch: float = 0.02
     read_fails: float = 0.02

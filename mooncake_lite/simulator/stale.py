@@ -16,7 +16,7 @@ OF_ATTEMPT = (
 )
 """Answers about one attempt of a request."""
 
-OF_ORDER = (ev.PutsEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked)
+OF_ORDER = (ev.OpenListed, ev.PutsEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked)
 """Answers to an order with a number, or about objects with ids: nothing has these a second time."""
 
 
@@ -60,7 +60,7 @@ def forged(order: fx.Order, layers: int, dice: Random) -> ev.RankEvent | None:
             )
         case fx.GrantPuts():
             ids = [place.object_id for place in order.places if place is not None]
-            return ev.PutsEnded(rank, epoch, ids, [sums] * len(ids))
+            return ev.PutsEnded(rank, epoch, order.number, ids, [sums] * len(ids))
         case fx.LoadBlocks(_, number, keys):
             return ev.BlocksLoaded(rank, epoch, number, [True] * len(keys), [sums] * len(keys), 0.0)
         case fx.CopyBlocks(_, number, sources):

@@ -8,7 +8,7 @@ Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,6 +20,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
+from mooncake_lite.control.requests import MOST_TRIES
 from mooncake_lite.roles.open_bodies import OpenBodies
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
@@ -49,6 +50,12 @@ PATIENCE_S = 1500.0
 """All requests end within this time after the last has come, whatever goes wrong. An order is given up after
 120 s, and a quarantine ends after another 120 s."""
 
+
+STARTS = ev.RankJoined | ev.TierIndexed
+"""Messages that come in their order, once: a rank that is not heard while it starts ends the cluster."""
+
+ONCE = STARTS | ev.BlocksSaved
+"""Messages that do not come twice: a second BlocksSaved could be about a block that was put again since."""
 
 MOST_PASSES = 64
 """Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
@@ -117,6 +124,7 @@ class World:
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
+        self._tries: Counter[str] = Counter()
         self._answers: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
         self.clients = Clients(self, setting.source, setting.client_dice)
@@ -208,12 +216,9 @@ class World:
     def _event_of(self, message: m.Message) -> ev.Event:
         """Return the event of a message. Tokens and the like are kept, as the conductor role does."""
         if isinstance(message, m.Submit):
-            self.bodies.add(message)
-            body = self.bodies[message.request.request_id]
             most = self.requests[message.request.request_id].most_tokens
-            body.body = replace(
-                body.body, max_tokens=most
-            )  # the length of the answer, which clients do not say
+            ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
+            self.bodies.add(replace(message, request=ends))
             return message.request
         if isinstance(message, m.Report):
             self.bodies.keep(message)
@@ -244,6 +249,11 @@ class World:
         if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
 
+    def _check_tries(self, failed: fx.Fail) -> None:
+        """Assert that a request fails after its last try alone, or because it is larger than a rank."""
+        is_too_large = "KV pages are needed" in failed.reason or "pool full" in failed.reason
+        assert is_too_large or self._tries[failed.request_id] == MOST_TRIES - 1, f"{failed}: too few tries"
+
     def _check_queue(self, arrived: ev.RequestArrived, waiting: int) -> None:
         """Assert that a request is refused when as many wait as may, by every form of admission but none."""
         config = self.shape.config
@@ -255,7 +265,20 @@ class World:
         faults, dice = self.faults, self.dice
         event = message.event if isinstance(message, m.Report) else message
         assert isinstance(event, ev.RankEvent)
-        self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
+        if isinstance(event, STARTS):
+            self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
+            return
+        if dice.random() < faults.dropped:
+            self.custody.unheard(event)
+            return
+        if dice.random() < faults.reordered:
+            delivered = self.clock.now + self._delay_s()
+            self.clock.at(delivered, lambda: self.tell(message))
+        else:
+            delivered = self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
+        if dice.random() < faults.doubled and not isinstance(event, ONCE):
+            seconds = dice.choice((0.0, 0.1, 3.0)) * dice.random()
+            self.clock.at(delivered + seconds, lambda: self.tell(message, stale=True))
         if not faults.late:
             return
         if isinstance(event, OF_ATTEMPT):
@@ -330,7 +353,14 @@ class World:
             case fx.Branched():
                 self.clients.on(effect)
                 self.bodies.branched(effect)
+            case fx.Retried():
+                self._tries[effect.request_id] += 1
+                self.bodies.again(effect)
+                if self.exact:
+                    self.custody.retried(effect)
             case fx.Reject() | fx.Fail() | fx.AnswerCommand():
+                if isinstance(effect, fx.Fail) and not self.control.stopped:
+                    self._check_tries(effect)
                 self.clients.on(effect)
             case fx.Decided() | fx.Release() | fx.Moved():
                 self.clients.on(effect)
@@ -345,15 +375,14 @@ class World:
         if self.exact:
             self.custody.order(order)
             self._provoke(order)
-        if self.dice.random() < self.faults.unsent and not self._must_arrive(order):
+        if self.dice.random() < self.faults.unsent:
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
+            return
+        if self.dice.random() < self.faults.dropped:
+            self.custody.never_came(order)
             return
         model, message = self.ranks[order.rank], self.bodies.message_of(order)
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(message))  # type: ignore[arg-type]
-
-    def _must_arrive(self, order: fx.Order) -> bool:
-        """Tell whether a rank would keep a request forever without this order: one that failed elsewhere."""
-        return isinstance(order, fx.CancelOn) and not self.requests[order.request_id].cancelled
 
     # ------------------------------------------------------------------------------ the end
 
@@ -380,17 +409,19 @@ class World:
         if not self.exact:
             return
         assert self.control.directory.places() == self._visible
-        computing = [one for one in self.ranks.values() if isinstance(one, SimulatedRank)]
-        held = {(key, model.number, "dram") for model in computing for key in model.held}
-        assert self.control.state.pages.places() == held, "the index of pages differs from what ranks hold"
-        for model in computing:
-            model.check_idle()
-        for key, rank, tier in self._visible:
-            store = self.ranks[rank]
-            assert tier == "dram" or (isinstance(store, StoreModel) and store.serves(key)), f"{key:016x}"
         for obj in self.control.directory.visible_objects():
             assert obj.key is not None
             self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))
+        computing = [one for one in self.ranks.values() if isinstance(one, SimulatedRank)]
+        for model in computing:
+            model.check_idle()
+        if self.faults.dropped or self.faults.reordered or self.faults.doubled:
+            return  # what is known of pages and tiers is a hint then, and a wrong one costs a miss
+        held = {(key, model.number, "dram") for model in computing for key in model.held}
+        assert self.control.state.pages.places() == held, "the index of pages differs from what ranks hold"
+        for key, rank, tier in self._visible:
+            store = self.ranks[rank]
+            assert tier == "dram" or (isinstance(store, StoreModel) and store.serves(key)), f"{key:016x}"
 
     def _story(self, error: Exception) -> str:
         """Return what has failed, and the last events with their effects."""

@@ -71,6 +71,11 @@ class Costs:
         return not self.config.is_guess or self._prefill.is_measured
 
     @property
+    def is_fetch_measured(self) -> bool:
+        """Tell whether times of loads rest on a measurement: a profile, or one of this cluster."""
+        return not self.config.is_guess or self._transfer.is_measured or self._load["dram"].is_measured
+
+    @property
     def is_step_measured(self) -> bool:
         """Tell whether times of decode steps rest on a measurement: a profile, or one of this cluster."""
         return not self.config.is_guess or self._step.is_measured

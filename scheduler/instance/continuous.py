@@ -12,7 +12,6 @@ from collections.abc import Sequence as Seq
 
 from scheduler.instance.chunked import chunk_sizes, whole_prompts
 from scheduler.instance.job import PREFILL
-from scheduler.instance.load_or_compute import worth_loading
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.state import State
 from scheduler.instance.step import Admission, Chunk, Growth
@@ -34,7 +33,7 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
         if (active and active + sequences > limits.sequences) or (prefill and prefills >= limits.prefills):
             break
         match = _match(state, task, draft)
-        loads = state.blocks_in(match) < len(task.job.load) and _loads(state, task)
+        loads = task.job.reads and state.blocks_in(match) < len(task.job.load)
         if loads and loading:
             break
         needed = state.pages.needed(len(task.sequence.token_ids))
@@ -45,11 +44,6 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
         chosen.append(Admission(task.id, shared + taken, len(shared), loads))
         loading, active, prefills = loading or loads, active + sequences, prefills + prefill
     return chosen
-
-
-def _loads(state: State, task: Task) -> bool:
-    """Tell whether a task loads blocks from the pool. One that only decodes cannot compute them instead."""
-    return PREFILL not in task.job.duties or worth_loading(state.rates, state.block_tokens)
 
 
 def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:

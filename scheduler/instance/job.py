@@ -46,6 +46,7 @@ class Job:
         n           answers that are drawn from one prompt; branch: number of the first one
         answers     {DECODE} with several branches: (branch, its tokens so far) of those that go on
         load        places in the pool of the blocks that hold the first tokens' KV, in order
+        reads       the blocks of load that are not in pages are read; otherwise computing them is faster
         store       places in the pool for the blocks that follow those of load, in order
         salt        start of the chain of keys, opaque; None: nothing may be reused, and there are no keys
         keys        of the first full blocks; the planner continues the chain with State.next_key
@@ -68,6 +69,7 @@ class Job:
     branch: int = 0
     answers: Seq[tuple[int, Seq[int]]] = ()
     load: Seq[Any] = ()
+    reads: bool = True
     store: Seq[Any] = ()
     salt: Any = None
     keys: Seq[int] = ()

@@ -134,11 +134,13 @@ class Failed:
     """The end of a job that cannot be finished, with all branches that are left.
 
     may_still_write   bytes of a failed transfer may still reach the places of Job.store
+    for_good          another try here would fail as well
     """
 
     job: JobId
     reason: str
     may_still_write: bool = False
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,6 @@ def _admit(state: State, admission: Admission, now: float) -> None:
         assert state.loading is None, f"{state.loading} is loading"
         state.loading = task
         return
-    state.rates.computed += task.landed < task.to_load
     task.to_load = task.landed
     state.admitted.append(task)
 
@@ -141,7 +140,8 @@ def _arrive(state: State, job: Job) -> list[Outcome]:
     num_tokens = len(task.sequence.token_ids)
     needed = state.pages.needed(num_tokens)
     if needed > state.pages.num_pages:
-        return [Failed(task.id, f"{needed} KV pages are needed, the rank has {state.pages.num_pages}")]
+        reason = f"{needed} KV pages are needed, the rank has {state.pages.num_pages}"
+        return [Failed(task.id, reason, for_good=True)]
     state.name_blocks(task, num_tokens)
     state.tasks[task.id] = task
     state.waiting.append(task)

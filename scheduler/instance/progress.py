@@ -23,10 +23,13 @@ from scheduler.instance.outcomes import (
     Saved,
     Token,
 )
-from scheduler.instance.state import Put, State
+from scheduler.instance.state import ANSWER_S, Put, State
 from scheduler.instance.step import Chunk, Result, TransferEnded
-from scheduler.instance.swap import preempt, recompute, swapped
+from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
+
+MOST_READ_AGAIN = 1
+"""Failed transfers of a task's blocks that are begun again."""
 
 LATE_S = 120.0
 """How long bytes of a failed read may still come. The transport reports a transfer in which nothing moves
@@ -42,7 +45,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
             said += _loaded(state, task, now)
     state.admitted = []
     for job in step.preempt:
-        said.append(preempt(state, state.tasks[job]))
+        said.append(preempt(state, state.tasks[job], now))
     for land in step.lands:
         state.staging.free(land.half)
         task = state.tasks[land.job]
@@ -52,7 +55,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     for group, sums in zip(step.writes, result.written):
         state.tasks[group.job].sums += sums
     if step.saves:
-        said += _save(state, result)
+        said += _save(state, result, now)
     if result.passes:
         said += _leapt(state, result)
     said += _tokens(state, result, now)
@@ -62,7 +65,9 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         said += _half_ended(state, half, now)
     for put in result.puts:
         said.append(_put_ended(state, put))
-    return said
+    if state.puts:
+        _drop_overdue(state, now)
+    return said + overdue(state, now) if state.swapping else said
 
 
 def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
@@ -77,7 +82,6 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     if task is state.loading:
         blocks = task.to_load - task.shared // state.block_tokens
         task.load_s = now - task.load_began
-        state.rates.loaded(blocks, task.load_s)
         state.loading = None
     if PREFILL in task.job.duties:
         state.prefilling.append(task)
@@ -152,7 +156,6 @@ def _computed(
     reused = chunk.end - task.computed
     scores, task.scores = tuple(task.scores), []
     said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused, scores)]
-    state.rates.prefilled(task.computed, task.compute_s)
     state.prefilling.remove(task)
     if DECODE in task.job.duties:
         for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):
@@ -221,11 +224,11 @@ def _end(state: State, task: Task) -> Ended:
 # ----------------------------------------------------------------------------------- blocks
 
 
-def _save(state: State, result: Result) -> list[Outcome]:
+def _save(state: State, result: Result, now: float) -> list[Outcome]:
     """Offer the blocks that are in slots now, and end the tasks that waited for that."""
     saves = result.step.saves
     number, state.next_put = state.next_put, state.next_put + 1
-    state.puts[number] = Put([save.slot for save in saves], list(result.saved))
+    state.puts[number] = Put([save.slot for save in saves], list(result.saved), now)
     for save in saves:
         state.tasks[save.job].saved = save.index + 1
     leaving, state.leaving = state.leaving, []
@@ -246,8 +249,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     if task is None:
         return []
     if use.kind == "reading":
-        state.loading = None
-        return [_fail(state, task, ended.problem)]
+        return _read_failed(state, task, use.first, ended.problem, now)
     task.written += use.count
     task.problem = task.problem or ended.problem
     task.may_still_write = task.may_still_write or ended.may_still_land
@@ -259,6 +261,19 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
         return [swapped(state, task)]
     state.storing.remove(task)
     return [_stored(state, task, now)]
+
+
+def _read_failed(state: State, task: Task, first: int, problem: str, now: float) -> list[Outcome]:
+    """Read a group once more. If that fails too, compute its blocks and the later ones, or fail."""
+    task.failed_reads += 1
+    if task.failed_reads <= MOST_READ_AGAIN:
+        task.read = first
+        return []
+    if PREFILL not in task.job.duties:
+        state.loading = None
+        return [_fail(state, task, problem)]
+    task.read = task.to_load = first
+    return _loaded(state, task, now) if task.landed == first else []
 
 
 def _write_failed(state: State, task: Task) -> list[Outcome]:
@@ -277,6 +292,15 @@ def _write_failed(state: State, task: Task) -> list[Outcome]:
 def _fail(state: State, task: Task, problem: str) -> Failed:
     state.remove(task)
     return Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)
+
+
+def _drop_overdue(state: State, now: float) -> None:
+    """Free the slots of offers without an answer. One that comes later changes nothing."""
+    for number, put in list(state.puts.items()):
+        if put.places is None and put.asked_at + ANSWER_S <= now:
+            del state.puts[number]
+            state.staging.free_slots += put.slots
+            state.dropped_puts += len(put.slots)
 
 
 def _put_ended(state: State, ended: TransferEnded) -> PutFinished:

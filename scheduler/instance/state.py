@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from scheduler.instance.job import PREFILL, JobId
 from scheduler.instance.limits import Limits
-from scheduler.instance.load_or_compute import Rates
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import NoPrefix, PrefixCache
 from scheduler.instance.staging import Staging
@@ -24,6 +23,9 @@ from scheduler.instance.task import Task
 
 Preemption = Literal["recompute", "swap"]
 """How a sequence leaves when pages run out: its KV is computed again later, or moved into the pool."""
+
+ANSWER_S = 60.0
+"""A question to the pool without an answer for this long was lost, or the answer was."""
 
 NextKey = Callable[[Any, int | None, Seq[int]], int]
 """(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
@@ -35,12 +37,14 @@ class Put:
 
     slots    of the blocks; after the pool's answer, of those that have a place
     sums     checksums of the same blocks, opaque
+    asked_at when they were offered
     places   in the pool, None before the answer
     flying   their transfer has begun
     """
 
     slots: list[int]
     sums: list[Any]
+    asked_at: float
     places: list[Any] | None = None
     flying: bool = False
 
@@ -63,7 +67,6 @@ class State:
         preemption     what happens to tasks of the running batch when pages run out
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
         next_key       the pool's chain of keys, for blocks whose key the request did not bring
-        rates          measured costs of loading and computing
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
         dropped_puts   full blocks that did not reach the pool
@@ -89,7 +92,6 @@ class State:
     preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
-    rates: Rates = field(default_factory=Rates)
     prefix: PrefixCache = field(default_factory=NoPrefix)
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
@@ -102,6 +104,13 @@ class State:
         """Tell whether the rank has work to do without another message."""
         flying = any(self.staging.halves) or any(put.places is not None for put in self.puts.values())
         return bool(self.tasks) or flying
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when to act without a message: an answer is overdue, or a half is free again."""
+        asked = [task.asked_at for task in self.swapping if not task.granted]
+        asked += [put.asked_at for put in self.puts.values() if put.places is None]
+        free_from = [time for time in self.staging.free_from if time > now] if self.busy else []
+        return min([*(time + ANSWER_S for time in asked), *free_from], default=None)
 
     @property
     def num_active(self) -> int:

@@ -4,23 +4,24 @@ Called by `progress` and `planner`. Without swap, a preempted task gives up its 
 again later (recomputation). Explained in docs/explain/paged-memory.md.
 
     running --preempt--> swapping --grant--> blocks are written --swapped--> Swapped: any rank resumes it
-                             `-- no space, or a transfer fails --recompute--> Preempted: it is prefilled again
+                             `-- no space or answer, a failed transfer --> Preempted: it is prefilled again
 """
 
 from __future__ import annotations
 
 from scheduler.instance.events import SwapAnswered
 from scheduler.instance.outcomes import Outcome, Preempted, Swapped, SwapWanted
-from scheduler.instance.state import State
+from scheduler.instance.state import ANSWER_S, State
 from scheduler.instance.task import Task
 
 
-def preempt(state: State, task: Task) -> Outcome:
+def preempt(state: State, task: Task, now: float) -> Outcome:
     """Take a task out of the running batch. To be swapped, it keeps its pages for now."""
     state.running.remove(task)
     if state.preemption == "recompute":
         return recompute(state, task)
     state.swapping.append(task)
+    task.asked_at = now
     computed = task.sequence.num_computed
     keys = task.keys[: computed // state.block_tokens]
     return SwapWanted(task.id, task.sequence.token_ids[:computed], tuple(keys))
@@ -36,6 +37,12 @@ def grant(state: State, granted: SwapAnswered) -> list[Outcome]:
     task.granted = True
     task.out = [(number, place) for number, place in enumerate(granted.places) if place is not None]
     return [] if task.out else [swapped(state, task)]
+
+
+def overdue(state: State, now: float) -> list[Outcome]:
+    """Give up the KV of tasks whose question has no answer. One that comes later changes nothing."""
+    late = [task for task in state.swapping if not task.granted and task.asked_at + ANSWER_S <= now]
+    return [recompute(state, task) for task in late]
 
 
 def swapped(state: State, task: Task) -> Swapped:

@@ -26,6 +26,8 @@ class Task:
         keys              of the first full blocks: those of the job, then those of blocks filled since
         saved             full blocks that are in the pool, or have been offered to it
         out               blocks to be written, of job.store or of a swap: (number in the sequence, place)
+        failed_reads      transfers of blocks of job.load that have failed
+        asked_at          when a swap was asked for
         granted           the pool has answered a swap: `out` is what it lacks
         copied, written   blocks of `out` that were copied into staging; those whose transfer has ended
         sums              checksums of the copied blocks, opaque
@@ -54,6 +56,8 @@ class Task:
     read: int = 0
     landed: int = 0
     out: list[tuple[int, Any]] = field(default_factory=list)
+    failed_reads: int = 0
+    asked_at: float = 0.0
     granted: bool = False
     copied: int = 0
     written: int = 0

@@ -118,12 +118,12 @@ def decode(
 
 def prefill(
     tokens: list[int], load: list[m.BlockRef], store: int, attempt: int = 3,
-    promoted: list[tuple[int, float, int, int]] = [], **more: Any,  # noqa: B006
+    promoted: list[tuple[int, float, int, int]] = [], reads: bool = True, **more: Any,  # noqa: B006
 ) -> m.Start:  # fmt: skip
     refs = refs_of(store)
     tail = refs.pop() if len(tokens) % BLOCK else None
     cached = {"dram": len(load) * BLOCK}
-    order = m.StartPrefill(2, "a", attempt, load, refs, tail, cached, QUEUED_S, promoted)
+    order = m.StartPrefill(2, "a", attempt, load, refs, tail, cached, QUEUED_S, promoted, reads)
     return m.Start(order, body(tokens, **more))
 
 
@@ -247,12 +247,36 @@ def test_a_prefill_that_is_cancelled_has_failed() -> None:
     assert told == [m.RequestFailed(*ABOUT, "cancelled")]
 
 
-def test_a_failed_load_ends_its_request_and_leaves_the_pool_alone() -> None:
-    rank = Rank(PREFILL, breaks=lambda: "the line is cut")
+def test_blocks_that_cannot_be_loaded_twice_are_computed_or_the_request_fails() -> None:
+    reads: list[None] = []
+
+    def breaks() -> str:
+        reads.append(None)
+        return "the line is cut" if len(reads) <= 2 else ""
+
+    rank = Rank(PREFILL, breaks=breaks)
     tokens = [*range(9)]
     rank.hear(prefill(tokens, rank.in_pool(tokens[:8]), store=1))
-    failed = rank.until(m.RequestFailed)
+    ended = rank.until(m.PrefillEnded).event
+    assert (len(reads), ended.computed_tokens, ended.loaded_blocks) == (3, 9, 0)
+    decoding = Rank(DECODE, breaks=lambda: "the line is cut")
+    decoding.hear(decoding.decode(tokens))
+    failed = decoding.until(m.RequestFailed)
     assert failed == m.RequestFailed(*ABOUT, "KV could not be moved: the line is cut")
+
+
+def test_a_transfer_that_fails_once_is_begun_again() -> None:
+    reads: list[None] = []
+
+    def breaks() -> str:
+        reads.append(None)
+        return "the line is cut" if len(reads) == 1 else ""
+
+    rank = Rank(PREFILL, breaks=breaks)
+    tokens = [*range(9)]
+    rank.hear(prefill(tokens, rank.in_pool(tokens[:8]), store=1))
+    ended = rank.until(m.PrefillEnded).event
+    assert (ended.computed_tokens, ended.loaded_blocks) == (1, 2)
 
 
 def test_a_failed_store_says_that_bytes_may_still_reach_the_pool() -> None:
@@ -307,7 +331,7 @@ def test_the_end_of_a_put_says_what_is_written_and_what_may_still_be(problem: st
     rank.hear(m.GrantPuts(2, wanted.number, [ref]))
     ended = rank.until(m.PutsEnded)
     if problem:
-        assert ended == m.PutsEnded(2, 5, [], [], [70], True)
+        assert ended == m.PutsEnded(2, 5, wanted.number, [], [], [70], True)
     else:
         assert (ended.object_ids, ended.failed, ended.may_still_write, ended.epoch) == ([70], [], False, 5)
         assert ended.checksums == [tuple(rank.pool[ref])]
@@ -399,7 +423,7 @@ def test_a_rank_reuses_nothing_of_its_pages_after_it_was_told_to_forget_them() -
     assert rank.until(m.Tokens).cached_tokens.get("pages", 0) == 0
 
 
-def test_each_prompt_token_is_counted_once_by_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_token_is_counted_once_by_where_it_came_from() -> None:
     rank = Rank(PREFILL, half_blocks=2, sharing="hash")
     tokens = [*range(17)]
     keys = prefix_keys(tokens, BLOCK, b"salt")
@@ -415,9 +439,8 @@ def test_each_prompt_token_is_counted_once_by_where_it_came_from(monkeypatch: py
 
     assert ask(9, 4, 3) == {"dram": 4}
     assert ask(17, 12, 4) == {"pages": 8, "dram": 4}  # of the 12 in the pool, the pages have 8
-    monkeypatch.setattr("scheduler.instance.continuous.worth_loading", lambda *_: False)
     rank.hear(m.ForgetPages(2))
-    assert ask(17, 12, 5) == {"dram": 0}  # the pool offers them, and the rank computes them
+    assert ask(17, 12, 5, reads=False) == {"dram": 0}  # the pool offers them, and the rank computes them
     assert ask(17, 0, 6, answered=1) == {}  # a resumed request was counted when it came
 
     assert rank.machine.counters["prefix_cache_queries_total"] == 9 + 17 + 17

@@ -51,6 +51,9 @@ def words_after(words: list[str], word: str) -> list[str]:
     return words[words.index(word) + 1 :] if word in words else []
 
 
+TRANSFERS = (fx.LoadBlocks, fx.CopyBlocks, fx.CheckBlocks)
+
+
 class Context:
     """What commands refer to.
 
@@ -88,8 +91,14 @@ class Context:
         raise AssertionError(f"there was no {' or '.join(kind.__name__ for kind in kinds)} with {fields}")
 
     def numbered(self, kind: type, words: list[str]) -> Any:
-        """The order of this kind whose number stands second."""
-        return self.order(kind, number=int(words[1].removeprefix("#")))
+        """The order of this kind whose number stands second. Transfers of store ranks are counted by us."""
+        number = int(words[1].removeprefix("#"))
+        return self.transfers[number - 1] if kind in TRANSFERS else self.order(kind, number=number)
+
+    @property
+    def transfers(self) -> list[Any]:
+        """The orders so far that move or compare blocks."""
+        return [order for order in self.orders if isinstance(order, TRANSFERS)]
 
     def job(self, words: list[str], *kinds: type) -> tuple[int, int, str, int]:
         """(rank, epoch, request, attempt) of an answer to the latest of these orders about a request."""
@@ -180,8 +189,8 @@ def put(context: Context, words: list[str]) -> ev.Event:
     order = context.numbered(fx.GrantPuts, words)
     ids = [place.object_id for place in order.places if place is not None]
     if "failed" in words or "late" in words:
-        return ev.PutsEnded(order.rank, 0, [], [], ids, "late" in words)
-    return ev.PutsEnded(order.rank, 0, ids, [SUMS] * len(ids))
+        return ev.PutsEnded(order.rank, 0, order.number, [], [], ids, "late" in words)
+    return ev.PutsEnded(order.rank, 0, order.number, ids, [SUMS] * len(ids))
 
 
 def read(context: Context, words: list[str]) -> ev.Event:

@@ -181,6 +181,8 @@ class Scenario:
                 words += [f"branches {effect.branches}"] if effect.branches != [0] else []
             case fx.Branched():
                 words += [f"{effect.request_id} branch {effect.branch} is {effect.name}"]
+            case fx.Retried():
+                words += [f"{effect.request_id}/{effect.attempt}: {effect.reason}"]
             case fx.CancelOn():
                 words += [f"{effect.request_id}/{effect.attempt}"]
                 words += [f"branch {effect.branch}"] if effect.branch >= 0 else []
@@ -191,13 +193,13 @@ class Scenario:
             case fx.GrantPuts():
                 words += [f"#{effect.number} {places(effect.places)}"]
             case fx.LoadBlocks():
-                words += [f"#{effect.number} {self._at(effect.keys, effect.refs)}"]
+                words += [f"#{self._count} {self._at(effect.keys, effect.refs)}"]
             case fx.SaveBlocks():
                 words += [self._at(effect.keys, effect.refs)]
             case fx.CopyBlocks():
-                words += [f"#{effect.number} {places(effect.sources)} to {places(effect.targets)}"]
+                words += [f"#{self._count} {places(effect.sources)} to {places(effect.targets)}"]
             case fx.CheckBlocks():
-                words += [f"#{effect.number} {places(effect.refs)}{' export' if effect.path else ''}"]
+                words += [f"#{self._count} {places(effect.refs)}{' export' if effect.path else ''}"]
             case fx.RemoveBlocks():
                 words += [self._named(effect.keys)]
             case fx.AnswerCommand():
@@ -213,6 +215,10 @@ class Scenario:
             case fx.Stop():
                 words += [f"{'lost' if effect.lost else f'within {effect.grace_s:g} s'}:", effect.reason]
         return " ".join(words)
+
+    @property
+    def _count(self) -> int:
+        return len(self._context.transfers)
 
     def _named(self, keys: Sequence[int]) -> str:
         return " ".join(self._context.names[key] for key in keys)

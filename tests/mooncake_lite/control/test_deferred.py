@@ -38,7 +38,8 @@ def put(plane: Plane, number: int, *keys: int) -> list[int]:
 
 def test_a_deferred_request_is_not_tried_again_before_space_is_freed(tried: list[str]) -> None:
     plane = Plane(blocks=3)
-    places = put(plane, 1, 91, 92)
+    places = put(plane, 1, 91)
+    put(plane, 2, 92)
     plane.arrive("b", 2 * BLOCK)
     assert tried == ["b"]
     for _ in range(20):
@@ -46,25 +47,25 @@ def test_a_deferred_request_is_not_tried_again_before_space_is_freed(tried: list
         plane.on(ev.DecodeEnded(2, 0, "gone", 1))
         plane.on(ev.Tick())
     assert tried == ["b"]
-    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places[:1])))
+    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, 1, [], [], places)))
     assert tried == ["b", "b"]
 
 
 def test_a_deferred_request_is_not_tried_again_before_enough_space_is_freed(tried: list[str]) -> None:
     plane = Plane(blocks=8)
-    places = put(plane, 1, *range(91, 99))
+    places = [put(plane, number, 90 + number) for number in range(1, 9)]
     plane.arrive("b", 7 * BLOCK)
-    for place in places[:6]:
-        plane.on(ev.PutsEnded(2, 0, [], [], [place]))
+    for number in range(1, 7):
+        plane.on(ev.PutsEnded(2, 0, number, [], [], places[number - 1]))
     assert tried == ["b"]
-    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places[6:7])))
+    only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, 7, [], [], places[6])))
 
 
 def test_a_put_that_fails_wakes_the_request_that_waits_for_its_space() -> None:
     plane = Plane(blocks=2)
     places = put(plane, 1, 91, 92)
     assert not any(isinstance(effect, fx.StartPrefill) for effect in plane.arrive("b", 2 * BLOCK))
-    assert only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, [], [], places))).request_id == "b"
+    assert only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, 1, [], [], places))).request_id == "b"
 
 
 def test_a_deferred_request_is_tried_again_when_its_prefix_has_grown() -> None:
@@ -72,7 +73,7 @@ def test_a_deferred_request_is_tried_again_when_its_prefix_has_grown() -> None:
     plane = Plane(blocks=2)
     (place,) = put(plane, 1, 1)
     plane.arrive("b", 2 * BLOCK, [1, 2])
-    effects = plane.on(ev.PutsEnded(2, 0, [place], [SUMS]))
+    effects = plane.on(ev.PutsEnded(2, 0, 1, [place], [SUMS]))
     assert [ref.object_id for ref in only(fx.StartPrefill, effects).load] == [place]
 
 

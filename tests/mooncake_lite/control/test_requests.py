@@ -8,8 +8,8 @@ import pytest
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.grants import TRANSFER_S
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
-from mooncake_lite.control.orders import ORDER_LIMIT_S
 from scheduler import Placement, Rejection, Request, State, Wait
 from scheduler.classes import ServiceClass
 from store.quarantine import QUARANTINE_S
@@ -28,14 +28,14 @@ def outcomes(effects: list[fx.Effect]) -> list[tuple[str, str]]:
 def test_space_into_which_late_bytes_may_land_is_used_again_after_two_minutes() -> None:
     plane = Plane(blocks=3)
     job = only(fx.StartPrefill, plane.arrive("a", 150))
-    failed = ev.RequestFailed(1, 0, "a", job.attempt, "a cable", may_still_write=True)
-    effects = plane.on(failed)
+    failed = ev.RequestFailed(1, 0, "a", job.attempt, "a cable", may_still_write=True, for_good=True)
+    plane.on(failed)
     assert plane.bytes_in("quarantined") == 3 * LAYOUT.nbytes
-    alarm = only(fx.WakeAt, effects)
     assert plane.arrive("b", 150)[-1] != fx.Forget("b", "rejected")  # it waits: the space will be free
-    plane.now = alarm.time
-    assert alarm.time <= plane.now + QUARANTINE_S
-    assert isinstance(only(fx.StartPrefill, plane.on(ev.Tick())), fx.StartPrefill)
+    plane.now += QUARANTINE_S - 1.0
+    assert not any(isinstance(effect, fx.StartPrefill) for effect in plane.on(ev.Tick()))
+    plane.now += 1.0
+    assert only(fx.StartPrefill, plane.on(ev.Tick())).request_id == "b"
     assert plane.bytes_in("quarantined") == 0
 
 
@@ -71,25 +71,33 @@ def test_a_request_that_reuses_a_pinned_prefix_waits_for_the_rest_of_its_space()
 
 
 @pytest.mark.parametrize("kind", [fx.StartPrefill, fx.StartDecode])
-def test_a_request_whose_order_cannot_be_sent_fails_once_and_leaves_nothing(kind: type) -> None:
+def test_a_request_whose_order_cannot_be_sent_fails_after_three_tries_and_leaves_nothing(kind: type) -> None:
     plane = Plane()
-    order = job = only(fx.StartPrefill, plane.arrive("a", 150))
-    if kind is fx.StartDecode:
-        order = only(fx.StartDecode, plane.prefilled(job))  # type: ignore[assignment]
-    effects = plane.on(ev.Undelivered(order, "rank 1 cannot be reached"))
+    effects = plane.arrive("a", 150)
+    for number in range(1, 4):
+        order = only(fx.StartPrefill, effects)
+        assert order.attempt == number
+        if kind is fx.StartDecode:
+            order = only(fx.StartDecode, plane.prefilled(order))  # type: ignore[assignment]
+        effects = plane.on(ev.Undelivered(order, "rank 1 cannot be reached"))
+        if number < 3:
+            assert only(fx.Retried, effects) == fx.Retried("a", number, "rank 1 cannot be reached")
+            plane.now += 0.49 * number
+            assert plane.on(ev.Tick()) == []
+            plane.now += 0.02 * number
+            effects = plane.on(ev.Tick())
     assert only(fx.Fail, effects).reason == "rank 1 cannot be reached"
     assert outcomes(effects) == [("a", "failed")]
     assert plane.bytes_in("writing", "private", "quarantined") == 0
     assert plane.control.directory.stats()["owners"] == 0
 
 
-def test_a_load_that_cannot_be_ordered_fails_its_request_and_the_next_one_runs() -> None:
+def test_blocks_whose_load_cannot_be_ordered_are_computed() -> None:
     plane = Plane(tier=[1, 2])
     load = only(fx.LoadBlocks, plane.arrive("a", 150, [1, 2]))
-    effects = plane.on(ev.Undelivered(load, "rank 3 cannot be reached"))
-    assert "rank 3 cannot be reached" in only(fx.Fail, effects).reason
-    assert plane.bytes_in("writing", "private", "quarantined") == 0
-    assert only(fx.StartPrefill, plane.arrive("b", 100)).request_id == "b"
+    job = only(fx.StartPrefill, plane.on(ev.Undelivered(load, "rank 3 cannot be reached")))
+    assert (job.load, len(job.store)) == ([], 150 // BLOCK)
+    assert plane.control.directory.stats()["keys_ssd"] == 2, "the tier has them still"
 
 
 def test_blocks_whose_save_cannot_be_ordered_may_be_evicted() -> None:
@@ -114,12 +122,11 @@ def test_places_that_a_decode_rank_never_hears_of_are_free_again() -> None:
     assert plane.bytes_in("writing") == 0
 
 
-def test_a_store_rank_that_never_answers_costs_its_request_and_its_late_bytes_hurt_nobody() -> None:
+def test_blocks_of_a_store_rank_that_never_answers_are_computed_and_its_late_bytes_hurt_nobody() -> None:
     plane = Plane(tier=[1, 2])
     load = only(fx.LoadBlocks, plane.arrive("a", 150, [1, 2]))
-    plane.now += ORDER_LIMIT_S
-    effects = plane.on(ev.Tick())
-    assert f"did not answer for {ORDER_LIMIT_S:.0f} s" in only(fx.Fail, effects).reason
+    plane.now += TRANSFER_S
+    assert only(fx.StartPrefill, plane.on(ev.Tick())).load == []
     assert plane.bytes_in("quarantined") == 2 * LAYOUT.nbytes
     assert plane.on(ev.BlocksLoaded(3, 0, load.number, [True] * 2, [SUMS] * 2, 0.1)) == []
     plane.now += QUARANTINE_S
@@ -232,7 +239,7 @@ def test_blocks_that_decode_fills_are_of_the_class_of_their_request() -> None:
     plane.arrive("a", 40, class_id=0)
     wanted = puts_wanted("a", "gone")
     places = [place for place in only(fx.GrantPuts, plane.on(wanted)).places if place is not None]
-    plane.on(ev.PutsEnded(2, 0, [place.object_id for place in places], [SUMS, SUMS]))
+    plane.on(ev.PutsEnded(2, 0, 1, [place.object_id for place in places], [SUMS, SUMS]))
     lowest = len(plane.control.config.classes) - 1
     assert lowest > 1
     assert [plane.control.directory.find(key).class_id for key in (7, 8)] == [0, lowest]

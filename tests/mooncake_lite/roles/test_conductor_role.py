@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ class Cluster:
     ) -> None:
         config = ServeConfig(block_size=BLOCK, **options)
         self.hub = FakeHub()
-        self.role = new_role(config, LAYOUT, self.hub)
+        self.waited_s = 0.0
+        self.role = new_role(config, LAYOUT, self.hub, clock=lambda: time.monotonic() + self.waited_s)
         self.directory = self.role.control.directory
         nbytes = blocks * LAYOUT.nbytes
         digests = [self.digest_of[key] for key in tier]
@@ -47,6 +49,13 @@ class Cluster:
         before = len(self.hub.sent)
         self.role.step([(peer, message)])
         self.role.control.check()
+        return [sent for _, sent in self.hub.sent[before:]]
+
+    def later(self, seconds: float) -> list[Any]:
+        """Let time pass; what was sent because of it."""
+        before = len(self.hub.sent)
+        self.waited_s += seconds
+        self.role.step([])
         return [sent for _, sent in self.hub.sent[before:]]
 
     def says(self, rank: int, kind: type[ev.RequestEvent], name: str, *fields: Any, **more: Any) -> list[Any]:
@@ -334,7 +343,7 @@ def test_a_prefill_rank_lends_and_the_store_rank_saves_loads_and_checks_its_bloc
     assert (peer, {ref.rank for ref in check.refs}) == ("rank-3", {1})
 
 
-def test_blocks_on_ssd_come_back_into_lent_dram_and_a_transfer_that_fails_ends_its_request_alone() -> None:
+def test_blocks_on_ssd_come_back_into_lent_dram_and_those_of_a_failed_transfer_are_computed() -> None:
     tokens = list(range(3 * BLOCK + 1))
     keys = prefix_keys(tokens, BLOCK, b"model")
     Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
@@ -345,10 +354,10 @@ def test_blocks_on_ssd_come_back_into_lent_dram_and_a_transfer_that_fails_ends_i
     assert ([ref.rank for ref in own.refs], [ref.rank for ref in lent.refs]) == ([3], [1, 1])
     assert cluster.tell("rank-3", m.BlocksLoaded(3, 0, own.number, [True], [SUMS], 0.01)) == []
     loaded = m.BlocksLoaded(3, 0, lent.number, [True, False], [SUMS, []], 0.01, "rank 1 has gone", True)
-    (failed,) = cluster.tell("rank-3", loaded)
-    assert failed == m.Fail("a", "KV could not be moved: rank 1 has gone")
-    assert cluster.role.bodies == {}
-    assert cluster.idle_bytes == LAYOUT.nbytes  # into which late bytes may come
+    (job,) = cluster.tell("rank-3", loaded)
+    assert (job.order.load, len(job.order.store)) == ([], 3)
+    late = cluster.directory.stats()["quarantined_bytes"]
+    assert late == LAYOUT.nbytes
     assert cluster.directory.stats()["keys_ssd"] == 3
     assert cluster.directory.counters["tier_bad_blocks"] == 0
 
@@ -468,32 +477,39 @@ def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() ->
 def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> None:
     cluster = Cluster()
     cluster.hub.unreachable.add("rank-1")
-    sent = cluster.submit("a", list(range(150)))
+    sent = cluster.submit("a", list(range(150))) + cluster.later(0.6) + cluster.later(1.1)
     assert isinstance(sent[-1], m.Fail)
     assert cluster.role.bodies == {}
     assert cluster.directory.stats()["objects"] == 0
 
 
-@pytest.mark.parametrize("order", [m.StartPrefill, m.LoadBlocks])
-def test_a_message_that_is_too_large_costs_its_request_alone(order: type[m.Message]) -> None:
-    Cluster().submit("names the keys", list(range(150)))
-    cluster = Cluster(tier=tuple(Cluster.digest_of) if order is m.LoadBlocks else ())
-    cluster.hub.too_large = order
-    sent = cluster.submit("a", list(range(150)))
+def test_a_message_that_is_too_large_costs_its_request_alone() -> None:
+    cluster = Cluster()
+    cluster.hub.too_large = m.StartPrefill
+    sent = cluster.submit("a", list(range(150))) + cluster.later(0.6) + cluster.later(1.1)
     failed = next(message for message in sent if isinstance(message, m.Fail))
-    assert f"{order.__name__} is too large" in failed.reason
+    assert "StartPrefill is too large" in failed.reason
     assert cluster.role.bodies == {}
     cluster.hub.too_large = None
     assert cluster.submit("b", list(range(150, 300)))
 
 
+def test_blocks_whose_load_is_too_large_a_message_are_computed() -> None:
+    Cluster().submit("names the keys", list(range(150)))
+    cluster = Cluster(tier=tuple(Cluster.digest_of))
+    cluster.hub.too_large = m.LoadBlocks
+    (job,) = cluster.submit("a", list(range(150)))
+    assert (job.order.load, len(job.order.store)) == ([], 2)
+
+
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
-    (failed,) = cluster.says(1, m.RequestFailed, "a", "a cable", may_still_write=True)
-    assert failed == m.Fail("a", "a cable")
+    cluster.says(1, m.RequestFailed, "a", "a cable", may_still_write=True)
+    (job,) = cluster.later(0.6)
+    assert job.order.attempt == 2
     assert cluster.directory.stats()["quarantined_bytes"] == 3 * LAYOUT.nbytes
-    assert cluster.role.bodies == {}
+    assert (job.body.token_ids, job.body.answered) == (list(range(150)), 0)
 
 
 def puts_wanted(
@@ -513,7 +529,7 @@ def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
     (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.GrantPuts)
     assert granted.places[0] is not None
-    cluster.tell("rank-2", m.PutsEnded(2, 0, [granted.places[0].object_id], [SUMS]))
+    cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
     (job,) = cluster.submit("b", turn)
     assert isinstance(job.order, m.StartPrefill)
     assert job.order.cached["dram"] == 192
@@ -528,7 +544,7 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.GrantPuts)
     assert granted.places[0] is not None
-    cluster.tell("rank-2", m.PutsEnded(2, 0, [granted.places[0].object_id], [SUMS]))
+    cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
     hits = cluster.directory.lookup(keys, digests, 0, touch=False)
     facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
     assert [found.parent for found in facts] == [None, *keys[:3]]
@@ -683,6 +699,6 @@ def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_a
     *_, decode = cluster.tell("rank-1", prefilled(again, [5]))
     assert isinstance(decode.order, m.StartDecode)
     assert (decode.body.branch, decode.body.answers, decode.body.token_ids) == (2, [], [*answered, 5])
-    told = cluster.says(2, m.RequestFailed, "a#2", "a cable")
+    told = cluster.says(2, m.RequestFailed, "a#2", "a cable", for_good=True)
     assert m.Fail("a", "a cable") in told, "under the name that the gateway knows"
     assert not cluster.role.bodies

@@ -51,6 +51,6 @@ def test_the_tokens_of_a_block_that_a_decode_rank_gives_back_are_described_when_
     stream.on_puts_wanted(m.Report(wanted, tokens))
     stream.on_granted(fx.GrantPuts(2, 3, [None, BlockRef(11, 1, 0, SMALL.nbytes)]))
     assert len(stream.translator) == 0
-    stream.on_puts_ended(m.PutsEnded(2, 0, [11], [[1] * SMALL.layers]))
+    stream.on_puts_ended(m.PutsEnded(2, 0, 3, [11], [[1] * SMALL.layers]))
     assert len(stream.translator) == 1
     assert (stream._wanted, stream._granted) == ({}, {})

@@ -197,7 +197,7 @@ def test_an_order_to_a_store_rank_is_a_span_until_its_last_block_is_answered(
 def test_the_stages_of_a_request_are_those_of_the_control_plane(
     tmp_path: Path, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def new_role(config: ServeConfig, layout: BlockLayout, hub: Any) -> TracedConductorRole:
+    def new_role(config: ServeConfig, layout: BlockLayout, hub: Any, clock: Any) -> TracedConductorRole:
         nodes = [0] * config.ranks
         control = Control(control_config(config, layout, nodes))
         return TracedConductorRole(tracer, config, hub, control, Gateways(nodes, ""), lambda: None)

@@ -207,7 +207,8 @@ def test_a_half_into_which_late_bytes_may_come_is_not_used_for_two_minutes() -> 
     rank = line.rank(DECODE, late=lambda: True)
     line.open, line.problem = True, "the line is cut"
     rank.arrive(job("a", [DECODE], range(9), load=in_pool(rank, range(8))))
-    rank.until(Failed)
+    while not rank.state.staging.free_from[0]:
+        rank.step()
     failed_at, line.problem = rank.now, ""
     for name in ("b", "c"):
         rank.arrive(job(name, [DECODE], range(9), load=in_pool(rank, range(8))))
@@ -241,7 +242,7 @@ def test_a_store_that_fails_is_told_when_none_of_its_groups_flies_any_more() -> 
 def test_a_job_that_can_never_have_enough_pages_fails_at_once_with_the_numbers() -> None:
     rank = Rank(PREFILL, num_pages=4)
     (failed,) = rank.arrive(job("a", [PREFILL], range(9)))
-    assert failed == Failed(JobId("a", 0), "5 KV pages are needed, the rank has 4")
+    assert failed == Failed(JobId("a", 0), "5 KV pages are needed, the rank has 4", for_good=True)
     rank.assert_idle()
 
 

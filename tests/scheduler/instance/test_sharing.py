@@ -135,7 +135,7 @@ def test_the_answer_of_a_branch_that_comes_alone_counts_for_its_pages_and_its_ke
     rank = Rank(DECODE, num_pages=4, sharing="hash")
     alone = {"salt": SALT, "answers": [(1, range(4, 9))]}
     assert rank.arrive(job("long", [DECODE], range(4), **alone)) == [
-        Failed(JobId("long", 0, 1), "5 KV pages are needed, the rank has 4")
+        Failed(JobId("long", 0, 1), "5 KV pages are needed, the rank has 4", for_good=True)
     ]
     rank = Rank(DECODE, sharing="hash")
     rank.arrive(job("a", [DECODE], range(4), **alone))
