@@ -165,12 +165,13 @@ class Control:
             expected = None if grant is None else grant.blocks
         elif isinstance(event, ev.PrefillEnded) and (record := self.requests.working(event)) is not None:
             expected = len(record.store)
-        elif isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
-            return _malformed(event, "it names objects that were not granted")
         problem = malformed(event, self.config.block_layout.layers, expected)
+        if isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
+            problem = problem or "it names objects that were not granted"
         if not problem:
             return event
-        return _malformed(event, problem)
+        reason = f"sent a malformed {type(event).__name__}: {problem}"
+        return ev.RankLost(event.rank, event.epoch, reason)
 
     def _set_alarm(self, now: float) -> None:
         """Emit WakeAt for the next end of a lease or a quarantine, or the check of a grant, once per time."""
@@ -283,11 +284,6 @@ class Control:
         for owner in self.directory.active_owners():
             known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
             assert known, f"{owner} has leases or places in the pool"
-
-
-def _malformed(event: ev.RankEvent, problem: str) -> ev.RankLost:
-    reason = f"sent a malformed {type(event).__name__}: {problem}"
-    return ev.RankLost(event.rank, event.epoch, reason)
 
 
 def _queue(config: ControlConfig) -> Queue:

@@ -22,7 +22,7 @@ class SimulatedRank:
 
     rank      the machine
     held      blocks in its pages, as it has told the conductor
-    step_s    seconds of the forward pass under way; 0 without one
+    step_s    seconds of the forward pass under way, in a leap their mean; 0 without one
     most      forward passes that one step may stand for
     _inbox    orders that have come since the step under way began
     _alarm    number of the latest alarm for the end of a step; an earlier one changes nothing
@@ -74,7 +74,7 @@ class SimulatedRank:
             step = rank.step(clock.now, self.most)
             ends_at = self._runner.begin(step)
             if step.chunks:
-                self.step_s, self._leaps = ends_at - clock.now, step.steps > 1
+                self.step_s, self._leaps = (ends_at - clock.now) / step.steps, step.steps > 1
                 self._set_alarm(ends_at)
                 return
             result = self._runner.end()

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits
 from scheduler.instance.outcomes import Decoded, Ended, Iterated, Loaded, Preempted, PutFinished, Saved, Token
+from scheduler.instance.state import ANSWER_S
 from tests.scheduler.instance.model_runner import kv_of
 from tests.scheduler.instance.rank import Rank, job, key_after
 from tests.scheduler.instance.test_loads_and_stores import Line, in_pool
@@ -228,3 +229,15 @@ def test_a_cancelled_request_of_the_batch_is_gone_before_the_next_iteration() ->
     (ended,) = rank.cancel("a")
     assert isinstance(ended, Ended)
     assert [chunk.job[0] for chunk in rank.step()[0].chunks] == ["b"]
+
+
+def test_an_offer_without_an_answer_for_a_minute_frees_its_slots_and_a_late_answer_changes_nothing() -> None:
+    rank = Rank(DECODE, num_slots=1)
+    decode(rank, "a", 5, max_tokens=200, salt=b"s", offers=True)
+    first = rank.until(Saved)
+    asked_at = rank.now
+    second = rank.until(Saved)
+    assert rank.now >= asked_at + ANSWER_S
+    assert (second.put, rank.state.puts.keys()) == (first.put + 1, {second.put})
+    assert rank.tell(Granted(first.put, [77])) == []
+    assert rank.state.puts.keys() == {second.put}

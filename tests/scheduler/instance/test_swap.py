@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.instance import DECODE, JobId, SwapAnswered
 from scheduler.instance.outcomes import Ended, Failed, Iterated, Preempted, Swapped, SwapWanted, Token
+from scheduler.instance.state import ANSWER_S
 from tests.scheduler.instance.model_runner import BLOCK, choose, kv_of
 from tests.scheduler.instance.rank import Rank, job
 from tests.scheduler.instance.test_loads_and_stores import Line
@@ -117,3 +118,15 @@ def test_a_sequence_of_a_batch_that_recomputes_leaves_without_asking() -> None:
     rank.until(Preempted)
     assert not any(isinstance(outcome, SwapWanted) for outcome in rank.said)
     assert rank.until(Token).job == JobId("old", 0)
+
+
+def test_a_swap_without_an_answer_for_a_minute_gives_the_kv_up_and_a_late_answer_changes_nothing() -> None:
+    rank = Rank(DECODE, num_pages=6, preemption="swap")
+    wanted = full(rank)
+    asked_at = rank.now
+    assert rank.state.next_deadline(rank.now) == asked_at + ANSWER_S
+    preempted = rank.until(Preempted)
+    assert rank.now == asked_at + ANSWER_S
+    assert (preempted.job, preempted.token_ids[:-1]) == (wanted.job, wanted.token_ids)
+    assert rank.tell(SwapAnswered(wanted.job, places(wanted))) == []
+    assert "young" not in {task.job.request_id for task in rank.state.tasks.values()}
