@@ -58,18 +58,20 @@ def model_folder(folder: Path, shape: dict[str, int] = TINY, context: int = 4096
     return folder
 
 
-def profile_of(folder: Path, cost: ComputeCost = COST, dtype: str = "float32") -> Profile:
+def profile_of(
+    folder: Path, cost: ComputeCost = COST, dtype: str = "float32", cpu: str = "none"
+) -> Profile:
     """A profile of the model in a folder, as if it had been measured."""
     model = ProfiledModel(folder.name, model_fingerprint(load_config(folder)))
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     section = ComputeSection(EngineUsed(dtype, "cpu", "auto", 2), cost, {}, [])
-    return Profile(VERSION, model, {"cpu": "none"}, date, {}).with_section("compute", section)
+    return Profile(VERSION, model, {"cpu": cpu}, date, {}).with_section("compute", section)
 
 
-def profile_file(folder: Path, cost: ComputeCost = COST) -> Path:
-    """Write profile_of(folder) beside the folder."""
+def profile_file(folder: Path, cost: ComputeCost = COST, cpu: str = "none") -> Path:
+    """Write profile_of(folder) beside the folder. cpu: a real engine takes the profile of its own alone."""
     path = folder.with_name(f"{folder.name}.profile.json")
-    write_profile(path, profile_of(folder, cost))
+    write_profile(path, profile_of(folder, cost, cpu=cpu))
     return path
 
 

@@ -11,12 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mooncake_lite.bench.result import machine as machine_here
 from mooncake_lite.control import events as ev
 from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.profiles.compute import ComputeCost, Terms
 from mooncake_lite.recording import Recording
 from mooncake_lite.replay_events import replay_events
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.emulation import profile_file
 
 STORE = [sys.executable, "-m", "mooncake_lite", "store"]
 BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
@@ -64,7 +67,10 @@ def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path
 def test_colocated_ranks_share_what_they_have_computed_through_the_pool(folder: Path, tmp_path: Path) -> None:
     prompts = tiny.prompts()
     expected, full = reference.greedy_texts(folder, prompts), [len(prompt) // 64 * 64 for prompt in prompts]
+    slow = ComputeCost(prefill=Terms(0.1, 0.1, 0.0), decode=Terms(0.1, 0.1, 0.0))
     flags = [str(folder), *tiny.FLAGS, "--mode", "colocated", "--store", "1", "--prefix-sharing", "off"]
+    profile = profile_file(folder, slow, machine_here()["cpu"])
+    flags += ["--profile", str(profile)]  # by which it pays to load, however busy we are
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
