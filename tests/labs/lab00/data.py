@@ -1,7 +1,8 @@
 """What a class gets in lab 0: its requests, and what they really cost. Nothing of it is stored.
 
 Used by `labs start`, `check` and `show`. The control plane that serves gives its orders to the modelled
-ranks of the simulator (docs/explain/control.md). Each action takes 1 ms there: this lab asks for counts.
+ranks of the simulator (docs/explain/control.md). A pass takes 100 ms there, and a move 1 ms: this lab asks
+for counts.
 """
 
 from __future__ import annotations
@@ -203,14 +204,14 @@ class InTurn:
 
 
 class Moves:
-    """Hardware on which everything takes 1 ms, and that notes which blocks move."""
+    """Hardware on which it pays to load, and that notes which blocks move."""
 
     def __init__(self, clock: Clock, seen: Followed) -> None:
         self._clock, self._seen = clock, seen
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
-        """Return 1 ms."""
-        return 0.001
+        """Return 100 ms."""
+        return 0.1
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Note blocks that come from the pool."""

@@ -20,7 +20,7 @@ from mooncake_lite.bench.result import Row
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model import Model, load_config, load_model
 from mooncake_lite.profiles.file import read_profile, shipped_profile
-from scheduler.instance.load_or_compute import PROBE_EVERY
+from scheduler.costs.load_or_compute import PROBE_EVERY
 from tests import emulation
 from tests.mooncake_lite.model.conftest import tiny_model
 
