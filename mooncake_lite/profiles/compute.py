@@ -87,13 +87,13 @@ class ComputeCost(msgspec.Struct, frozen=True):
         A pass of both kinds reads the weights once. So it pays the larger of the two bases, not both. The
         tokens of both kinds together decide which kernels it uses.
         """
-        bases, seconds, rows = [0.0], 0.0, load.new_tokens + load.sequences
-        for terms, tokens, keys in (
-            (self.prefill, load.new_tokens, load.pairs),
-            (self.decode, load.sequences, load.context),
-        ):
-            if tokens:
-                base_s, per_token_s = terms.linear(rows)
-                bases.append(base_s)
-                seconds += per_token_s * tokens + terms.per_key_s * keys
-        return max(bases) + seconds
+        rows = load.new_tokens + load.sequences
+        base_s = seconds = 0.0
+        if load.new_tokens:
+            base_s, per_token_s = self.prefill.linear(rows)
+            seconds = per_token_s * load.new_tokens + self.prefill.per_key_s * load.pairs
+        if load.sequences:
+            base, per_token_s = self.decode.linear(rows)
+            base_s = max(base_s, base)
+            seconds += per_token_s * load.sequences + self.decode.per_key_s * load.context
+        return base_s + seconds

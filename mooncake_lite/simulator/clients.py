@@ -42,6 +42,7 @@ ToClient = (
 class Clients:
     """Send the requests of a source, go away at random times, and keep what they are told.
 
+    _open          requests that were sent and have not ended, and branches that go on alone
     last_sent_s    when the latest request was sent
     _commands      number of each pool command -> how often it has ended
     _alone         request -> its branches that go on as requests of their own
@@ -51,7 +52,7 @@ class Clients:
     def __init__(self, world: Surroundings, source: Source, random: Random) -> None:
         self._world, self._source, self._random = world, source, random
         self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
-        self._left = source.num_requests
+        self._left, self._open = source.num_requests, 0
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
         self._alone: dict[str, list[Request]] = {}
@@ -61,8 +62,9 @@ class Clients:
     @property
     def done(self) -> bool:
         """Return whether all requests and all commands have come and ended."""
-        ended = self._left == 0 and all(request.ends for request in self._world.requests.values())
-        return ended and all(self._commands[n] or n in self._abandoned for n in self._commands)
+        return not (self._left or self._open) and all(
+            self._commands[n] or n in self._abandoned for n in self._commands
+        )
 
     def begin(self) -> None:
         """Send the first request; a run may lose a rank at some time."""
@@ -95,6 +97,7 @@ class Clients:
             world.clock.after(0.01, lambda: self._send(request))
             return
         self._left -= 1
+        self._open += 1
         self.last_sent_s = request.sent_s = world.clock.now
         world.requests[request.request_id] = request
         if request.class_id is None:
@@ -193,6 +196,7 @@ class Clients:
         request = requests[effect.request_id]
         if isinstance(effect, fx.Branched):
             assert effect.name not in requests
+            self._open += 1
             alone = requests[effect.name] = replace(request, ends=[], told=[], cancelled=False)
             alone.request_id, alone.dropped = effect.name, set(request.dropped)
             self._alone.setdefault(request.request_id, []).append(alone)
@@ -206,6 +210,7 @@ class Clients:
             request.released = True
         elif isinstance(effect, fx.Forget):
             request.ends.append(effect.outcome)
+            self._open -= 1
             assert request.told == OUTCOMES[effect.outcome], f"{effect} after {request.told}"
             if effect.outcome == "finished" and not request.cancelled:
                 shown = requests[client_id_of(request.request_id)].released or not self._withholds

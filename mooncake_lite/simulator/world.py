@@ -57,7 +57,7 @@ STARTS = ev.RankJoined | ev.TierIndexed
 ONCE = STARTS | ev.BlocksSaved
 """Messages that do not come twice: a second BlocksSaved could be about a block that was put again since."""
 
-MOST_PASSES = 64
+MOST_PASSES = 40
 """Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
 
 TOKENS_S = 0.001

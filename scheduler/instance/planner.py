@@ -1,12 +1,10 @@
 """The planner of one rank: `next_step` decides, `begin` reserves, `on` applies.
 
-Called by the compute role and by `mooncake-lite generate`, later by the simulator: a loop around a runner. It
+Called by computing ranks, live or simulated, and by `mooncake-lite generate`: a loop around a runner. It
 reads no clock and moves no byte; it knows page numbers, staging numbers and opaque tokens.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
@@ -19,7 +17,7 @@ from scheduler.instance.preemption import to_preempt
 from scheduler.instance.progress import apply
 from scheduler.instance.staging import HalfUse
 from scheduler.instance.state import State
-from scheduler.instance.step import Admission, Growth, Result, Step
+from scheduler.instance.step import Admission, Chunk, Growth, Result, Step
 from scheduler.instance.swap import grant
 from scheduler.instance.task import Task
 
@@ -37,22 +35,27 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     admit = next_admissions(state, draft)
     writes, lands, saves = next_writes(state, halves), next_lands(state), next_saves(state)
     reads, puts = next_reads(state, *_loading(state, admit), halves), next_puts(state)
+    preempted: list[Task] = []
+    grow: list[Growth] = []
+    chunks: list[Chunk] = []
+    if not (lands or writes or saves):
+        preempted = to_preempt(state, draft.num_available)
+        if not preempted:
+            grow, chunks = next_batch(state, draft)
     step = Step(
         now,
         tuple(admit),
         draft.evicted,
-        reads=tuple(reads),
-        lands=tuple(lands),
-        writes=tuple(writes),
-        saves=tuple(saves),
-        puts=tuple(puts),
+        tuple([task.id for task in preempted]),
+        tuple(grow),
+        tuple(reads),
+        tuple(lands),
+        tuple(writes),
+        tuple(saves),
+        tuple(puts),
+        tuple(chunks),
     )
-    if lands or writes or saves:
-        return step
-    if preempted := to_preempt(state, draft.num_available):
-        return replace(step, preempt=tuple(task.id for task in preempted))
-    grow, chunks = next_batch(state, draft)
-    return leap(state, replace(step, evict=draft.evicted, grow=tuple(grow), chunks=tuple(chunks)), most)
+    return leap(state, step, most) if chunks else step
 
 
 def _loading(state: State, admit: list[Admission]) -> tuple[Task | None, int]:
