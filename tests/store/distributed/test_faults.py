@@ -226,9 +226,11 @@ def test_a_read_that_fails_leaves_the_own_segment_to_others() -> None:
 
 def test_segments_are_looked_after_while_others_are_opened() -> None:
     gone, closed = set(range(1, 1000, 2)), set[int]()
-    segments = Segments(lambda number: None if number in gone else object(), "")  # type: ignore[arg-type, return-value]
+    there: Any = object()
+    segments = Segments(lambda number: None if number in gone else there, "")
     for number in range(1, 1000):
-        segments._open[number] = SimpleNamespace(close=partial(closed.add, number))  # type: ignore[assignment]
+        segment: Any = SimpleNamespace(close=partial(closed.add, number))
+        segments._open[number] = segment
     stop = threading.Event()
 
     def churn() -> None:
