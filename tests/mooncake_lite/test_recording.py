@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ from mooncake_lite import __version__
 from mooncake_lite.cli import main
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.effects import Fail, StartPrefill, WakeAt
+from mooncake_lite.control.effects import Effect, Fail, StartPrefill, WakeAt
 from mooncake_lite.control.events import (
     Event,
     GatewayReady,
@@ -186,6 +187,34 @@ def test_a_replay_names_the_first_event_whose_effects_differ(
     assert "Readiness(ready=False" in said
 
 
+UNKNOWN = RankLost(99, 0, "killed")
+"""The control plane raises for a rank that it does not know."""
+
+
+@pytest.mark.parametrize(
+    ("event", "recorded", "code", "words"),
+    [
+        (UNKNOWN, None, 0, "equal: every event"),
+        (UNKNOWN, [], 1, "replayed: IndexError"),
+        (Tick(), None, 1, "recorded: an exception; replayed: "),
+    ],
+)
+def test_an_event_that_raised_is_equal_exactly_when_its_replay_raises(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    event: Event,
+    recorded: list[Effect] | None,
+    code: int,
+    words: str,
+) -> None:
+    recorder = Recorder(tmp_path / "run", CONFIG)
+    recorder.record(event, 1.0, recorded)
+    recorder.close()
+
+    assert main(["replay-events", str(tmp_path / "run")]) == code
+    assert words in capsys.readouterr().out
+
+
 def test_a_full_disk_ends_the_recording_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +228,41 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     recorder.close()
 
     assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_after_a_full_disk_events_take_no_memory_and_leave_no_gap_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mooncake_lite.recording.FLUSH_NBYTES", 1000)
+    recorder = Recorder(tmp_path / "run", CONFIG)
+    with monkeypatch.context() as patch:
+        patch.setattr("mooncake_lite.recording.os.write", full)
+        recorder.record(Tick(), 0.0, [])
+    for _ in range(1000):
+        recorder.record(Tick(), 0.0, [])
+        assert len(recorder._buffer) < 1000
+    recorder.close()
+    recording = Recording(tmp_path / "run")
+
+    assert list(recording.entries()) == []
+    recording.close()
+
+
+def test_a_write_that_takes_a_part_of_the_bytes_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("mooncake_lite.recording.os.write", lambda file, data: write(file, data[:7]))
+        record(tmp_path / "run")
+    recording = Recording(tmp_path / "run")
+
+    assert [(entry.event, entry.now) for entry in recording.entries()] == STORY
+    assert recording.torn_bytes == 0
+    recording.close()
 
 
 def test_every_event_can_be_read_from_a_recording() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.patience import patient
 from transport.errors import ChannelError
 from transport.publisher import END, Publisher
 
@@ -87,11 +89,17 @@ def test_messages_come_numbered_and_those_that_were_missed_come_again(
 
 
 def test_a_listener_that_is_not_there_keeps_nobody_waiting() -> None:
-    publisher = Publisher("tcp://127.0.0.1:*", kept=10, hwm=1)
-    for number in range(1000):
-        publisher.publish(bytes([number % 256]) * 1000)
-    publisher.serve()  # without replays: nothing to do
-    publisher.close()
+    def publish() -> None:
+        publisher = Publisher("tcp://127.0.0.1:*", kept=10, hwm=1)
+        for number in range(1000):
+            publisher.publish(bytes([number % 256]) * 1000)
+        publisher.serve()  # without replays: nothing to do
+        publisher.close()
+
+    publishing = threading.Thread(target=publish, daemon=True)
+    publishing.start()
+    publishing.join(patient(2))
+    assert not publishing.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,15 @@ def test_an_answer_of_an_earlier_attempt_or_epoch_changes_nothing() -> None:
     first = only(fx.StartPrefill, plane.arrive("a", 150))
     order = only(fx.StartDecode, plane.prefilled(first))
     plane.on(ev.DecodeLoaded(2, 0, "a", 1))
-    keys = list(first.store) and [ref.object_id for ref in first.store]
     again = only(fx.StartPrefill, plane.on(ev.Preempted(2, 0, "a", order.attempt, 200, [], [])))
     assert again.attempt == 2
+    before = (plane.control.directory.stats(), plane.control.requests.stage_of("a"))
     assert plane.prefilled(first) == []
     assert plane.on(ev.DecodeEnded(2, 0, "a", 1)) == []
     assert plane.on(ev.RequestFailed(1, 1, "a", 2, "of another start of this rank")) == []
+    assert (plane.control.directory.stats(), plane.control.requests.stage_of("a")) == before
+    assert plane.control.ignored == 3
     assert plane.control.open_requests == 1
-    assert keys
 
 
 def test_the_queue_time_of_a_preempted_request_begins_with_its_preemption() -> None:

@@ -84,9 +84,13 @@ def test_top_p_over_a_flat_distribution_looks_beyond_the_candidates() -> None:
 
 
 def test_top_k_and_top_p_together_renormalise_over_the_k_best() -> None:
+    of_all, of_three = np.cumsum(softmax(LOGITS))[0], np.cumsum(softmax(LOGITS[:3]))[0]
+    assert of_all < 0.6 < of_three, "the best token alone reaches top_p only among the three best"
     found = shares(LOGITS, Sampling(top_k=3, top_p=0.6, seed=6))
-    assert found[0] == 1.0 or found[2:].sum() == 0
-    assert found[3:].sum() == 0
+    assert found[0] == 1.0
+    found = shares(LOGITS, Sampling(top_k=3, top_p=0.7, seed=6))
+    assert found[0] == pytest.approx(softmax(LOGITS[:2])[0], abs=0.03)
+    assert found[2:].sum() == 0
 
 
 def test_the_draw_depends_on_seed_and_position_alone() -> None:
@@ -139,6 +143,12 @@ def test_min_p_keeps_what_has_a_share_of_the_best() -> None:
     assert found[3:].sum() == 0
 
 
+def test_a_min_p_of_one_keeps_the_best_and_its_equals() -> None:
+    found = kept(softmax(np.array([1.0, 3.0, 2.0, 3.0], dtype=np.float32)), Sampling(min_p=1.0))
+    assert found is not None
+    assert found.tolist() == [1, 3]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_nucleus_cuts_agree_with_their_definition(seed: int) -> None:
     """Against a plain form: sort everything, cut by min_p, top_k and top_p in this order."""
@@ -175,6 +185,12 @@ def test_a_bias_is_added_to_the_logits_of_its_tokens() -> None:
 def test_no_end_token_is_chosen_before_min_tokens() -> None:
     sampling = Sampling(0.0, logit_bias={5: 50.0}, min_tokens=2)
     assert [greedy(sampling, range(10 + n), n) for n in range(4)] == [0, 0, 5, 5]
+
+
+def test_min_tokens_alone_also_keeps_the_end_token_away() -> None:
+    ends = np.array([0.0, 1.0, 2.0, 0.0, 0.0, 3.0], dtype=np.float32)
+    draws = [draw(Sampling(0.0, min_tokens=2), range(10), answered) for answered in range(4)]
+    assert [drawn.token for drawn in sample_rows(np.stack([ends] * 4), draws)] == [2, 2, 5, 5]
 
 
 def test_the_repetition_penalty_counts_prompt_and_answer_and_treats_both_signs_alike() -> None:

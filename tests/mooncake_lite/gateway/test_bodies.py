@@ -117,6 +117,13 @@ def test_a_wrong_value_names_its_field(fields: dict[str, Any], param: str) -> No
         assert (caught.value.param, caught.value.status) == (param, 400)
 
 
+def test_lists_may_be_as_long_as_their_limit() -> None:
+    for parse in (chat, completion):
+        assert len(parse(stop_token_ids=list(range(64))).stop_ids) == 64
+        assert len(parse(stop=["x" * 1024] * 16).stops) == 16
+        assert len(parse(logit_bias={str(n): 1 for n in range(1024)}).sampling.logit_bias) == 1024
+
+
 def test_logprobs_are_a_number_in_completions_and_a_switch_with_a_number_in_chats() -> None:
     assert completion().sampling.logprobs == chat().sampling.logprobs == -1
     assert completion(logprobs=0).sampling.logprobs == chat(logprobs=True).sampling.logprobs == 0

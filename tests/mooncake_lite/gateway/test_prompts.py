@@ -171,6 +171,23 @@ def test_an_empty_text_is_refused(prompts: Prompts) -> None:
         submit(prompts, prompt="")
 
 
+def test_a_request_may_wait_as_long_as_its_gateway_waits_for_a_token(prompts: Prompts) -> None:
+    assert submit(prompts, prompt="hello").request.wait_limit_s == Limits().token_timeout_s == 600.0
+
+
+def test_a_text_longer_than_the_longest_answer_is_refused_with_the_numbers(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = msgspec.json.encode({"tokens": prompts.tokenizer.encode("🦊" * 20)})
+    (whole,) = asyncio.run(prompts.answer("detokenize", raw))
+    monkeypatch.setattr("mooncake_lite.gateway.prompt_work.ANSWER_BYTES", len(whole))
+    assert asyncio.run(prompts.answer("detokenize", raw)) == [whole]
+    monkeypatch.setattr("mooncake_lite.gateway.prompt_work.ANSWER_BYTES", len(whole) - 1)
+    with pytest.raises(RequestError, match=f"{len(whole)} bytes, the limit is {len(whole) - 1}") as caught:
+        asyncio.run(prompts.answer("detokenize", raw))
+    assert caught.value.param == "tokens"
+
+
 def test_ignore_eos_sends_no_end_tokens(prompts: Prompts) -> None:
     assert submit(prompts, prompt="hello").body.stop_ids == [1]
     assert submit(prompts, prompt="hello", ignore_eos=True).body.stop_ids == []

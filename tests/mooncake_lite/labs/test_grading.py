@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -18,7 +19,9 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs import sandbox
 from mooncake_lite.labs.grade_pages import write_grades
 from mooncake_lite.labs.grading import Grade, grade_folder, read_marks
-from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.judging import Case, Outcome
+from mooncake_lite.labs.lab import Points, lab_in
+from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
 from tests.mooncake_lite.labs.sample_class import SAMPLES, reference, text, write_archive, write_class
 from tests.mooncake_lite.labs.trees import ROOT
@@ -126,6 +129,15 @@ def test_code_that_looks_for_the_grader_finds_neither_tests_nor_solutions(tmp_pa
     assert grade.automatic == 0
     parts = ["kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials"]
     assert f"ValueError: found [] 0 [] {parts}" in next(iter(grade.scores["2b"].failed.values()))
+
+
+@pytest.mark.quick
+def test_the_share_of_the_points_that_tests_give_is_rounded_down() -> None:
+    task = msgspec.structs.replace(LAB.tasks[0], points=Points(public=10, private=10, cost=3, tidiness=2))
+    cases = [Case(task.id, str(number), "public", number < 2, "") for number in range(3)]
+    cases += [Case(task.id, str(number), "private", number < 1, "") for number in range(3)]
+    found = score(task, Outcome(cases), [])
+    assert (found.public, found.private, found.points) == (6, 3, 9)
 
 
 def test_without_a_sandbox_grading_stops_and_names_the_fix(

@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mooncake_lite.launch.machine import Machine
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model import ModelConfig
+from mooncake_lite.roles.assemble_conductor import _wrong_racks
 from tests import emulation
 from tests.mooncake_lite.launch.conftest import free_port
 
@@ -159,9 +161,15 @@ def test_racks_of_nodes_that_a_job_system_or_the_user_chooses_are_checked_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = ServeConfig(port=free_port(), racks="0,1", mpi_arg=("--hostfile x",))
-    preflight(own, model=SMALL_MODEL, machine=ROOMY)
+    assert preflight(own, model=SMALL_MODEL, machine=ROOMY) == []
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    preflight(ServeConfig(port=free_port(), racks="0,1"), model=SMALL_MODEL, machine=ROOMY)
+    of_a_job = ServeConfig(port=free_port(), racks="0,1")
+    assert preflight(of_a_job, model=SMALL_MODEL, machine=ROOMY) == []
+    two_nodes: Any = SimpleNamespace(node_of=[0, 0, 1, 1])
+    three_nodes: Any = SimpleNamespace(node_of=[0, 0, 1, 2])
+    for config in (own, of_a_job):
+        assert "the ranks are on 3; give one rack for each node" in _wrong_racks(config, three_nodes)
+        assert _wrong_racks(config, two_nodes) == ""
 
 
 def test_hosts_must_be_readable_and_have_a_slot_for_every_rank() -> None:

@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,8 +225,12 @@ def test_a_read_that_fails_leaves_the_own_segment_to_others() -> None:
 
 
 def test_segments_are_looked_after_while_others_are_opened() -> None:
-    segments = Segments(lambda number: object(), "")  # type: ignore[arg-type, return-value]
-    segments._open = dict.fromkeys(range(1000))  # type: ignore[arg-type]
+    gone, closed = set(range(1, 1000, 2)), set[int]()
+    there: Any = object()
+    segments = Segments(lambda number: None if number in gone else there, "")
+    for number in range(1, 1000):
+        segment: Any = SimpleNamespace(close=partial(closed.add, number))
+        segments._open[number] = segment
     stop = threading.Event()
 
     def churn() -> None:
@@ -237,11 +243,15 @@ def test_segments_are_looked_after_while_others_are_opened() -> None:
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        for turn in range(3000):
+        for turn in range(100_000):
             segments.look_after(turn)
+            if turn >= 3000 and len(closed) == len(gone):
+                break
     finally:
         stop.set()
         thread.join()
+    assert closed == gone
+    assert segments._open.keys() == set(range(1, 1000)) - gone
 
 
 def test_an_interrupted_close_from_a_signal_ends() -> None:
