@@ -62,9 +62,9 @@ class Clients:
     @property
     def done(self) -> bool:
         """Return whether all requests and all commands have come and ended."""
-        return not (self._left or self._open) and all(
-            self._commands[n] or n in self._abandoned for n in self._commands
-        )
+        if self._left or self._open:
+            return False
+        return all(self._commands[n] or n in self._abandoned for n in self._commands)
 
     def begin(self) -> None:
         """Send the first request; a run may lose a rank at some time."""
