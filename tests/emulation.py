@@ -58,9 +58,7 @@ def model_folder(folder: Path, shape: dict[str, int] = TINY, context: int = 4096
     return folder
 
 
-def profile_of(
-    folder: Path, cost: ComputeCost = COST, dtype: str = "float32", cpu: str = "none"
-) -> Profile:
+def profile_of(folder: Path, cost: ComputeCost = COST, dtype: str = "float32", cpu: str = "none") -> Profile:
     """A profile of the model in a folder, as if it had been measured."""
     model = ProfiledModel(folder.name, model_fingerprint(load_config(folder)))
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 LIGHT = (
     *("store", "scheduler", "scheduler.instance", "transport"),
-    *("mooncake_lite.roles.conductor", "mooncake_lite.roles.store", "mooncake_lite.gateway"),
+    *("mooncake_lite.conductor.loop", "mooncake_lite.store_rank.loop", "mooncake_lite.gateway"),
 )
 HEAVY = ("torch", "mpi4py", "numba", "transformers")
 

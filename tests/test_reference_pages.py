@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.cluster_metrics import HELP
 from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mooncake_lite.gateway.endpoints import ENDPOINTS
 from mooncake_lite.gateway.fields import NEUTRAL
-from mooncake_lite.roles.cluster_metrics import HELP
 from store.ledger import COUNTERS as POOL_COUNTERS
 from store.tier import COUNTERS as TIER_COUNTERS
 from transport.channel import Counters
@@ -99,7 +99,7 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
     [
         (["gateway/exposition.py"], "## Of the gateway", "## Of the conductor"),
         (
-            ["computing_rank/machine.py", "computing_rank/connections.py", "roles/rank_metrics.py"],
+            ["computing_rank/machine.py", "computing_rank/connections.py", "rank/metrics.py"],
             "Prefill, decode and compute ranks;",
             "Store ranks;",
         ),

@@ -134,7 +134,7 @@ class Request:
 
 
 class Store(threading.Thread):
-    """A thread that keeps blocks. Messages name its methods: see mooncake_lite/roles/store.py."""
+    """A thread that keeps blocks. Messages name its methods: see mooncake_lite/store_rank/loop.py."""
 
     def __init__(self, name, conductor, capacity):
         super().__init__(name=name, daemon=True)
@@ -226,7 +226,7 @@ class Mooncake:
             thread.start()
 
     def close(self) -> None:
-        """End the threads: see mooncake_lite/roles/process.py."""
+        """End the threads: see mooncake_lite/rank/process.py."""
         for thread in self.threads:
             thread.stopping.set()
             thread.join(LIMIT_S)
@@ -281,7 +281,7 @@ class Mooncake:
         request.times.append(time.perf_counter())
 
     def failed(self, name, error) -> None:
-        """End with the error of a thread: see mooncake_lite/roles/losses.py."""
+        """End with the error of a thread: see mooncake_lite/conductor/losses.py."""
         raise RuntimeError(f"{name} failed") from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from mooncake_lite.computing_rank.machine import ComputingRank, Order
 from mooncake_lite.messages import GatewayAt, Message, Report, RequestFailed, Stop
-from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.rank.metrics import REPORT_EVERY_S, rank_stats
 from scheduler.instance import DECODE
 from transport.channel import Spoke
 from transport.engine import TransferEngine

@@ -25,7 +25,7 @@ from mooncake_lite.messages import (
     StartPrefill,
     Swapped,
 )
-from mooncake_lite.roles.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
+from mooncake_lite.rank.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
 from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import JobId, Result, Step
 from transport.channel import Spoke

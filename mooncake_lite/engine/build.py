@@ -1,6 +1,6 @@
 """Builds the engine of a rank: the real one, or one that computes nothing.
 
-Called by `roles/assemble.py`. What the real one needs is imported when it is asked for.
+Called by `rank/assemble.py`. What the real one needs is imported when it is asked for.
 """
 
 from __future__ import annotations

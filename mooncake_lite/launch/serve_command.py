@@ -215,7 +215,7 @@ def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> 
     """
     config = build_config(model, flags, file)
     if world_from_environment() is not None and not dry_run:
-        from mooncake_lite.roles.rank import run
+        from mooncake_lite.rank.start import run
 
         return run(config)
     if dry_run:

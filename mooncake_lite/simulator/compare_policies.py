@@ -26,7 +26,7 @@ CAPACITY_SEED = 0
 """Seed of the requests with which capacities are searched; the command compares with seeds 1 and up."""
 
 SLOWEST_FIRST = ("random", "least-loaded", "local-cache", "global-cache", "kvcache-centric")
-"""The order that the paper reports (FAST'25, figure 5)."""
+"""The order of the first four is that of the paper (FAST'25, figure 5)."""
 
 Told = Callable[[], None]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
+from mooncake_lite.conductor.loop import control_config
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.launch.serve_command import build_config
-from mooncake_lite.roles.conductor import control_config
 from scheduler.admission import ADMISSIONS, DEFAULT
 from scheduler.placement.kvcache_centric import THRESHOLD, KVCacheCentric
 from store.layout import BlockLayout

@@ -13,8 +13,8 @@ from mooncake_lite.computing_rank.connections import Connections
 from mooncake_lite.computing_rank.loop import Loop
 from scheduler.instance import DECODE, PREFILL
 from tests.mooncake_lite.computing_rank.test_machine import CANCEL, Rank, prefill
-from tests.mooncake_lite.roles.fake_hub import ROLES
-from tests.mooncake_lite.roles.wording import kind
+from tests.mooncake_lite.conductor.fake_hub import ROLES
+from tests.mooncake_lite.conductor.wording import kind
 from tests.scheduler.instance.model_runner import BLOCK
 from transport.errors import WireError
 

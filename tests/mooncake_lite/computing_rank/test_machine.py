@@ -11,7 +11,7 @@ from mooncake_lite import messages as m
 from mooncake_lite.computing_rank.machine import ComputingRank, Order, Told
 from scheduler.instance import DECODE, PREFILL, Limits, Pages, Preemption, Staging, State, new_prefix_cache
 from store.keys import block_digests, next_key, prefix_keys
-from tests.mooncake_lite.roles.wording import kind
+from tests.mooncake_lite.conductor.wording import kind
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
 
 pytestmark = pytest.mark.quick

@@ -165,8 +165,10 @@ from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config
 from mooncake_lite.computing_rank import connections, loop, machine
-from mooncake_lite.roles import assemble, gateway_process, plan, rank, store
-from mooncake_lite.roles.tier_folder import open_tier
+from mooncake_lite.conductor import gateway_process
+from mooncake_lite.rank import assemble, plan, start
+from mooncake_lite.store_rank import loop as store_loop
+from mooncake_lite.store_rank.tier_folder import open_tier
 from mooncake_lite.sizes import block_layout
 import mooncake_lite.gateway.__main__
 import numpy as np

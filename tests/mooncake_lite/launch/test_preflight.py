@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.conductor.assemble import _wrong_racks
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ConfigError, LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
@@ -19,7 +20,6 @@ from mooncake_lite.launch.machine import Machine
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model import ModelConfig
-from mooncake_lite.roles.assemble_conductor import _wrong_racks
 from tests import emulation
 from tests.mooncake_lite.launch.conftest import free_port
 

@@ -11,8 +11,8 @@ from mooncake_lite.config import ServeConfig
 from mooncake_lite.messages.pool import PoolQuery
 from store.keys import prefix_keys
 from store.layout import BlockLayout
-from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
-from tests.mooncake_lite.roles.wording import BLOCK, left, prefilled, submit
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.conductor.wording import BLOCK, left, prefilled, submit
 
 pytestmark = pytest.mark.quick
 

@@ -34,9 +34,9 @@ from mooncake_lite.messages import (
     TierEvicted,
     TierIndexed,
 )
-from mooncake_lite.roles.lent_blocks import LentCheck, LentLoads, LentSaves
-from mooncake_lite.roles.rank_metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.rank.metrics import REPORT_EVERY_S, rank_stats
 from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
+from mooncake_lite.store_rank.lent_blocks import LentCheck, LentLoads, LentSaves
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier

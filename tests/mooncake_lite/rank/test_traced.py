@@ -12,21 +12,21 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.computing_rank.machine import Order, Told
 from mooncake_lite.computing_rank.traced import ComputeTrace, TracedRunner
+from mooncake_lite.conductor.gateways import Gateways
+from mooncake_lite.conductor.loop import control_config
+from mooncake_lite.conductor.traced import TracedConductorRole
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
-from mooncake_lite.roles.conductor import control_config
-from mooncake_lite.roles.gateways import Gateways
-from mooncake_lite.roles.traced import keep_lines
-from mooncake_lite.roles.traced_conductor import TracedConductorRole
-from mooncake_lite.roles.traced_store import StoreTrace
+from mooncake_lite.rank.traced import keep_lines
+from mooncake_lite.store_rank.traced import StoreTrace
 from mooncake_lite.tracing.merge import merge
 from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
 from scheduler.instance import DECODE, PREFILL, Result, Step
 from scheduler.instance.step import ReadGroup
 from store.layout import BlockLayout
 from tests.mooncake_lite.computing_rank.test_machine import Rank, prefill, serve
-from tests.mooncake_lite.roles import test_conductor_role
-from tests.mooncake_lite.roles.fake_hub import ROLES
+from tests.mooncake_lite.conductor import test_conductor_role
+from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.tracing.reading import Trace, read
 from transport.batch import Batch, Transfer
 

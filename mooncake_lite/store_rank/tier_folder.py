@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import LaunchError
-from mooncake_lite.roles.traced_store import TracedTier
+from mooncake_lite.store_rank.traced import TracedTier
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier

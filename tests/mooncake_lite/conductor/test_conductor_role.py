@@ -13,8 +13,8 @@ from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
 from store.policies.sieve import SIEVE
-from tests.mooncake_lite.roles.fake_hub import FakeHub, new_role
-from tests.mooncake_lite.roles.wording import BLOCK, SUMS, kind, left, prefilled, submit
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.conductor.wording import BLOCK, SUMS, kind, left, prefilled, submit
 
 pytestmark = pytest.mark.quick
 

@@ -14,11 +14,11 @@ from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control.commands import CHECKED_AT_ONCE
 from mooncake_lite.messages import pool as p
-from mooncake_lite.roles.store import StoreRole
+from mooncake_lite.store_rank.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
 from store.tier import HDF5Tier
-from tests.mooncake_lite.roles.fake_hub import ROLES, FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import ROLES, FakeHub, new_role
 
 pytestmark = pytest.mark.quick
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.roles.lent_blocks import LentSaves
-from mooncake_lite.roles.store import StoreRole
 from mooncake_lite.sizes import LOAD_SLOTS, SAVE_SLOTS
+from mooncake_lite.store_rank.lent_blocks import LentSaves
+from mooncake_lite.store_rank.loop import StoreRole
 from store.tier import HDF5Tier
-from tests.mooncake_lite.roles.fake_hub import ROLES
+from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.patience import patient
 from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of
 

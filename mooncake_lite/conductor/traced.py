@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.loop import ConductorRole
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import Stage
-from mooncake_lite.roles.conductor import ConductorRole
-from mooncake_lite.roles.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
+from mooncake_lite.rank.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
 from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.tracer import Tracer
 

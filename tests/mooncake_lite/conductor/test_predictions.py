@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.conductor.predictions import Predictions
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.roles.predictions import Predictions
 from scheduler import CostConfig, Costs, Terms
 
 pytestmark = pytest.mark.quick

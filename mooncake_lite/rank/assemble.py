@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.assemble import conduct
 from mooncake_lite.config import PAGE_TOKENS, ServeConfig
 from mooncake_lite.launch.machine import usable_cores
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
@@ -21,10 +22,9 @@ from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.modes import DUTIES
-from mooncake_lite.roles.assemble_conductor import conduct
-from mooncake_lite.roles.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
-from mooncake_lite.roles.process import RankProcess
-from mooncake_lite.roles.traced import spoke_of, transfer_engine
+from mooncake_lite.rank.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
+from mooncake_lite.rank.process import RankProcess
+from mooncake_lite.rank.traced import spoke_of, transfer_engine
 from mooncake_lite.sizes import block_layout, context_length, pool_bytes, segment_bytes
 from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
@@ -160,9 +160,9 @@ class _Store:
     """The parts of a store rank."""
 
     def __init__(self, start: _Start) -> None:
-        from mooncake_lite.roles.store import StoreRole
-        from mooncake_lite.roles.tier_folder import open_tier
-        from mooncake_lite.roles.traced_store import trace_store
+        from mooncake_lite.store_rank.loop import StoreRole
+        from mooncake_lite.store_rank.tier_folder import open_tier
+        from mooncake_lite.store_rank.traced import trace_store
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)

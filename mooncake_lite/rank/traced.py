@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.messages import Message, RankStats, Stopped, TraceLines
-from mooncake_lite.roles.process import RankProcess
+from mooncake_lite.rank.process import RankProcess
 from mooncake_lite.tracing.clocks import Offset, offset_to_rank_0
 from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.merge import merged_line

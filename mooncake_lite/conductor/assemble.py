@@ -15,6 +15,13 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.gateway_process import NAME as GATEWAY
+from mooncake_lite.conductor.gateway_process import GatewayProcess
+from mooncake_lite.conductor.gateways import Gateways
+from mooncake_lite.conductor.kv_event_stream import KVEventStream
+from mooncake_lite.conductor.loop import ConductorRole, control_config
+from mooncake_lite.conductor.losses import Losses
+from mooncake_lite.conductor.traced import TracedConductorRole
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.control.events import GatewayLost, RankLost
@@ -26,17 +33,10 @@ from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.costs import serving_costs
+from mooncake_lite.rank.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
+from mooncake_lite.rank.process import RankProcess
+from mooncake_lite.rank.traced import keep_lines, rank_tracer
 from mooncake_lite.recording import Recorder
-from mooncake_lite.roles.conductor import ConductorRole, control_config
-from mooncake_lite.roles.gateway_process import NAME as GATEWAY
-from mooncake_lite.roles.gateway_process import GatewayProcess
-from mooncake_lite.roles.gateways import Gateways
-from mooncake_lite.roles.kv_event_stream import KVEventStream
-from mooncake_lite.roles.losses import Losses
-from mooncake_lite.roles.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
-from mooncake_lite.roles.process import RankProcess
-from mooncake_lite.roles.traced import keep_lines, rank_tracer
-from mooncake_lite.roles.traced_conductor import TracedConductorRole
 from mooncake_lite.scheduling_options import parse_racks
 from mooncake_lite.sizes import block_layout, context_length
 from transport.address import reachable_address, tcp_endpoint

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from mooncake_lite.conductor.losses import Losses
 from mooncake_lite.control.events import RankLost
-from mooncake_lite.roles.losses import Losses
 
 pytestmark = pytest.mark.quick
 

@@ -15,24 +15,24 @@ from typing import Any
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.cluster_metrics import (
+    ClusterMetrics,
+    class_samples,
+    request_samples,
+    segment_samples,
+)
+from mooncake_lite.conductor.gateways import Gateways
+from mooncake_lite.conductor.kv_event_stream import KVEventStream
+from mooncake_lite.conductor.open_bodies import OpenBodies
+from mooncake_lite.conductor.pool_answers import PoolAnswers
+from mooncake_lite.conductor.predictions import Predictions
+from mooncake_lite.conductor.timed_choice import TimedChoice
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.modes import COMPUTE_ROLES, DUTIES, without_pool
 from mooncake_lite.recording import Recorder
-from mooncake_lite.roles.cluster_metrics import (
-    ClusterMetrics,
-    class_samples,
-    request_samples,
-    segment_samples,
-)
-from mooncake_lite.roles.gateways import Gateways
-from mooncake_lite.roles.kv_event_stream import KVEventStream
-from mooncake_lite.roles.open_bodies import OpenBodies
-from mooncake_lite.roles.pool_answers import PoolAnswers
-from mooncake_lite.roles.predictions import Predictions
-from mooncake_lite.roles.timed_choice import TimedChoice
 from mooncake_lite.scheduling_options import parse_racks
 from scheduler.costs import CostConfig
 from scheduler.placement import Decisions

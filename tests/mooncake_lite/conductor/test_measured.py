@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mooncake_lite import messages as m
-from tests.mooncake_lite.roles.test_conductor_role import Cluster
-from tests.mooncake_lite.roles.wording import prefilled
+from tests.mooncake_lite.conductor.test_conductor_role import Cluster
+from tests.mooncake_lite.conductor.wording import prefilled
 
 pytestmark = pytest.mark.quick
 

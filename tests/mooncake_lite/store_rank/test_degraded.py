@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import ThreadDied
-from mooncake_lite.roles.gateways import Gateways
-from mooncake_lite.roles.store import StoreRole
-from mooncake_lite.roles.tier_folder import open_tier, too_large
+from mooncake_lite.store_rank.loop import StoreRole
+from mooncake_lite.store_rank.tier_folder import open_tier, too_large
 from store.tier import HDF5Tier
-from tests.mooncake_lite.roles.fake_hub import ROLES
-from tests.mooncake_lite.roles.test_conductor_role import Cluster
+from tests.mooncake_lite.conductor.fake_hub import ROLES
+from tests.mooncake_lite.conductor.test_conductor_role import Cluster
 from tests.store.samples import FINGERPRINT, SMALL
 
 pytestmark = pytest.mark.quick

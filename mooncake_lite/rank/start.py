@@ -26,7 +26,7 @@ from mooncake_lite.launch.rank_process import (
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir, bases
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.modes import ROLES
-from mooncake_lite.roles.process import RankProcess
+from mooncake_lite.rank.process import RankProcess
 
 
 def run(config: ServeConfig) -> int:
@@ -45,7 +45,7 @@ def run(config: ServeConfig) -> int:
     watch_signals(process.on_signal, process.fail)
     set_thread_environment(_threads(config, process.role))
     try:
-        from mooncake_lite.roles.assemble import play
+        from mooncake_lite.rank.assemble import play
 
         return play(process)
     except UserError as error:

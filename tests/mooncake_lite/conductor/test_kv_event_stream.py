@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.kv_event_stream import KVEventStream
 from mooncake_lite.control import effects as fx
-from mooncake_lite.roles.kv_event_stream import KVEventStream
 from store.directory import Directory
 from store.kv_events import EventTranslator
 from store.objects import BlockRef

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.roles.rank_metrics import rank_stats
+from mooncake_lite.rank.metrics import rank_stats
 
 pytestmark = pytest.mark.quick
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.gateways import Gateways
+from mooncake_lite.conductor.loop import ConductorRole, control_config
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.control import Control
-from mooncake_lite.roles.conductor import ConductorRole, control_config
-from mooncake_lite.roles.gateways import Gateways
 from store.layout import BlockLayout
-from tests.mooncake_lite.roles.wording import kind
+from tests.mooncake_lite.conductor.wording import kind
 from transport.errors import WireError
 
 ROLES = ["conductor", "prefill", "decode", "store", "store"]

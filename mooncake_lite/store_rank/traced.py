@@ -22,7 +22,7 @@ from mooncake_lite.messages import (
     Message,
     SaveBlocks,
 )
-from mooncake_lite.roles.traced import RankTrace, TracedTransfers
+from mooncake_lite.rank.traced import RankTrace, TracedTransfers
 from mooncake_lite.tracing.lanes import Spans
 from mooncake_lite.tracing.tracer import Tracer
 from store.tier import HDF5Tier

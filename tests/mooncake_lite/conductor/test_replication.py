@@ -10,11 +10,11 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.roles.store import StoreRole
+from mooncake_lite.store_rank.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
-from tests.mooncake_lite.roles.fake_hub import ROLES, FakeHub, new_role
-from tests.mooncake_lite.roles.wording import prefilled
+from tests.mooncake_lite.conductor.fake_hub import ROLES, FakeHub, new_role
+from tests.mooncake_lite.conductor.wording import prefilled
 
 pytestmark = pytest.mark.quick
 

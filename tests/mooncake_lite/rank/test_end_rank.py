@@ -8,8 +8,8 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.roles.assemble import _Neighbours
-from mooncake_lite.roles.plan import Plan
+from mooncake_lite.rank.assemble import _Neighbours
+from mooncake_lite.rank.plan import Plan
 from transport.channel import CurveKeys, Hub
 from transport.wire import Decoder
 

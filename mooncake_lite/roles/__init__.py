@@ -1,1 +1,0 @@
-"""The roles of MPI ranks, one file per role. `rank.py` starts and ends all of them."""
