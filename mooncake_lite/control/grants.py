@@ -20,6 +20,9 @@ TRANSFER_S = 120.0
 WORK_S, WORK_FACTOR = 30.0, 3.0
 """Work on a request is checked after 30 s, or after three times its predicted duration if that is longer."""
 
+UNKNOWN_S = 300.0
+"""Before the first prompt was measured: a rank answers between two passes, and one may take minutes."""
+
 NOBODY = 0
 """The rank of a pause: the conductor gives it to itself."""
 
@@ -145,11 +148,15 @@ class Grants:
         return silent
 
     def _ask(self, grant: Grant, now: float) -> bool:
-        """Ask a rank what it has open, unless a question is on its way. False: its answer is overdue."""
+        """Ask a rank what it has open, unless a question is on its way. False: its answer is overdue.
+
+        It may take as long as the longest work of the rank, because a rank answers between two passes.
+        """
         asked = self._asked.get(grant.rank)
         if asked is None:
             self._last += 1
-            asked = self._asked[grant.rank] = _Question(self._last, now + grant.lasts_s)
+            lasts_s = max(one.lasts_s for one in self._open.values() if one.rank == grant.rank and one.work)
+            asked = self._asked[grant.rank] = _Question(self._last, now + lasts_s)
             self._emit(ListOpen(grant.rank, asked.number))
         grant.check_at = asked.overdue_at
         return now < asked.overdue_at

@@ -12,7 +12,7 @@ from typing import Any
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.config import ControlConfig
-from mooncake_lite.control.grants import NOBODY, WORK_FACTOR, WORK_S, Grant, Grants
+from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant, Grants
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
@@ -114,7 +114,8 @@ class Requests:
     def work(self, record: RequestRecord, rank: int, predicted_s: float, now: float) -> None:
         """Note that a rank gets a request. It is asked about it if that takes much longer than predicted."""
         self._grants.close(record.grant)
-        lasts_s = max(WORK_S, WORK_FACTOR * predicted_s)
+        is_known = self._state.costs.is_measured
+        lasts_s = max(WORK_S, WORK_FACTOR * predicted_s) if is_known else UNKNOWN_S
         name = record.request_id, record.attempt
         record.worker = rank
         record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number

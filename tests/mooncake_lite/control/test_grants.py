@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.grants import TRANSFER_S, WORK_S, Grants
+from mooncake_lite.control.grants import TRANSFER_S, UNKNOWN_S, WORK_S, Grants
 from mooncake_lite.control.life import Stage
 from store.quarantine import QUARANTINE_S
 from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, SUMS, Plane, only
@@ -26,6 +26,13 @@ def listed(plane: Plane, asked: fx.ListOpen, *work: tuple[str, int]) -> list[fx.
     return plane.on(ev.OpenListed(asked.rank, 0, asked.number, list(work)))
 
 
+def measured() -> Plane:
+    """A plane that knows how long prompts take: not long."""
+    plane = Plane()
+    plane.control.state.costs.measured_prefill(PREFILL, 4096, 0, 0.1)
+    return plane
+
+
 def decoding(plane: Plane, name: str = "a") -> fx.StartDecode:
     order = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive(name, 150))))
     plane.on(ev.DecodeLoaded(DECODE, 0, name, order.attempt))
@@ -36,7 +43,7 @@ def decoding(plane: Plane, name: str = "a") -> fx.StartDecode:
 
 
 def test_a_rank_that_reports_nothing_is_asked_and_a_request_that_it_lacks_is_tried_again() -> None:
-    plane = Plane()
+    plane = measured()
     job = only(fx.StartPrefill, plane.arrive("a", 150))
     assert wait(plane, WORK_S - 1.0) == []
     asked = only(fx.ListOpen, wait(plane, 1.0))
@@ -52,7 +59,7 @@ def test_a_rank_that_reports_nothing_is_asked_and_a_request_that_it_lacks_is_tri
 
 
 def test_a_rank_that_does_not_say_what_it_has_before_the_next_check_is_lost() -> None:
-    plane = Plane()
+    plane = measured()
     plane.arrive("a", 150)
     only(fx.ListOpen, wait(plane, WORK_S))
     assert wait(plane, WORK_S - 1.0) == []
@@ -61,7 +68,7 @@ def test_a_rank_that_does_not_say_what_it_has_before_the_next_check_is_lost() ->
 
 
 def test_a_question_that_cannot_be_sent_is_asked_again_and_costs_no_rank() -> None:
-    plane = Plane()
+    plane = measured()
     plane.arrive("a", 150)
     plane.on(ev.Undelivered(only(fx.ListOpen, wait(plane, WORK_S)), "its queue is full"))
     asked = only(fx.ListOpen, wait(plane, WORK_S))
@@ -70,7 +77,7 @@ def test_a_question_that_cannot_be_sent_is_asked_again_and_costs_no_rank() -> No
 
 
 def test_an_order_that_was_given_after_the_question_is_not_lost_by_its_answer() -> None:
-    plane = Plane()
+    plane = measured()
     order = decoding(plane)
     asked = only(fx.ListOpen, wait(plane, WORK_S))
     later = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("b", 150))))
@@ -80,7 +87,7 @@ def test_an_order_that_was_given_after_the_question_is_not_lost_by_its_answer() 
 
 
 def test_an_answer_to_an_earlier_question_changes_nothing() -> None:
-    plane = Plane()
+    plane = measured()
     plane.arrive("a", 150)
     first = only(fx.ListOpen, wait(plane, WORK_S))
     listed(plane, first, ("a", 1))
@@ -90,20 +97,37 @@ def test_an_answer_to_an_earlier_question_changes_nothing() -> None:
 
 
 def test_a_longer_prediction_gives_work_more_time() -> None:
-    plane = Plane()
+    plane = measured()
     costs = plane.control.state.costs
     costs.measured_prefill(PREFILL, 4096, 0, 400.0)
-    seconds = 3 * float(costs.prefill_s(PREFILL, 4096, 0))
-    assert seconds > 2 * WORK_S
-    plane.arrive("a", 4096 // BLOCK * 0 + 1500)
+    plane.arrive("a", 1500)
     expected = 3 * float(costs.prefill_s(PREFILL, 1500, 0))
     assert expected > WORK_S + 1.0
     assert not any(isinstance(effect, fx.ListOpen) for effect in wait(plane, expected - 0.5))
     only(fx.ListOpen, wait(plane, 0.6))
 
 
-def test_a_cancel_that_is_lost_comes_again_with_the_next_check() -> None:
+def test_before_any_prompt_was_measured_work_has_five_minutes() -> None:
     plane = Plane()
+    plane.arrive("a", 150)
+    assert wait(plane, UNKNOWN_S - 1.0) == []
+    only(fx.ListOpen, wait(plane, 1.0))
+
+
+def test_a_rank_may_answer_as_late_as_its_longest_work_allows() -> None:
+    """It answers between two passes, and that of another request may take long."""
+    plane = measured()
+    order = decoding(plane)
+    plane.control.dispatcher._requests.work(plane.control.requests["a"], DECODE, 100.0, plane.now)
+    again = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("b", 150))))
+    asked = only(fx.ListOpen, wait(plane, WORK_S))
+    assert wait(plane, 2 * WORK_S) == []
+    listed(plane, asked, ("a", order.attempt), ("b", again.attempt))
+    assert not plane.control.stopped
+
+
+def test_a_cancel_that_is_lost_comes_again_with_the_next_check() -> None:
+    plane = measured()
     order = decoding(plane)
     assert only(fx.CancelOn, plane.on(ev.RequestCancelled("a"))).attempt == order.attempt
     again = listed(plane, only(fx.ListOpen, wait(plane, WORK_S)), ("a", order.attempt))
@@ -113,14 +137,14 @@ def test_a_cancel_that_is_lost_comes_again_with_the_next_check() -> None:
 
 
 def test_the_end_of_an_answer_implies_that_its_kv_was_loaded() -> None:
-    plane = Plane()
+    plane = measured()
     order = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 150))))
     assert only(fx.Forget, plane.on(ev.DecodeEnded(DECODE, 0, "a", order.attempt))).outcome == "finished"
     assert plane.control.directory.stats()["owners"] == 0
 
 
 def test_a_preemption_implies_that_the_kv_was_loaded() -> None:
-    plane = Plane()
+    plane = measured()
     order = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 150))))
     effects = plane.on(ev.Preempted(DECODE, 0, "a", order.attempt, 160, [], []))
     assert only(fx.StartPrefill, effects).attempt == 2
@@ -155,7 +179,7 @@ def test_a_swap_that_cannot_be_granted_ends_by_itself_and_the_request_goes_on() 
 
 
 def test_a_swap_that_is_never_reported_frees_its_places_and_its_late_report_recomputes() -> None:
-    plane = Plane()
+    plane = measured()
     order = decoding(plane)
     about = DECODE, 0, "a", order.attempt
     only(fx.GrantSwap, plane.on(ev.SwapWanted(*about, 160, [], [])))
