@@ -46,7 +46,7 @@ class State:
     max_queue         most requests that may wait; `scheduler.admission` refuses more
     placed            number of requests that were placed so far
     held              accepted requests without a place
-    decode_slots      of all decode instances together
+    decode_slots      of all decode instances together; freed_slots: how often some were freed, or joined
     block_nbytes      bytes of one block
     racks             which nodes are near each other
     """
@@ -74,7 +74,7 @@ class State:
         self.held = HeldLine(self.queue)
         self._placed: dict[str, Placed] = {}
         self._num_queued = 0
-        self.decode_slots = 0
+        self.decode_slots = self.freed_slots = 0
         self._free_decode_slots = 0
         self._may_start: OrderedDict[int, None] = OrderedDict()  # instances to look at in startable()
         self._deferred: OrderedDict[str, int] = OrderedDict()  # request -> its prefill instance
@@ -104,6 +104,7 @@ class State:
             self.decode_slots += slots
             self._free_decode_slots += slots
             self.held.slots.add(slots)
+        self.freed_slots += 1
         self._make_columns()
 
     def _make_columns(self) -> None:
@@ -330,6 +331,7 @@ class State:
         more = decode.take(name, slots, placed.context, coming=not placed.decodes)
         self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
+        self.freed_slots += more < 0
         self.decode_columns.show(decode)
 
     def forget(self, request_id: str, now: float) -> None:

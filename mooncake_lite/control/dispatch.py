@@ -39,6 +39,7 @@ class Dispatcher:
 
     choose      chooses the place of a request: scheduler.choose with a policy
     admission   refuses requests
+    _stuck      slots freed so far, and the head of the held line, when the policy last answered Wait
     _full_at    what `Directory.space` counted when a request did not fit into the pool
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
@@ -59,6 +60,7 @@ class Dispatcher:
     ) -> None:
         self.choose = choose
         self.admission = admission
+        self._stuck = -1, ""
         self._full_at = -1
         self._state, self._directory, self._members = state, directory, members
         self._requests, self._emit = requests, emit
@@ -99,9 +101,8 @@ class Dispatcher:
         if refused is not None:
             return refused
         decision: Placement | Wait | Rejection = Wait(request.request_id, "others wait")
-        if not self._requests.no_place and not self._state.held:
-            decision = self.choose(self._state, request, now)
-            self._requests.no_place = isinstance(decision, Wait)
+        if not self._state.held:
+            decision = self._choose_for(request, now)
         if isinstance(decision, Rejection):
             return decision
         placement = decision if isinstance(decision, Placement) else None
@@ -118,7 +119,8 @@ class Dispatcher:
         A start that ends in a refusal frees a place, so that the next request may be placed.
         """
         while True:
-            if not self._requests.no_place and (request := self._state.held.head()) is not None:
+            request = self._state.held.head()
+            if request is not None and (self._state.freed_slots, request.request_id) != self._stuck:
                 self._place(self._requests[request.request_id], request, now)
             elif not self._is_full() and (request_id := self._state.startable()) is not None:
                 self._start(self._requests[request_id], now)
@@ -138,15 +140,20 @@ class Dispatcher:
 
     def _place(self, record: RequestRecord, request: Request, now: float) -> None:
         """Find a place for a held request, or refuse it. Without one, all that are held wait for capacity."""
-        decision = self.choose(self._state, request, now)
+        decision = self._choose_for(request, now)
         if isinstance(decision, Placement) and not (record.resumed or record.tries):
             decision = self.admission.on_place(self._state, request, decision, now) or decision
-        if isinstance(decision, Wait):
-            self._requests.no_place = True
-        elif isinstance(decision, Rejection):
+        if isinstance(decision, Rejection):
             self.refuse(record, decision.reason, decision.retry_after_s, now)
-        else:
+        elif isinstance(decision, Placement):
             self._take(record, request, decision, now)
+
+    def _choose_for(self, request: Request, now: float) -> Placement | Wait | Rejection:
+        """Ask the policy, and note a Wait: until a slot is freed, the answer is the same."""
+        decision = self.choose(self._state, request, now)
+        if isinstance(decision, Wait):
+            self._stuck = self._state.freed_slots, request.request_id
+        return decision
 
     def _take(self, record: RequestRecord, request: Request, placement: Placement, now: float) -> None:
         """Give a request its place."""

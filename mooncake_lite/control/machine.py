@@ -190,7 +190,6 @@ class Control:
             self._of_other_epochs += 1
             return
         self.members.join(joined)
-        self.requests.no_place = False
         self.state.index.add_holder(joined.rank, joined.node)
         duties = [duty for duty in joined.duties if duty != "store"]
         if duties:

@@ -31,7 +31,6 @@ class Requests:
     """The open requests.
 
     ignored    answers that changed nothing: of another attempt, or impossible in their stage
-    no_place   the policy answered Wait, and no slot has been freed since
     stages     number of open requests in each stage
     swaps      KV of preempted sequences on its way into the pool
     """
@@ -46,7 +45,6 @@ class Requests:
         emit: Callable[[fx.Effect], None],
     ) -> None:
         self.ignored = 0
-        self.no_place = False
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
         self.swaps = Swaps(directory, members, grants, config, emit)
         self._state, self._directory, self._grants, self._emit = state, directory, grants, emit
@@ -93,7 +91,6 @@ class Requests:
     def keep_slots(self, record: RequestRecord) -> None:
         """Free the decode slots of branches that have ended."""
         self._state.keep_slots(record.request_id, len(record.branches))
-        self.no_place = False
 
     def current(self, event: Any, *steps: Step) -> RequestRecord | None:
         """Return the request that an answer is about. None: wrong attempt, or impossible in its stage."""
@@ -159,7 +156,6 @@ class Requests:
             )
         self._grants.close(record.grant)
         self._state.forget(record.request_id, now)
-        self.no_place = False
         record.reset()
 
     # ------------------------------------------------------------------------------ the end of a request

@@ -496,3 +496,14 @@ def test_a_preempted_request_is_named_by_the_keys_and_digests_of_its_full_blocks
     assert len(said) >= len(tokens)
     assert report.event.keys == prefix_keys(said, BLOCK, b"s")
     assert report.event.digests == block_digests(said, BLOCK)
+
+
+def test_a_rank_that_is_asked_lists_the_requests_that_it_has() -> None:
+    rank = Rank(DECODE)
+    rank.hear(rank.decode([*range(6)], max_tokens=3), decode("b", [7], [], attempt=0))
+    assert rank.hear(m.ListOpen(2, 7))[0] == m.OpenListed(2, 5, 7, [("a", 3), ("b", 0)])
+    rank.hear(m.CancelOn(2, "b", 0))
+    assert rank.hear(m.ListOpen(2, 8))[0] == m.OpenListed(2, 5, 8, [("a", 3)])
+    while rank.until(m.DecodeEnded).request_id != "a":
+        pass
+    assert rank.hear(m.ListOpen(2, 9)) == [m.OpenListed(2, 5, 9, [])]
