@@ -119,7 +119,7 @@ class Dispatcher:
         A start that ends in a refusal frees a place, so that the next request may be placed.
         """
         while True:
-            request = self._state.held.head()
+            request = self._state.held.head() if self._state.held else None
             if request is not None and (self._state.freed_slots, request.request_id) != self._stuck:
                 self._place(self._requests[request.request_id], request, now)
             elif not self._is_full() and (request_id := self._state.startable()) is not None:
@@ -187,9 +187,8 @@ class Dispatcher:
 
     def _decode_s(self, record: RequestRecord) -> float:
         """Predict for how long a request decodes."""
-        costs, so_far = self._state.costs, record.num_tokens - record.prompt_tokens
-        answer = costs.lengths.predicted(record.class_id, record.prompt_tokens, record.max_tokens, so_far)
-        return answer * costs.mean_step_s(1.0, record.num_tokens)
+        answer = self._state.request_of(record.request_id).predicted_tokens
+        return answer * self._state.costs.mean_step_s(1.0, record.num_tokens)
 
     @staticmethod
     def _ranks_of(placement: Placement) -> tuple[int, int]:
@@ -246,10 +245,9 @@ class Dispatcher:
         self._requests.move(record, Step.PREFILL)
         record.attempt += 1
         record.ordered_s = now
-        cached = sum(record.cached.values())
-        prefill_s = float(self._state.costs.prefill_s(record.prefill, record.num_tokens, cached))
+        terms = self._state.placement_of(record.request_id).terms
         decode_s = self._decode_s(record) if self._handover == "none" else 0.0
-        self._requests.work(record, record.prefill, prefill_s + decode_s, now)
+        self._requests.work(record, record.prefill, terms.transfer_s + terms.prefill_s + decode_s, now)
         self._emit(self._first_order(record, now - record.since_s))
         if record.worker == record.decode:
             for branch in sorted(record.dropped | record.ended):

@@ -17,7 +17,7 @@ from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Stage
-from mooncake_lite.control.malformed import malformed
+from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
@@ -157,8 +157,9 @@ class Control:
 
     def _checked(self, event: ev.Event) -> ev.Event:
         """Return the event, or the loss of a rank that sent what no sound rank sends."""
-        if not isinstance(event, ev.RankEvent):
+        if type(event) not in HAVE_LENGTHS:
             return event
+        assert isinstance(event, ev.RankEvent)
         expected = None
         if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
             grant = self._grants.get(event.rank, event.number)

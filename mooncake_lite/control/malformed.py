@@ -12,6 +12,14 @@ from mooncake_lite.control import events as ev
 
 NO_PROBLEM = ""
 
+HAVE_LENGTHS = frozenset(
+    {
+        *(ev.TierIndexed, ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsWanted, ev.PutsEnded),
+        *(ev.PrefillEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked),
+    }
+)
+"""Events that can be malformed: each has lists that must agree."""
+
 
 def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
     """Return what is wrong with an event; "" for a sound one.
@@ -20,8 +28,6 @@ def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
     expected   blocks of the order that the event answers; None: it answers none that is open
     """
     match event:
-        case ev.TierIndexed() | ev.Preempted() | ev.SwapWanted() | ev.Swapped():
-            return _differ(keys=event.keys, digests=event.digests)
         case ev.PutsWanted():
             return _differ(
                 keys=event.keys, digests=event.digests, before=event.before, requests=event.requests
@@ -39,6 +45,8 @@ def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
             return found or _checksums([sums for sums in event.checksums if sums], layers)
         case ev.BlocksChecked():
             return _count("good", event.good, expected)
+        case ev.TierIndexed() | ev.Preempted() | ev.SwapWanted() | ev.Swapped():
+            return _differ(keys=event.keys, digests=event.digests)
     return NO_PROBLEM
 
 

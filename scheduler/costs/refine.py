@@ -113,6 +113,8 @@ class Corrections:
 
         The result for a column is kept for the next call, so a column must not be changed after a call.
         """
+        if isinstance(instances, int):
+            return self._factors.item(min(instances, len(self._factors) - 1))
         if self._column is not None and self._column[0] is instances:
             return self._column[1]
         found = self._factors.take(instances, mode="clip")  # type: ignore[call-overload]
