@@ -181,9 +181,7 @@ class Grants:
             if grant.work is None or grant.number > asked.number:
                 continue
             if grant.work in there:
-                grant.check_at = now + grant.lasts_s
-                heapq.heappush(self._due, (grant.check_at, grant.number))
-                kept.append(grant)
+                kept.append(grant)  # it is checked again when the answer would have been overdue
             else:
                 self.fail(grant.number, f"rank {grant.rank} does not have the request", True, now)
         return kept

@@ -262,6 +262,7 @@ MALFORMED: dict[str, ev.RankEvent] = {
     "keys has 2, digests has 1": ev.Preempted(2, 0, "d", 1, 170, [1, 2], [1]),
     "requests has 0": ev.PutsWanted(2, 0, 5, [1], [1], ONE_PLACE, []),
     "object_ids has 1, checksums has 0": ev.PutsEnded(2, 0, 1, [1], []),
+    "1 checksums for a block of 2 layers": ev.PutsEnded(2, 0, 1, [1], [[5]]),
     "it names objects that were not granted": ev.PutsEnded(2, 0, 1, [], [], [999]),
     "ok has 1, checksums has 2": ev.BlocksLoaded(3, 0, 1, [True], [SUMS] * 2, 0.1),
     "before has 2": ev.PutsWanted(2, 0, 5, [1], [1], ONE_PLACE * 2, ["a"]),
@@ -289,6 +290,14 @@ def test_a_report_about_what_is_over_is_not_held_against_its_order() -> None:
     assert plane.on(ev.BlocksLoaded(STORE, 0, 77, [True], [SUMS], 0.1)) == []
     assert plane.on(ev.PutsEnded(DECODE, 0, 77, [5], [SUMS])) == []
     assert not plane.control.stopped
+
+
+def test_a_rank_cannot_end_what_another_one_was_ordered() -> None:
+    plane = Plane(tier=[1, 2])
+    load = only(fx.LoadBlocks, plane.arrive("a", 150, [1, 2]))
+    assert plane.on(ev.BlocksLoaded(DECODE, 0, load.number, [True] * 2, [SUMS] * 2, 0.1)) == []
+    assert plane.control.requests.stage_of("a") is Stage.PROMOTING
+    only(fx.StartPrefill, plane.on(ev.BlocksLoaded(STORE, 0, load.number, [True] * 2, [SUMS] * 2, 0.1)))
 
 
 @pytest.mark.parametrize("class_id", [-1, 99])

@@ -130,3 +130,18 @@ def test_a_swap_without_an_answer_for_a_minute_gives_the_kv_up_and_a_late_answer
     assert (preempted.job, preempted.token_ids[:-1]) == (wanted.job, wanted.token_ids)
     assert rank.tell(SwapAnswered(wanted.job, places(wanted))) == []
     assert "young" not in {task.job.request_id for task in rank.state.tasks.values()}
+
+
+def test_a_swap_that_was_answered_may_take_longer_than_a_minute() -> None:
+    line = Line()
+    rank = line.rank(DECODE, num_pages=6, preemption="swap")
+    line.open = True
+    wanted = full(rank)
+    line.open = False
+    rank.tell(SwapAnswered(wanted.job, places(wanted)))
+    until = rank.now + 2 * ANSWER_S
+    while rank.now < until:
+        rank.step()
+    assert not any(isinstance(outcome, Preempted) for outcome in rank.said)
+    line.open = True
+    assert rank.until(Swapped).job == wanted.job
