@@ -116,7 +116,6 @@ def _leapt(state: State, result: Result) -> list[Outcome]:
         said.append(Run(task.id, sequence.answered, tokens, times_s))
         sequence.token_ids.extend(tokens)
         sequence.answered += passes
-        sequence.num_computed += passes
     return said
 
 

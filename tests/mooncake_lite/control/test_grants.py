@@ -107,6 +107,18 @@ def test_a_longer_prediction_gives_work_more_time() -> None:
     only(fx.ListOpen, wait(plane, 0.6))
 
 
+def test_a_request_that_may_have_sent_tokens_fails_and_is_not_refused() -> None:
+    plane = Plane(blocks=4)
+    job = only(fx.StartPrefill, plane.arrive("a", 3 * BLOCK))
+    plane.on(ev.RequestFailed(PREFILL, 0, "a", job.attempt, "a cable"))
+    pinned = only(fx.StartPrefill, plane.arrive("p", 2 * BLOCK, [1, 2]))
+    plane.prefilled(pinned, finished=[0])
+    plane.on(ev.PoolCommand(1, "pin", keys=[1, 2], hard=True))
+    effects = wait(plane, 0.6)
+    assert "pool full" in only(fx.Fail, effects).reason
+    assert not any(isinstance(effect, fx.Reject) for effect in effects)
+
+
 def test_before_any_prompt_was_measured_work_has_five_minutes() -> None:
     plane = Plane()
     plane.arrive("a", 150)
