@@ -450,6 +450,22 @@ def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_b
     assert decode.body.keys == prefix_keys([*range(150), *range(50)], BLOCK, b"model")
 
 
+def test_a_first_token_that_comes_twice_or_after_a_preemption_is_in_no_later_order() -> None:
+    cluster = Cluster()
+    tokens = list(range(150))
+    (job,) = cluster.submit("a", tokens)
+    *_, decode = cluster.prefill_done(job)
+    cluster.prefill_done(job)
+    assert cluster.role.bodies["a"].body.token_ids == [*tokens, 7]
+    cluster.says(2, m.DecodeLoaded, "a")
+    (busy,) = cluster.submit("b", list(range(200, 350)))
+    answered = [*tokens, *range(50)]
+    assert cluster.tell("rank-2", left(m.Preempted, decode, answered)) == [], "the prefill rank is busy"
+    cluster.prefill_done(job)
+    again = [sent for sent in cluster.prefill_done(busy) if isinstance(sent, m.Start)][-1]
+    assert (again.order.request_id, again.body.token_ids, again.body.answered) == ("a", answered, 50)
+
+
 def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() -> None:
     cluster = Cluster()
     tokens = list(range(150))
