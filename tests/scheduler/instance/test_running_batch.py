@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits
+from scheduler.instance import DECODE, PREFILL, Granted, JobId, Limits, next_step
 from scheduler.instance.outcomes import Decoded, Ended, Iterated, Loaded, Preempted, PutFinished, Saved, Token
 from scheduler.instance.state import ANSWER_S
 from tests.scheduler.instance.model_runner import kv_of
@@ -241,3 +241,15 @@ def test_an_offer_without_an_answer_for_a_minute_frees_its_slots_and_a_late_answ
     assert (second.put, rank.state.puts.keys()) == (first.put + 1, {second.put})
     assert rank.tell(Granted(first.put, [77])) == []
     assert rank.state.puts.keys() == {second.put}
+
+
+def test_a_batch_does_not_leap_while_a_job_waits_that_may_be_admitted_before_its_end() -> None:
+    """Pages that the batch needs next are left to it. After that step there may be enough for the job."""
+    rank = Rank(DECODE, num_pages=8)
+    decode(rank, "a", 5, max_tokens=100)
+    rank.until(Token)
+    assert next_step(rank.state, rank.now, 16).steps > 1
+    decode(rank, "b", 11, max_tokens=2)
+    rank.step()
+    assert [task.job.request_id for task in rank.state.waiting] == ["b"]
+    assert next_step(rank.state, rank.now, 16).steps == 1
