@@ -224,6 +224,7 @@ class Custody:
     def _cancel(self, order: fx.CancelOn) -> None:
         known = self._of(order.request_id)
         assert (order.attempt, order.rank) == (known.attempt, known.on_rank), "a cancel for another rank"
+        known.live.discard(order.branch)  # nobody waits for its end
 
     def _grant(self, order: fx.GrantPuts) -> None:
         for ref in order.places:
