@@ -46,9 +46,9 @@ MOST_EVENTS_PER_REQUEST = 2000
 QUIET_S = 400.0
 """After the last request: every lease, quarantine and order has ended by then."""
 
-PATIENCE_S = 1500.0
+PATIENCE_S = 4500.0
 """All requests end within this time after the last has come, whatever goes wrong. An order is given up after
-120 s, and a quarantine ends after another 120 s."""
+120 s, a quarantine ends after another 120 s, and a request has three tries."""
 
 
 STARTS = ev.RankJoined | ev.TierIndexed
