@@ -5,6 +5,7 @@ Used through `store.directory` alone. Pure: no bytes, no clock. Explained in doc
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,9 +30,8 @@ class Allocation(Ledger):
         self._check_room(wanted, target, now)
         made: list[PoolObject] = []
         try:
-            for item in wanted:
-                last = self._segments[made[-1].rank] if made else None
-                made.append(self._put_start(owner, item, target, contiguous, last, now))
+            while len(made) < len(wanted):
+                self._put_start(owner, wanted, made, target, contiguous, now)
         except PoolFull:
             self.counters["pool_full"] += 1
             for obj in made:
@@ -73,23 +73,44 @@ class Allocation(Ledger):
         return True
 
     def _put_start(
-        self, owner: str, item: Wanted, target: Target, contiguous: bool, last: Segment | None, now: float
-    ) -> PoolObject:
-        """One object, WRITING, in the segment `last`, or with most room, or else the coldest block."""
-        nbytes = item.nbytes
-        padded = padded_size(nbytes)
-        extents = last.place(nbytes, contiguous) if last and last.accounts.free >= padded else None
-        if last and extents:
-            segment = last
-        else:
-            segment, extents = self._place(nbytes, padded, target, contiguous, item.class_id, now)
+        self,
+        owner: str,
+        wanted: Sequence[Wanted],
+        made: list[PoolObject],
+        target: Target,
+        contiguous: bool,
+        now: float,
+    ) -> None:
+        """Make the next objects, WRITING: all of one size that follow the one before into its segment.
+
+        Without room there it is one object, in the segment with most room, or else the coldest block.
+        """
+        nbytes = wanted[len(made)].nbytes
+        segment = self._segments[made[-1].rank] if made else None
+        places = []
+        if segment and (room := segment.accounts.free // padded_size(nbytes)):
+            rest = wanted[len(made) : len(made) + room]
+            same = itertools.takewhile(lambda item: item.nbytes == nbytes, rest)
+            places = segment.place(nbytes, contiguous, len(list(same)))
+        if not segment or not places:
+            class_id = wanted[len(made)].class_id
+            segment, places = self._place(nbytes, padded_size(nbytes), target, contiguous, class_id, now)
+        new = [
+            self._object(owner, item, segment.rank, extents)
+            for item, extents in zip(wanted[len(made) :], places)
+        ]
+        self._leases.own(owner, new)
+        made += new
+
+    def _object(self, owner: str, item: Wanted, rank: int, extents: tuple[Extent, ...]) -> PoolObject:
+        """Enter a new object into the books of objects."""
         object_id, self._next_id = self._next_id, self._next_id + 1
-        obj = PoolObject(
+        obj = self._objects[object_id] = PoolObject(
             object_id,
             owner,
-            segment.rank,
+            rank,
             extents[0][0],
-            nbytes,
+            item.nbytes,
             item.key,
             item.digest,
             item.cost_s,
@@ -100,13 +121,11 @@ class Allocation(Ledger):
         )
         if item.group_id or item.soft_until or item.hard_pin:
             obj.terms = Terms(item.group_id, item.soft_until, item.hard_pin)
-        self._objects[object_id] = obj
-        self._leases.own(owner, obj)
         return obj
 
     def _place(
         self, nbytes: int, padded: int, target: Target, contiguous: bool, class_id: int, now: float
-    ) -> tuple[Segment, tuple[Extent, ...]]:
+    ) -> tuple[Segment, list[tuple[Extent, ...]]]:
         """Space for an object, by eviction if need be. Raises PoolFull."""
         found = self._place_free(nbytes, padded, target, contiguous)
         if found is None and self.expire(now):
@@ -114,35 +133,35 @@ class Allocation(Ledger):
         if found is not None:
             return found
         for segment in self._order.by_coldness(target, now):
-            extents = self._evict_for(segment, nbytes, padded, contiguous, class_id, now)
-            if extents is not None:
-                return segment, extents
+            places = self._evict_for(segment, nbytes, padded, contiguous, class_id, now)
+            if places:
+                return segment, places
         raise self._order.accounts(target).pool_full(padded)
 
     def _place_free(
         self, nbytes: int, padded: int, target: Target, contiguous: bool
-    ) -> tuple[Segment, tuple[Extent, ...]] | None:
+    ) -> tuple[Segment, list[tuple[Extent, ...]]] | None:
         """Space for an object where it is free."""
         for segment in self._order.by_room(padded, target):
-            extents = segment.place(nbytes, contiguous)
-            if extents is not None:
-                return segment, extents
+            places = segment.place(nbytes, contiguous)
+            if places:
+                return segment, places
         return None
 
     # ------------------------------------------------------------------------------ eviction
 
     def _evict_for(
         self, segment: Segment, nbytes: int, padded: int, contiguous: bool, class_id: int, now: float
-    ) -> tuple[Extent, ...] | None:
-        """Evict in order until there is room for nbytes, and take it; None when there never is."""
+    ) -> list[tuple[Extent, ...]]:
+        """Evict in order until there is room for nbytes, and take it; nothing when there never is."""
         accounts = segment.accounts
         while accounts.evictable and accounts.reachable >= padded:
             if not self._evict(segment, padded - accounts.free, class_id, now):
                 break
-            extents = segment.place(nbytes, contiguous)
-            if extents is not None:
-                return extents
-        return None
+            places = segment.place(nbytes, contiguous)
+            if places:
+                return places
+        return []
 
     def _evict(self, segment: Segment, nbytes: int, class_id: int, now: float) -> int:
         """Evict nbytes for a class, at least one object and evict_share of the segment; less when there is no

@@ -65,12 +65,18 @@ class RangeAllocator:
 
     def allocate(self, nbytes: int) -> int | None:
         """Offset of one range of nbytes, from the smallest hole that holds it; None when none does."""
+        offsets = self.allocate_run(nbytes, 1)
+        return offsets[0] if offsets else None
+
+    def allocate_run(self, nbytes: int, most: int) -> list[int]:
+        """Offsets of up to `most` ranges of nbytes: those that `allocate` would give, one by one."""
         # Of a size that needs no rounding a million blocks share one number.
         size = nbytes if nbytes and not nbytes % self.alignment else padded_size(nbytes, self.alignment)
-        at = bisect_left(self._sizes, size)
-        if at == len(self._sizes):
-            return None
-        return self._take(self._sizes[at], size)
+        offsets: list[int] = []
+        while len(offsets) < most and (at := bisect_left(self._sizes, size)) < len(self._sizes):
+            hole = self._sizes[at]  # what is left of it is the best fit again, while it holds one more
+            offsets += self._take(hole, size, min(hole // size, most - len(offsets)))
+        return offsets
 
     def allocate_extents(self, nbytes: int) -> tuple[Extent, ...] | None:
         """One range of nbytes where a hole holds it, else the fewest holes that together do, largest first.
@@ -87,7 +93,7 @@ class RangeAllocator:
             if offset is not None:
                 return (*extents, (offset, left))
             largest = self._sizes[-1]
-            extents.append((self._take(largest, largest), largest))
+            extents.append((self._take(largest, largest, 1)[0], largest))
             left -= largest
 
     def free(self, offset: int) -> int:
@@ -122,14 +128,16 @@ class RangeAllocator:
         assert all(self._holes.values()), "a size without a hole"
         assert self.free_bytes == sum(self._starts.values())
 
-    def _take(self, hole: int, size: int) -> int:
-        """Use the first `size` bytes of a hole of this size, the one freed last; returns its offset."""
-        offset, _ = self._holes[hole].popitem()  # del would leave a gap that the next search has to cross
-        self._forget_free(offset, hole)
-        if hole > size:
-            self._add_free(offset + size, hole - size)
-        self._used[offset] = size
-        return offset
+    def _take(self, hole: int, size: int, count: int) -> range:
+        """Use the first count * size bytes of a hole, of its size the one freed last; returns the offsets."""
+        start, _ = self._holes[hole].popitem()  # del would leave a gap that the next search has to cross
+        self._forget_free(start, hole)
+        end = start + count * size
+        if start + hole > end:
+            self._add_free(end, start + hole - end)
+        offsets = range(start, end, size)
+        self._used.update(dict.fromkeys(offsets, size))
+        return offsets
 
     def _add_free(self, offset: int, size: int) -> None:
         self._starts[offset] = size

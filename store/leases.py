@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 
 from store.objects import PUBLISHED, PoolObject, Terms
 from store.ranking import Ranking
@@ -42,12 +43,12 @@ class Leases:
 
     # -------------------------------------------------------------------------------- owners
 
-    def own(self, owner: str, obj: PoolObject) -> None:
-        """The owner has put an object and not published it."""
+    def own(self, owner: str, objects: Sequence[PoolObject]) -> None:
+        """The owner has put objects and not published them."""
         record = self.owners.get(owner)
         if record is None:
             record = self.owners[owner] = Owner()
-        record.objects[obj.object_id] = obj
+        record.objects.update((obj.object_id, obj) for obj in objects)
 
     def disown(self, obj: PoolObject) -> None:
         """The object is published, or gone."""
@@ -156,11 +157,10 @@ class Leases:
             ended += 1
         return ended
 
-    def next_deadline(self) -> float | None:
-        """When the first lease ends; may be too early for an object's own, which was prolonged."""
-        times = [self._ends.key(self._ends.first())] if self._ends else []
-        times += [self._held[0][0]] if self._held else []
-        return min(times, default=None)
+    def next_deadline(self) -> float:
+        """When the first lease ends; inf: never. Too early for an object's own lease that was prolonged."""
+        first = self._ends.key(self._ends.first()) if self._ends else inf
+        return min(first, self._held[0][0]) if self._held else first
 
     # ---------------------------------------------------------------------------- inspection
 

@@ -121,6 +121,8 @@ class Ledger:
 
     def expire(self, now: float) -> int:
         """End the leases and quarantines whose time is over; returns how many ended, of whatever kind."""
+        if now < self.next_deadline():
+            return 0
         owners = self._leases.ended(now)
         for owner in owners:
             self._end_leases(owner)
@@ -130,13 +132,12 @@ class Ledger:
         self.counters["quarantines_expired"] += len(late)
         return len(owners) + len(late) + self._leases.end_holds(now)
 
-    def next_deadline(self) -> float | None:
-        """The earliest time at which `expire` may change something; None when only events can.
+    def next_deadline(self) -> float:
+        """The earliest time at which `expire` may change something; inf when only events can.
 
         It may be too early, never too late.
         """
-        times = (self._leases.next_deadline(), self._late.next_deadline())
-        return min((time for time in times if time is not None), default=None)
+        return min(self._leases.next_deadline(), self._late.next_deadline())
 
     # ------------------------------------------------------------------------------ objects
 

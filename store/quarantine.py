@@ -6,6 +6,7 @@ Used by `store.ledger` alone, which frees what comes out of here. Explained in d
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 
 QUARANTINE_S = 120.0
 """How long late bytes may land after a transfer has failed: more than any wait of `transport` takes, all its
@@ -60,11 +61,9 @@ class Quarantine:
             found.append(object_id)
         return found
 
-    def next_deadline(self) -> float | None:
-        """When the first of them ends by itself."""
-        for until, _ in self._entries.values():
-            return until if until < float("inf") else None
-        return None
+    def next_deadline(self) -> float:
+        """When the first of them ends by itself; inf: never."""
+        return next(iter(self._entries.values()))[0] if self._entries else inf
 
     def check(self) -> None:
         """Assert the invariant (tests)."""

@@ -101,25 +101,26 @@ class Segment:
             self.is_changed = True
             self._changed.append(self)
 
-    def place(self, nbytes: int, contiguous: bool) -> tuple[Extent, ...] | None:
-        """Allocate for an object that is WRITING; None when there is no room for it.
+    def place(self, nbytes: int, contiguous: bool, most: int = 1) -> list[tuple[Extent, ...]]:
+        """Allocate for up to `most` objects of nbytes that are WRITING; the extents of those that have room.
 
-        contiguous: in one range or not at all.
+        contiguous   in one range or not at all; otherwise only one object gets a place
         """
-        extents: tuple[Extent, ...] | None
         free = self.allocator.free_bytes
         if contiguous:
-            offset = self.allocator.allocate(nbytes)
-            extents = None if offset is None else ((offset, nbytes),)
+            places: list[tuple[Extent, ...]] = [
+                ((offset, nbytes),) for offset in self.allocator.allocate_run(nbytes, most)
+            ]
         else:
             extents = self.allocator.allocate_extents(nbytes)
-        if extents is not None:
+            places = [extents] if extents else []
+        if places:
             taken = free - self.allocator.free_bytes
             for accounts in (self.accounts, self._total):
                 accounts.free -= taken
                 accounts.states[ObjectState.WRITING] += taken
             self.note_change()
-        return extents
+        return places
 
     def clear(self, obj: PoolObject) -> None:
         """Free an object's extents. It must be out of the policy's order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from mooncake_lite.control.effects import Effect, ListOpen
@@ -186,11 +187,11 @@ class Grants:
                 self.fail(grant.number, f"rank {grant.rank} does not have the request", True, now)
         return kept
 
-    def next_deadline(self) -> float | None:
-        """Return when the next grant is checked; None without one."""
+    def next_deadline(self) -> float:
+        """Return when the next grant is checked; inf without one."""
         while self._due and self._due[0][1] not in self._open:
             heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        return self._due[0][0] if self._due else inf
 
     def assert_sound(self) -> None:
         """Assert the invariant."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from mooncake_lite.control import effects as fx
@@ -60,7 +61,7 @@ class Control:
         self.members = Members(config)
         self._of_other_epochs = 0
         self.stopped = False
-        self._wake_at: float | None = None
+        self._wake_at = inf
         self._out: list[fx.Effect] = []
         emit = self._out.append
         self._grants = Grants(emit)
@@ -176,11 +177,10 @@ class Control:
 
     def _set_alarm(self, now: float) -> None:
         """Emit WakeAt for the next end of a lease or a quarantine, or the check of a grant, once per time."""
-        if self._wake_at is not None and self._wake_at <= now:
-            self._wake_at = None
-        times = (self.directory.next_deadline(), self._grants.next_deadline())
-        due = min((time for time in times if time is not None), default=None)
-        if due is not None and (self._wake_at is None or due < self._wake_at):
+        if self._wake_at <= now:
+            self._wake_at = inf
+        due = min(self.directory.next_deadline(), self._grants.next_deadline())
+        if due < self._wake_at:
             self._wake_at = due
             self._out.append(fx.WakeAt(due))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from math import inf
 
 from mooncake_lite import messages as m
 from mooncake_lite.computing_rank.machine import ComputingRank, Order, Told
@@ -96,7 +97,7 @@ class SimulatedRank:
     def _wait(self, step: Step) -> None:
         """Look again when the rank has to act without a message."""
         deadline = self.rank.state.next_deadline(step.now)
-        if deadline is not None:
+        if deadline < inf:
             self._world.clock.at(deadline, self._wake)
 
     def _tell(self, told: Iterable[Told]) -> None:

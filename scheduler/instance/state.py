@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from scheduler.instance.job import PREFILL, JobId
@@ -105,12 +106,12 @@ class State:
         flying = any(self.staging.halves) or any(put.places is not None for put in self.puts.values())
         return bool(self.tasks) or flying
 
-    def next_deadline(self, now: float) -> float | None:
-        """Return when to act without a message: an answer is overdue, or a half is free again."""
+    def next_deadline(self, now: float) -> float:
+        """Return when to act without a message: an answer is overdue, or a half is free again; or inf."""
         asked = [task.asked_at for task in self.swapping if not task.granted]
         asked += [put.asked_at for put in self.puts.values() if put.places is None]
         free_from = [time for time in self.staging.free_from if time > now] if self.busy else []
-        return min([*(time + ANSWER_S for time in asked), *free_from], default=None)
+        return min([*(time + ANSWER_S for time in asked), *free_from], default=inf)
 
     @property
     def num_active(self) -> int:

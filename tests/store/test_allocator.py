@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from itertools import accumulate
@@ -33,7 +34,7 @@ def fewest(gaps: dict[int, int], nbytes: int) -> int:
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from(["free", "one", "several"]), st.integers(1, 900)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["free", "one", "several", "run"]), st.integers(1, 900)), max_size=60))
 def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps) -> None:
     """The model: {offset: size} of what is held, and the gaps between."""
     allocator = RangeAllocator(4096, 64)
@@ -57,6 +58,12 @@ def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps) -> None:
                 assert sum(nbytes for _, nbytes in extents) == number
                 assert len(extents) == fewest(gaps, padded)
                 held |= {offset: allocator.padded(nbytes) for offset, nbytes in extents}
+        elif step == "run":
+            twin = copy.deepcopy(allocator)
+            offsets = allocator.allocate_run(number, 5)
+            singly = [twin.allocate(number) for _ in range(5)]
+            assert offsets == [offset for offset in singly if offset is not None]
+            held |= dict.fromkeys(offsets, padded)
         allocator.check()
         assert allocator.used_bytes == sum(held.values())
     for offset in list(held):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from store.directory import Directory
@@ -54,7 +56,7 @@ def test_expire_ends_a_quarantine_and_says_so() -> None:
     assert quarantined(directory) == 1
     assert directory.expire(QUARANTINE_S + 5) == 1
     assert quarantined(directory) == 0
-    assert directory.next_deadline() is None
+    assert directory.next_deadline() == inf
 
 
 def test_the_loss_of_the_writer_ends_the_quarantine_of_what_it_wrote_and_of_nothing_else() -> None:
@@ -86,7 +88,7 @@ def test_a_quarantine_ends_with_the_segment_that_it_lies_in() -> None:
     failed(directory, "r", now=0)
     assert directory.remove_segment(3) == ["r"]
     directory.check()
-    assert directory.next_deadline() is None
+    assert directory.next_deadline() == inf
     assert directory.settle_writer(WRITER) == 0
 
 
@@ -102,7 +104,7 @@ def test_the_next_deadline_is_that_of_what_ends_first() -> None:
     directory = pool()
     obj = directory.allocate("put", BLOCK, now=0, key=1, digest=digest_of(1))
     directory.put_end(obj.object_id, [1] * SMALL.layers, 0)
-    assert directory.next_deadline() is None
+    assert directory.next_deadline() == inf
     failed(directory, "r", now=0)
     directory.lease("long", [obj.object_id], 0, until=500)
     assert directory.next_deadline() == QUARANTINE_S
@@ -154,7 +156,7 @@ def test_a_quarantine_without_a_limit_ends_when_its_owner_is_settled_and_not_bef
     directory = Directory(SMALL, quarantine_s=float("inf"))
     directory.add_segment(3, BLOCK, 0)
     failed(directory, "r", now=0)
-    assert directory.next_deadline() is None
+    assert directory.next_deadline() == inf
     assert directory.expire(1e12) == 0
     assert quarantined(directory) == 1
     assert directory.settle("r") == 1

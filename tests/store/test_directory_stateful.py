@@ -525,10 +525,9 @@ class Lives(RuleBasedStateMachine):
         times = [until for ids, until in self.leases.values() if ids] + list(self.own.values())
         times += [until for until, _ in self.late.values()]
         deadline = self.directory.next_deadline()
-        if deadline is None or deadline > self.now:
+        if deadline > self.now:
             assert self.directory.expire(self.now) == 0
         if ahead := [until for until in times if until > self.now]:
-            assert deadline is not None
             assert deadline <= min(ahead)
         blocks = 2 * SEGMENT // BLOCK - len(self.hard & set(self.order))
         assert self.directory.will_fit([BLOCK] * blocks)
