@@ -34,7 +34,9 @@ def fewest(gaps: dict[int, int], nbytes: int) -> int:
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from(["free", "one", "several", "run"]), st.integers(1, 900)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["free", "one", "several", "run"]), st.integers(1, 900)), max_size=60)
+)
 def test_any_sequence_keeps_ranges_apart_and_loses_nothing(steps) -> None:
     """The model: {offset: size} of what is held, and the gaps between."""
     allocator = RangeAllocator(4096, 64)
