@@ -133,10 +133,7 @@ class Ledger:
         return len(owners) + len(late) + self._leases.end_holds(now)
 
     def next_deadline(self) -> float:
-        """The earliest time at which `expire` may change something; inf when only events can.
-
-        It may be too early, never too late.
-        """
+        """When `expire` may change something, or earlier, never later; inf when only events can."""
         return min(self._leases.next_deadline(), self._late.next_deadline())
 
     # ------------------------------------------------------------------------------ objects

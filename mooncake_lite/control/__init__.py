@@ -6,5 +6,3 @@ Driven by the conductor role (live) and by `mooncake_lite.simulator.world` (virt
 
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.machine import Control
-
-__all__ = ["Control", "ControlConfig"]

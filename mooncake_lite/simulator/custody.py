@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 from mooncake_lite.conductor.open_bodies import OpenBody
 from mooncake_lite.control import effects as fx
@@ -31,8 +31,9 @@ GoesOn = (
 NAMES_BLOCKS = (*(ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped),)
 """Events that name blocks, with their second digests."""
 
-UseKey = tuple[str, int, str, int]
-"""(what it is for, rank, request id or "", attempt, number, object id or key)"""
+UseKey = tuple[str | int, ...]
+"""What a use is for: "work" or "swap", rank, request id and attempt; "save", rank and key; "put" and object;
+"load", "copy" or "check", and the number of the order."""
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class Custody:
             ev.TierEvicted: lambda event: self.on_ssd[event.rank].difference_update(event.keys),
             ev.BlocksRemoved: lambda event: self.on_ssd.get(event.rank, set()).difference_update(event.keys),
             ev.BlocksCopied: self._copied,
-            ev.BlocksChecked: lambda event: self._end(("check", event.rank, "", event.number)),
+            ev.BlocksChecked: lambda event: self._end(("check", event.number)),
             ev.CommandAbandoned: self._abandoned,
             ev.Undelivered: self._undelivered,
         }
@@ -145,10 +146,6 @@ class Custody:
         known = self._of(effect.request_id)
         known.live, known.over, known.swaps = set(), set(), set()
 
-    def attempt_of(self, request_id: str) -> int:
-        """Return the latest attempt of a request that a rank was given."""
-        return self._of(request_id).attempt
-
     def ended(self, forget: fx.Forget) -> None:
         """Check the end of a request: its rank has told the end of every branch."""
         live = self._of(forget.request_id).live
@@ -174,15 +171,13 @@ class Custody:
         has_tail = order.tail is not None
         assert has_tail == (num_tokens % size > 0), "a tail without tokens, or none for them"
         places = [*order.store, order.tail] if order.tail else order.store
-        purpose = f"prefill of {order.request_id}/{order.attempt}"
-        self._begin(("prefill", order.rank, order.request_id, order.attempt), order.load, places, purpose)
+        self._begin(_work(order), order.load, places)
 
     def _serve(self, order: fx.StartServe) -> None:
         num_tokens, body = self._first(order), self._body(order).body
         assert len(order.load) <= num_tokens // self._block_tokens
         self._of(order.request_id).live = set(range(body.branch, body.branch + body.n))
-        key = ("serve", order.rank, order.request_id, order.attempt)
-        self._begin(key, order.load, [], f"serving of {order.request_id}/{order.attempt}")
+        self._begin(_work(order), order.load, [])
 
     def _first(self, order: fx.StartPrefill | fx.StartServe) -> int:
         """Check the first order of an attempt: it is new, and reads what the request begins with.
@@ -218,8 +213,7 @@ class Custody:
         if self._handover == "direct":
             assert {ref.rank for ref in reads} <= {order.rank}, "KV of another rank"
         self._expect(known, tokens, reads)
-        key = ("decode", order.rank, order.request_id, order.attempt)
-        self._begin(key, reads, [], f"decode of {order.request_id}/{order.attempt}")
+        self._begin(_work(order), reads, [])
 
     def _cancel(self, order: fx.CancelOn) -> None:
         known = self._of(order.request_id)
@@ -229,8 +223,7 @@ class Custody:
     def _grant(self, order: fx.GrantPuts) -> None:
         for ref in order.places:
             if ref is not None:
-                purpose = f"put {order.number} of rank {order.rank}"
-                self._begin(("put", order.rank, "", ref.object_id), [], [ref], purpose)
+                self._begin(("put", ref.object_id), [], [ref])
 
     def _grant_swap(self, order: fx.GrantSwap) -> None:
         name, known = self._name_of(order), self._of(order.request_id)
@@ -240,7 +233,7 @@ class Custody:
             return
         self._swapping(name, order.branch).attempt = known.attempt if name == order.request_id else 0
         places = [place for place in order.places if place is not None]
-        self._begin(("swap", order.rank, name, order.attempt), [], places, f"swap of {name}/{order.attempt}")
+        self._begin(("swap", order.rank, name, order.attempt), [], places)
 
     def _swapping(self, name: str, branch: int) -> _Open:
         known = self._of(name)
@@ -249,13 +242,16 @@ class Custody:
 
     def _ask(self, order: fx.ListOpen) -> None:
         """Remember what was in use when a rank was asked."""
-        self._asked[order.rank, order.number] = [key for key in self._uses if key[1] == order.rank and key[2]]
+        self._asked[order.rank, order.number] = [
+            key for key in self._uses if key[0] in ("work", "swap") and key[1] == order.rank
+        ]
 
     def _listed(self, listed: ev.OpenListed) -> None:
         """End the uses of work that a rank does not have any more."""
         there = set(listed.work)
         for key in self._asked.pop((listed.rank, listed.number), ()):
-            if (client_id_of(key[2]), key[3]) not in there and (key[2], key[3]) not in there:
+            _, _, name, attempt = key
+            if (client_id_of(str(name)), attempt) not in there and (name, attempt) not in there:
                 self._end(key)
 
     def _load(self, order: fx.LoadBlocks) -> None:
@@ -265,28 +261,28 @@ class Custody:
         missing = set(order.keys) - self.on_ssd.get(order.rank, set())
         assert not missing, f"the tier of rank {order.rank} has told that {missing} are gone"
         self._loads[order.number] = self._clock.now, order.keys
-        self._begin(("load", order.rank, "", order.number), [], order.refs, f"load {order.number}")
+        self._begin(("load", order.number), [], order.refs)
 
     def _save(self, order: fx.SaveBlocks) -> None:
         blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
         for ref, key, digest, sums in blocks:
             assert digest == self._digests[key]
             self._memory.expect_sums(ref, key, sums)
-            self._begin(("save", order.rank, "", key), [ref], [], f"save of {key:016x}")
+            self._begin(("save", order.rank, key), [ref], [])
 
     def _copy(self, order: fx.CopyBlocks) -> None:
         self._is_new(order.number)
         assert all(target.rank == order.rank for target in order.targets)
-        key = ("copy", order.rank, "", order.number)
-        self._begin(key, order.sources, order.targets, f"copy {order.number}")
+        key = ("copy", order.number)
+        self._begin(key, order.sources, order.targets)
         self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
         for ref, sums in zip(order.refs, order.checksums, strict=True):
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
-        key = self._checks[order.command] = ("check", order.rank, "", order.number)
-        self._begin(key, order.refs, [], f"check {order.number}")
+        key = self._checks[order.command] = ("check", order.number)
+        self._begin(key, order.refs, [])
         self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _remove(self, order: fx.RemoveBlocks) -> None:
@@ -306,7 +302,7 @@ class Custody:
         known = self._of(event.request_id)
         if isinstance(event, ev.PrefillEnded):
             known.over.update(event.finished)
-            self._end(("prefill", event.rank, event.request_id, event.attempt))
+            self._end(_work(event))
             return
         if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped):
             self._end_swap(event)
@@ -316,8 +312,7 @@ class Custody:
                 return
         if isinstance(event, ev.Preempted | ev.Swapped) and event.request_id in self._bodies:
             known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
-        for what in ("decode", "serve"):
-            self._end((what, event.rank, event.request_id, event.attempt))
+        self._end(_work(event))
 
     def _end_swap(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped) -> None:
         name = self._name_of(event)
@@ -332,17 +327,16 @@ class Custody:
         return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:
-        for what in ("prefill", "decode", "serve"):
-            self._end((what, event.rank, event.request_id, event.attempt), late=event.may_still_write)
+        self._end(_work(event), late=event.may_still_write)
 
     def _puts_ended(self, event: ev.PutsEnded) -> None:
         for object_id in event.object_ids:
-            self._end(("put", event.rank, "", object_id))
+            self._end(("put", object_id))
         for object_id in event.failed:
-            self._end(("put", event.rank, "", object_id), late=event.may_still_write)
+            self._end(("put", object_id), late=event.may_still_write)
 
     def _loaded(self, event: ev.BlocksLoaded) -> None:
-        uses = self._uses.pop(("load", event.rank, "", event.number))
+        uses = self._uses.pop(("load", event.number))
         ordered_s, keys = self._loads.pop(event.number)
         given_up = self._clock.now - ordered_s >= TRANSFER_S
         for use, key, ok in zip(uses, keys, event.ok, strict=True):
@@ -351,7 +345,7 @@ class Custody:
                 self.on_ssd[event.rank].discard(key)
 
     def _copied(self, event: ev.BlocksCopied) -> None:
-        uses = self._uses.pop(("copy", event.rank, "", event.number))
+        uses = self._uses.pop(("copy", event.number))
         writes = [use for use in uses if use.kind == "write"]
         for use, sums in zip(writes, event.checksums, strict=True):
             self._end_use(use, late=not sums and event.may_still_write)
@@ -361,7 +355,7 @@ class Custody:
         for key in event.keys:
             if event.state == "durable":
                 self.on_ssd.setdefault(event.rank, set()).add(key)
-            self._end(("save", event.rank, "", key))
+            self._end(("save", event.rank, key))
 
     def _abandoned(self, event: ev.CommandAbandoned) -> None:
         """End the reads of a command whose answer has no reader any more."""
@@ -372,31 +366,25 @@ class Custody:
     def _undelivered(self, event: ev.Undelivered) -> None:
         order = event.order
         match order:
-            case fx.StartPrefill():
-                self._end(("prefill", order.rank, order.request_id, order.attempt))
-            case fx.StartDecode():
-                self._end(("decode", order.rank, order.request_id, order.attempt))
-            case fx.StartServe():
-                self._end(("serve", order.rank, order.request_id, order.attempt))
+            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
+                self._end(_work(order))
             case fx.GrantSwap():
                 self._end(("swap", order.rank, self._name_of(order), order.attempt))
             case fx.GrantPuts():
                 for ref in order.places:
                     if ref is not None:
-                        self._end(("put", order.rank, "", ref.object_id))
-            case fx.LoadBlocks():
-                self._end(("load", order.rank, "", order.number))
-            case fx.CopyBlocks():
-                self._end(("copy", order.rank, "", order.number))
-            case fx.CheckBlocks():
-                self._end(("check", order.rank, "", order.number))
+                        self._end(("put", ref.object_id))
+            case fx.LoadBlocks() | fx.CopyBlocks() | fx.CheckBlocks():
+                for what in ("load", "copy", "check"):
+                    self._end((what, order.number))
             case fx.SaveBlocks():
                 for key in order.keys:
-                    self._end(("save", order.rank, "", key))
+                    self._end(("save", order.rank, key))
 
     # ------------------------------------------------------------------------------ uses
 
-    def _begin(self, key: UseKey, reads: list[BlockRef], writes: list[BlockRef], purpose: str) -> None:
+    def _begin(self, key: UseKey, reads: list[BlockRef], writes: list[BlockRef]) -> None:
+        purpose = " ".join(map(str, key))
         assert key not in self._uses, f"{purpose} is ordered twice"
         uses = self._memory.begin_read(reads, purpose) + self._memory.begin_write(writes, purpose)
         if uses:
@@ -423,3 +411,8 @@ class Custody:
         """Let the last bytes of a failed transfer land."""
         self._memory.tear(use.ref)
         self._memory.end([use])
+
+
+def _work(of: Any) -> UseKey:
+    """Return the key of what a rank reads and writes for an attempt of a request."""
+    return "work", of.rank, of.request_id, of.attempt

@@ -25,9 +25,8 @@ class Faults:
     unsent             an order cannot be sent
     dropped            a message of a rank, or an order, is lost
     reordered          a message of a rank may overtake, or be overtaken
-    doubled            a message of a rank comes twice
-    late               an answer is delivered again, after its attempt has ended
-    wrong_epoch        before the answer to an order comes one of another start of the rank
+    doubled            a message of a rank comes twice, at once or much later
+    wrong_epoch        before a message of a rank comes the same one of another start of the rank
     read_fails, write_fails   a transfer of a computing rank fails
     copy_fails, load_fails    a transfer of a store rank fails
     may_still_write    a failed transfer may leave bytes under way
@@ -48,7 +47,6 @@ class Faults:
     dropped: float = 0.005
     reordered: float = 0.02
     doubled: float = 0.05
-    late: float = 0.1
     wrong_epoch: float = 0.02
     read_fails: float = 0.02
     write_fails: float = 0.02

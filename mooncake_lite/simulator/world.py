@@ -30,7 +30,6 @@ from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.kv import ExactKV, NoKV
 from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.setting import Setting
-from mooncake_lite.simulator.stale import OF_ATTEMPT, OF_ORDER, forged
 from mooncake_lite.simulator.store_rank import StoreModel
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
@@ -125,7 +124,7 @@ class World:
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
         self._tries: Counter[str] = Counter()
-        self._answers: dict[str, list[m.Message]] = {}
+        self._heard: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
         self.clients = Clients(self, setting.source, setting.client_dice)
         self.ranks = {
@@ -268,6 +267,8 @@ class World:
         if isinstance(event, STARTS):
             self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
             return
+        if dice.random() < faults.wrong_epoch:
+            self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
         if dice.random() < faults.dropped:
             self.custody.unheard(event)
             return
@@ -277,14 +278,15 @@ class World:
         else:
             delivered = self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
         if dice.random() < faults.doubled and not isinstance(event, ONCE):
-            seconds = dice.choice((0.0, 0.1, 3.0)) * dice.random()
+            seconds = dice.choice((0.0, 0.1, 3.0, 200.0)) * dice.random()
             self.clock.at(delivered + seconds, lambda: self.tell(message, stale=True))
-        if not faults.late:
-            return
-        if isinstance(event, OF_ATTEMPT):
-            self._answers.setdefault(event.request_id, []).append(message)
-        if isinstance(event, OF_ATTEMPT + OF_ORDER) and dice.random() < faults.late:
-            self.clock.after(dice.uniform(20.0, 200.0), lambda: self._repeat(message))
+        if request_id := getattr(event, "request_id", ""):
+            self._heard.setdefault(request_id, []).append(message)
+
+    def _of_other_start(self, message: m.Message, event: ev.RankEvent) -> m.Message:
+        """Return a message as another start of its rank would send it."""
+        other = replace(event, epoch=event.epoch + self.dice.choice((-1, 1)))
+        return replace(message, event=other) if isinstance(message, m.Report) else other
 
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
         """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
@@ -294,26 +296,11 @@ class World:
         else:
             self.clients.on_tokens(message, times_s)
 
-    def _repeat(self, message: m.Message) -> None:
-        """Deliver an answer again when its attempt is over; sooner it would be a true one."""
-        event = message.event if isinstance(message, m.Report) else message
-        if isinstance(event, OF_ATTEMPT):
-            request = self.requests[event.request_id]
-            if not request.ends and self.custody.attempt_of(event.request_id) <= event.attempt:
-                return
-        self.tell(message, stale=True)
-
-    def _provoke(self, order: fx.Order) -> None:
-        """Send answers of earlier attempts, and of another start of a rank, while an order is carried out."""
-        faults, dice = self.faults, self.dice
-        if isinstance(order, fx.StartOrder):
-            for message in self._answers.get(order.request_id, ()):
-                if dice.random() < faults.late:
-                    self.clock.after(dice.random() * 0.2, partial(self._repeat, message))
-        if dice.random() < faults.wrong_epoch:
-            answer = forged(order, self.memory.layers, dice)
-            if answer is not None:
-                self.clock.after(dice.random() * 0.1, partial(self.tell, answer, stale=True))
+    def _repeat(self, request_id: str) -> None:
+        """Deliver again what ranks have said of a request, while an order that follows is carried out."""
+        for message in self._heard.get(request_id, ()):
+            if self.dice.random() < self.faults.doubled:
+                self.clock.after(0.2 * self.dice.random(), partial(self.tell, message, stale=True))
 
     def from_clients(self, message: m.Message) -> None:
         """Send a message from a gateway or a command to the control plane."""
@@ -374,7 +361,8 @@ class World:
     def _order(self, order: fx.Order) -> None:
         if self.exact:
             self.custody.order(order)
-            self._provoke(order)
+        if isinstance(order, fx.StartOrder):
+            self._repeat(order.request_id)
         if self.dice.random() < self.faults.unsent:
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return

@@ -211,4 +211,4 @@ def test_the_world_notices_a_mistake_of_the_control_plane(
     monkeypatch.setattr(owner, name, wrong)
 
     with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
-        run_all(range(80, 140))
+        run_all(range(70, 140))

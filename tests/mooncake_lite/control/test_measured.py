@@ -89,7 +89,7 @@ def test_a_decode_rank_that_loads_is_measured_too() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
     world = World.drawn(seed)
     world.run()
