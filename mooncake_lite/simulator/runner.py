@@ -35,6 +35,7 @@ class VirtualRunner:
         self._per_block = world.shape.layout.block_tokens // world.shape.page_tokens  # pages
         self._halves: list[list[Content]] = [[] for _ in range(HALVES)]
         self._slots: dict[int, Content] = {}
+        self._late_until = [0.0] * HALVES
         self._ended_halves: list[TransferEnded] = []
         self._ended_puts: list[TransferEnded] = []
         self._tokens: list[int] = []
@@ -47,12 +48,12 @@ class VirtualRunner:
             landed = partial(self._arrived, read.half, read.places)
             world.hardware.read(self._number, read.places, landed)
         for land in step.lands:
-            kv.put(land.pages, self._halves[land.half][: land.count])
+            kv.put(land.pages, self._kept(land.half, self._halves[land.half][: land.count]))
         written = []
         for group in step.writes:
             size = self._per_block
             blocks = [kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
-            self._halves[group.half] = blocks
+            blocks = self._kept(group.half, blocks)
             written.append([self._sums(block) for block in blocks])
             left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
             world.hardware.write(self._number, group.places, left)
@@ -133,15 +134,16 @@ class VirtualRunner:
             late = world.dice.random() < world.faults.may_still_write
             self._halves[half] = [NOTHING] * len(places)
             if late:
-                world.clock.after(world.dice.random() * LATE_WRITE_S, partial(self._spoil, half))
+                self._late_until[half] = world.clock.now + world.dice.random() * LATE_WRITE_S
             self._ended_halves.append(TransferEnded(half, FAILED, late))
         else:
             self._halves[half] = [world.memory.find(place) or NOTHING for place in places]
             self._ended_halves.append(TransferEnded(half))
         self._wake()
 
-    def _spoil(self, half: int) -> None:
-        self._halves[half] = [NOTHING] * len(self._halves[half])
+    def _kept(self, half: int, blocks: list[Content]) -> list[Content]:
+        """Return what a half holds of blocks: nothing while bytes of a failed read come into it."""
+        return blocks if self._world.clock.now >= self._late_until[half] else [NOTHING] * len(blocks)
 
     def _left(
         self, ended: list[TransferEnded], number: int, places: Sequence[BlockRef], blocks: list[Content]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,7 +150,3 @@ class ModelRunner:
 def _by_block(pages: Sequence[int], count: int) -> list[Sequence[int]]:
     per_block = BLOCK // PAGE
     return [pages[start : start + per_block] for start in range(0, count * per_block, per_block)]
-
-
-def sometimes(rng: random.Random, share: float) -> Callable[[], bool]:
-    return lambda: rng.random() < share
