@@ -7,22 +7,20 @@ See docs/reference/hdf5-tier.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import (
     AnswerCommand,
     BadBlock,
     CheckBlocks,
     CompactTier,
-    Effect,
     ForgetPages,
     RemoveBlocks,
 )
 from mooncake_lite.control.events import BlocksChecked, BlocksRemoved, CommandAbandoned, PoolCommand
-from mooncake_lite.control.grants import TRANSFER_S, Grant, Grants
-from mooncake_lite.control.members import Members
-from store.directory import Directory
+from mooncake_lite.control.grants import TRANSFER_S, Grant
 from store.errors import ObjectInUse, UnknownObject
 from store.objects import PoolObject
 
@@ -63,10 +61,9 @@ class _Removal:
 class Commands:
     """Open commands: checks by the number of their order, and removals in order of arrival."""
 
-    def __init__(
-        self, directory: Directory, members: Members, grants: Grants, emit: Callable[[Effect], None]
-    ) -> None:
-        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
+    def __init__(self, books: Books) -> None:
+        self._directory, self._members = books.directory, books.members
+        self._grants, self._emit = books.grants, books.emit
         self._checks: dict[int, _Check] = {}
         self._removals: list[_Removal] = []
 

@@ -7,18 +7,15 @@ space, and evicts cold copies first. See docs/explain/conductor.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from functools import partial
 
-from mooncake_lite.control.config import ControlConfig
-from mooncake_lite.control.effects import CopyBlocks, Effect
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.effects import CopyBlocks
 from mooncake_lite.control.events import BlocksCopied
-from mooncake_lite.control.grants import TRANSFER_S, Grant, Grants
-from mooncake_lite.control.members import Members
+from mooncake_lite.control.grants import TRANSFER_S, Grant
 from mooncake_lite.control.request import RequestRecord
 from scheduler.hot_spots import HotSpots
 from scheduler.placement import COPYING
-from store.directory import Directory
 from store.errors import CopyExists, PoolFull, UnknownObject
 from store.objects import PoolObject
 
@@ -26,18 +23,12 @@ from store.objects import PoolObject
 class Copies:
     """Orders copies. Their grants are about the objects that will be visible."""
 
-    def __init__(
-        self,
-        config: ControlConfig,
-        directory: Directory,
-        members: Members,
-        grants: Grants,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
-        self._spots = HotSpots(config.balancing_threshold)
-        self._idle_s = config.copy_cold_s
-        self._is_on = config.policy in COPYING
+    def __init__(self, books: Books) -> None:
+        self._directory, self._members = books.directory, books.members
+        self._grants, self._emit = books.grants, books.emit
+        self._spots = HotSpots(books.config.balancing_threshold)
+        self._idle_s = books.config.copy_cold_s
+        self._is_on = books.config.policy in COPYING
 
     def on_prefill(self, record: RequestRecord, now: float) -> None:
         """Copy the blocks that this prefill reads from other nodes and that are hot."""

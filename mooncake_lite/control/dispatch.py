@@ -9,18 +9,15 @@ from collections.abc import Callable
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.books import Books
 from mooncake_lite.control.copies import Copies
-from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Stage, Step
-from mooncake_lite.control.members import Members
 from mooncake_lite.control.prefix_loads import PrefixLoads
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from scheduler import Admission, Placement, Rejection, Request, State, Wait
 from scheduler.costs.load_or_compute import LoadOrCompute
-from store.directory import Directory
 from store.errors import PoolFull
 
 STARTING_RETRY_S = 5.0
@@ -46,30 +43,19 @@ class Dispatcher:
     fit into the pool, no other request is tried. Decode ranks that lend memory each have space of their own.
     """
 
-    def __init__(
-        self,
-        config: ControlConfig,
-        choose: Choose,
-        admission: Admission,
-        state: State,
-        directory: Directory,
-        members: Members,
-        grants: Grants,
-        requests: Requests,
-        emit: Callable[[fx.Effect], None],
-    ) -> None:
+    def __init__(self, books: Books, choose: Choose, admission: Admission, requests: Requests) -> None:
         self.choose = choose
         self.admission = admission
         self._stuck = -1, ""
         self._full_at = -1
-        self._state, self._directory, self._members = state, directory, members
-        self._requests, self._emit = requests, emit
-        self._block_tokens = config.block_layout.block_tokens
-        self._handover, self._classes = config.handover, config.classes
-        self.room = Room(directory, members, state, config)
-        self._load_or_compute = LoadOrCompute(state.costs)
-        self.loads = PrefixLoads(directory, grants, emit, self._loads_ended)
-        self.copies = Copies(config, directory, members, grants, emit)
+        self._state, self._directory, self._members = books.state, books.directory, books.members
+        self._requests, self._emit = requests, books.emit
+        self._block_tokens = books.config.block_layout.block_tokens
+        self._handover, self._classes = books.config.handover, books.config.classes
+        self.room = Room(books)
+        self._load_or_compute = LoadOrCompute(books.state.costs)
+        self.loads = PrefixLoads(books, self._loads_ended)
+        self.copies = Copies(books)
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it. Its repetition changes nothing."""

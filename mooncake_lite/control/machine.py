@@ -13,23 +13,18 @@ from typing import Any
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.books import Books
 from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Dispatcher
-from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Stage
 from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
-from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
-from scheduler import ADMISSIONS, Costs, State, choose
-from scheduler.classes import check_classes
+from scheduler import ADMISSIONS, choose
 from scheduler.placement import policy_of
-from scheduler.queues import QUEUES, Queue, QueueConfig
-from store.directory import Directory
-from store.policies import policy_factory
 
 
 class Control:
@@ -47,38 +42,21 @@ class Control:
 
     def __init__(self, config: ControlConfig) -> None:
         """Build the parts. Raises LayoutError, UnknownPolicy or ValueError for a wrong configuration."""
-        check_classes(config.classes)
-        self.config = config
-        queue, self.policy = _queue(config), policy_of(config.policy, config.balancing_threshold)
-        nbytes, costs = config.block_layout.nbytes, Costs(config.costs)
-        self.state = State(config.max_queue, costs, queue, nbytes, config.racks)
-        self.directory = Directory(
-            config.block_layout,
-            policy=policy_factory(config.eviction, shares=config.cache_shares),
-            copy_cold_s=config.copy_cold_s,
-        )
-        self.directory.rack_of = self.state.racks.of
-        self.members = Members(config)
+        self._out: list[fx.Effect] = []
+        books = Books(config, self._out.append)
+        self.config, self.policy = config, policy_of(config.policy, config.balancing_threshold)
+        self.state, self.directory, self.members = books.state, books.directory, books.members
+        self._grants = books.grants
         self._of_other_epochs = 0
         self.stopped = False
         self._wake_at = inf
-        self._out: list[fx.Effect] = []
-        emit = self._out.append
-        self._grants = Grants(emit)
-        self._pool = Pool(self.directory, self.state.index, self._grants, emit)
-        self.requests = Requests(config, self.state, self.directory, self.members, self._grants, emit)
-        self.dispatcher = Dispatcher(
-            config, partial(choose, self.policy), ADMISSIONS[config.admission](), self.state,
-            self.directory, self.members, self._grants, self.requests, emit,
-        )  # fmt: skip
-        reports = Reports(
-            config, self.state, self.directory, self.members, self._pool, self.requests, self.dispatcher, emit
-        )
-        self._puts = Puts(
-            self.directory, self.members, self.requests, self.dispatcher.room, self._pool, self._grants, emit
-        )
-        self._commands = Commands(self.directory, self.members, self._grants, emit)
-        self._handlers = self._all_handlers(reports)
+        self._pool = Pool(books)
+        self.requests = Requests(books)
+        admission = ADMISSIONS[config.admission]()
+        self.dispatcher = Dispatcher(books, partial(choose, self.policy), admission, self.requests)
+        self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
+        self._commands = Commands(books)
+        self._handlers = self._all_handlers(Reports(books, self._pool, self.requests, self.dispatcher))
 
     def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
         """Return what applies each event."""
@@ -284,9 +262,3 @@ class Control:
         for owner in self.directory.active_owners():
             known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
             assert known, f"{owner} has leases or places in the pool"
-
-
-def _queue(config: ControlConfig) -> Queue:
-    """Make the order in which waiting requests begin."""
-    weights = [one.weight for one in config.classes]
-    return QUEUES[config.queue](QueueConfig(weights, config.queue_ageing, config.trust))

@@ -5,15 +5,13 @@ Used by `machine.py` and its parts; drives the store's directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
 
-from mooncake_lite.control.effects import Effect, SaveBlocks
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.effects import SaveBlocks
 from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
-from mooncake_lite.control.grants import Grant, Grants
-from scheduler import PrefixIndex
-from store.directory import Directory
+from mooncake_lite.control.grants import Grant
 from store.objects import BlockStored, Tier
 
 _PLACE = attrgetter("__class__", "rank", "tier")
@@ -25,10 +23,9 @@ class Pool:
     _saving   (rank, key) -> the grant of its save, which is about the keys that are not in a sealed file
     """
 
-    def __init__(
-        self, directory: Directory, index: PrefixIndex, grants: Grants, emit: Callable[[Effect], None]
-    ) -> None:
-        self._directory, self._index, self._grants, self._emit = directory, index, grants, emit
+    def __init__(self, books: Books) -> None:
+        self._directory, self._index = books.directory, books.state.index
+        self._grants, self._emit = books.grants, books.emit
         self._saving: dict[tuple[int, int], Grant] = {}
 
     def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:

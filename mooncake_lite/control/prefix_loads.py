@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mooncake_lite.control.effects import BlockRef, Effect, LoadBlocks
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.effects import BlockRef, LoadBlocks
 from mooncake_lite.control.events import BlocksLoaded
-from mooncake_lite.control.grants import Grant, Grants
+from mooncake_lite.control.grants import Grant
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.room import Moves
-from store.directory import Directory
 
 
 class PrefixLoads:
@@ -21,14 +21,9 @@ class PrefixLoads:
     on_ended   called when the last load of a request has ended, with success or without
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        grants: Grants,
-        emit: Callable[[Effect], None],
-        on_ended: Callable[[RequestRecord, float], None],
-    ) -> None:
-        self._directory, self._grants, self._emit, self._on_ended = directory, grants, emit, on_ended
+    def __init__(self, books: Books, on_ended: Callable[[RequestRecord, float], None]) -> None:
+        self._directory, self._grants, self._emit = books.directory, books.grants, books.emit
+        self._on_ended = on_ended
 
     def begin(self, record: RequestRecord, moves: Moves, now: float) -> None:
         """Order the blocks of a prefix from SSD, one order per tier and target segment."""

@@ -6,16 +6,14 @@ Used by `machine.py`. A decode rank asks for places when blocks are full, writes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
-from mooncake_lite.control.effects import BlockRef, Effect, GrantPuts
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.effects import BlockRef, GrantPuts
 from mooncake_lite.control.events import PutsEnded, PutsWanted
-from mooncake_lite.control.grants import Grant, Grants
-from mooncake_lite.control.members import Members
+from mooncake_lite.control.grants import Grant
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
-from store.directory import Directory
 from store.errors import PoolFull
 
 
@@ -26,18 +24,10 @@ class Puts:
     _answered   (rank, epoch) -> number of its latest question
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        members: Members,
-        requests: Requests,
-        room: Room,
-        pool: Pool,
-        grants: Grants,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._directory, self._members, self._room, self._pool = directory, members, room, pool
-        self._requests, self._grants, self._emit = requests, grants, emit
+    def __init__(self, books: Books, requests: Requests, room: Room, pool: Pool) -> None:
+        self._directory, self._members = books.directory, books.members
+        self._grants, self._emit = books.grants, books.emit
+        self._requests, self._room, self._pool = requests, room, pool
         self._granted: dict[tuple[int, int], int] = {}
         self._answered: dict[tuple[int, int], int] = {}
 

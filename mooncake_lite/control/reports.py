@@ -5,41 +5,26 @@ Used by `machine.py`. The open requests are in `requests.py`. See docs/explain/c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.books import Books
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage, Step
 from mooncake_lite.control.measured import Measurements
-from mooncake_lite.control.members import Members
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.request import Kept, RequestRecord
 from mooncake_lite.control.requests import Requests
-from scheduler import State
 from scheduler.placement import other_decode
-from store.directory import Directory
 
 
 class Reports:
     """The reports of compute ranks. One of another attempt, or impossible in its stage, changes nothing."""
 
-    def __init__(
-        self,
-        config: ControlConfig,
-        state: State,
-        directory: Directory,
-        members: Members,
-        pool: Pool,
-        requests: Requests,
-        dispatcher: Dispatcher,
-        emit: Callable[[fx.Effect], None],
-    ) -> None:
-        self._state, self._directory, self._pool, self._emit = state, directory, pool, emit
+    def __init__(self, books: Books, pool: Pool, requests: Requests, dispatcher: Dispatcher) -> None:
+        self._state, self._directory, self._pool, self._emit = books.state, books.directory, pool, books.emit
         self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
-        self._measured = Measurements(state, members)
-        self._admission, self._handover = dispatcher.admission, config.handover
+        self._measured = Measurements(books.state, books.members)
+        self._admission, self._handover = dispatcher.admission, books.config.handover
 
     def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
         """Publish the KV of a prompt, and start its decode or refuse it."""

@@ -6,19 +6,15 @@ Used by `dispatch.py` and `reports.py`, which decide what comes next. See docs/e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.config import ControlConfig
-from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant, Grants
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
-from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.swaps import Swaps
-from scheduler import State
-from store.directory import Directory
 
 MOST_TRIES = 3
 """After so many tries that came to nothing, a request fails."""
@@ -35,21 +31,14 @@ class Requests:
     swaps      KV of preempted sequences on its way into the pool
     """
 
-    def __init__(
-        self,
-        config: ControlConfig,
-        state: State,
-        directory: Directory,
-        members: Members,
-        grants: Grants,
-        emit: Callable[[fx.Effect], None],
-    ) -> None:
+    def __init__(self, books: Books) -> None:
         self.ignored = 0
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
-        self.swaps = Swaps(directory, members, grants, config, emit)
-        self._state, self._directory, self._grants, self._emit = state, directory, grants, emit
-        self._block_tokens = config.block_layout.block_tokens
-        self._lowest_class = len(config.classes) - 1
+        self.swaps = Swaps(books)
+        self._state, self._directory = books.state, books.directory
+        self._grants, self._emit = books.grants, books.emit
+        self._block_tokens = books.config.block_layout.block_tokens
+        self._lowest_class = len(books.config.classes) - 1
         self._records: dict[str, RequestRecord] = {}
         self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import BlockRef
-from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord, Shortage
-from scheduler import State
-from store.directory import Directory
 from store.errors import PoolFull
 from store.objects import Found, PoolObject, Wanted
 from store.promotion import SecondHit
@@ -33,8 +30,9 @@ class Room:
     _promotion   decides which blocks from SSD stay in DRAM; the others are private to the request
     """
 
-    def __init__(self, directory: Directory, members: Members, state: State, config: ControlConfig) -> None:
-        self._directory, self._members, self._state = directory, members, state
+    def __init__(self, books: Books) -> None:
+        self._directory, self._members, self._state = books.directory, books.members, books.state
+        config = books.config
         self._handover, self._has_pool, layout = config.handover, config.has_pool, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
         self._promotion = SecondHit()

@@ -6,16 +6,12 @@ the KV and go on. See docs/explain/paged-memory.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mooncake_lite.control.config import ControlConfig
-from mooncake_lite.control.effects import BlockRef, Effect, GrantSwap
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.effects import BlockRef, GrantSwap
 from mooncake_lite.control.events import DecodeEnded, Preempted, Swapped, SwapWanted
-from mooncake_lite.control.grants import Grant, Grants
-from mooncake_lite.control.members import Members
+from mooncake_lite.control.grants import Grant
 from mooncake_lite.control.request import Kept
 from mooncake_lite.control.room import LEASE_S
-from store.directory import Directory
 from store.errors import PoolFull
 from store.objects import Wanted
 
@@ -26,17 +22,11 @@ class Swaps:
     _begun   (request, branch) -> number of the grant
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        members: Members,
-        grants: Grants,
-        config: ControlConfig,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._directory, self._members, self._grants, self._emit = directory, members, grants, emit
-        self._block_tokens = config.block_layout.block_tokens
-        self._block_nbytes = config.block_layout.nbytes
+    def __init__(self, books: Books) -> None:
+        self._directory, self._members = books.directory, books.members
+        self._grants, self._emit = books.grants, books.emit
+        layout = books.config.block_layout
+        self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
         self._begun: dict[tuple[str, int], int] = {}
 
     def begin(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> None:
