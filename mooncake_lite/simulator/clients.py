@@ -175,11 +175,11 @@ class Clients:
                 request.cancelled = request.cancelled or branches <= request.dropped
 
     def on_tokens(self, tokens: m.Tokens, times_s: Sequence[float]) -> None:
-        """Keep tokens of an answer. One that comes again must be the same. times_s: when a rank drew them."""
+        """Keep when a rank drew tokens, and exact ones themselves: one that comes again must be the same."""
         request = self._world.requests[tokens.request_id]
         if tokens.token_ids or tokens.index == 0:
             request.token_times_s += times_s
-        for index, token in enumerate(tokens.token_ids, tokens.index):
+        for index, token in enumerate(tokens.token_ids if self._world.exact else (), tokens.index):
             assert request.tokens.setdefault((tokens.branch, index), token) == token, (
                 f"{tokens}: another token"
             )
@@ -220,7 +220,7 @@ class Clients:
             request.told.append(type(effect).__name__)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
-            is_shown = bool(request.tokens) and (request.released or not self._withholds)
+            is_shown = bool(request.token_times_s) and (request.released or not self._withholds)
             assert not (isinstance(effect, fx.Reject) and is_shown), "refused after its first token"
 
     def _check_roles(self, effect: fx.Decided | fx.Moved) -> None:

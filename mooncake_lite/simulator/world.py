@@ -267,7 +267,7 @@ class World:
         if isinstance(event, STARTS):
             self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
             return
-        if dice.random() < faults.wrong_epoch:
+        if self.exact and dice.random() < faults.wrong_epoch:
             self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
         if dice.random() < faults.dropped:
             self.custody.unheard(event)
@@ -280,7 +280,7 @@ class World:
         if dice.random() < faults.doubled and not isinstance(event, ONCE):
             seconds = dice.choice((0.0, 0.1, 3.0, 200.0)) * dice.random()
             self.clock.at(delivered + seconds, lambda: self.tell(message, stale=True))
-        if request_id := getattr(event, "request_id", ""):
+        if self.exact and (request_id := getattr(event, "request_id", "")):
             self._heard.setdefault(request_id, []).append(message)
 
     def _of_other_start(self, message: m.Message, event: ev.RankEvent) -> m.Message:
@@ -361,8 +361,8 @@ class World:
     def _order(self, order: fx.Order) -> None:
         if self.exact:
             self.custody.order(order)
-        if isinstance(order, fx.StartOrder):
-            self._repeat(order.request_id)
+            if isinstance(order, fx.StartOrder):
+                self._repeat(order.request_id)
         if self.dice.random() < self.faults.unsent:
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return
