@@ -12,23 +12,3 @@ from scheduler.placement import Policy, choose, explain
 from scheduler.prefix_index import Leading, PrefixIndex
 from scheduler.requests import Placement, Rejection, Request, Terms, Wait
 from scheduler.state import State
-
-__all__ = [
-    "ADMISSIONS",
-    "Admission",
-    "CostConfig",
-    "Costs",
-    "HotSpots",
-    "Leading",
-    "Placement",
-    "Policy",
-    "PrefixIndex",
-    "Rejection",
-    "Request",
-    "State",
-    "Terms",
-    "Wait",
-    "choose",
-    "explain",
-    "predicted_wait_s",
-]

@@ -26,8 +26,6 @@ _HOME = {
     "sample": "sampler",
 }
 
-__all__ = ["ComputeEngine", "Drawn", "EmulatedEngine", "Engine", "Runner", "StagingBlocks", "sample"]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:

@@ -27,16 +27,3 @@ limits passes it as it passes a bounded queue."""
 
 NEED_LIMITS = frozenset({AfterPrefill.name, Early.name, Predictive.name, Shed.name})
 """Those that refuse by limits on latency."""
-
-__all__ = [
-    "ADMISSIONS",
-    "DEFAULT",
-    "NEED_LIMITS",
-    "Admission",
-    "AdmitAll",
-    "BoundedQueue",
-    "Early",
-    "Predictive",
-    "Shed",
-    "predicted_wait_s",
-]

@@ -204,14 +204,3 @@ class Costs:
             scale = seconds / (near_s + far_s)
             self.measured_load(instance, "dram", near, scale * near_s)
             self.measured_transfer(instance, far, True, 0, scale * far_s)
-
-
-__all__ = [
-    "CostConfig",
-    "Costs",
-    "DecodeCost",
-    "Lengths",
-    "LoadCost",
-    "PrefillCost",
-    "TransferCost",
-]

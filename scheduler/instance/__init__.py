@@ -14,30 +14,3 @@ from scheduler.instance.sharing import SHARING, new_prefix_cache
 from scheduler.instance.staging import Staging
 from scheduler.instance.state import Preemption, State
 from scheduler.instance.step import Result, Step, TransferEnded
-
-__all__ = [
-    "DECODE",
-    "PREFILL",
-    "SHARING",
-    "Arrived",
-    "Cancelled",
-    "Event",
-    "Forgotten",
-    "Granted",
-    "Job",
-    "JobId",
-    "Limits",
-    "Pages",
-    "Preemption",
-    "Result",
-    "Staging",
-    "State",
-    "Step",
-    "SwapAnswered",
-    "TransferEnded",
-    "begin",
-    "new_prefix_cache",
-    "next_step",
-    "on",
-    "pages_for",
-]

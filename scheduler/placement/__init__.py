@@ -37,21 +37,3 @@ COPYING = frozenset({KVCacheCentric.name})
 def policy_of(name: str, balancing_threshold: float = THRESHOLD) -> Policy:
     """Return the policy of this name. balancing_threshold: see KVCacheCentric, the only one that has it."""
     return KVCacheCentric(balancing_threshold) if name == KVCacheCentric.name else POLICIES[name]()
-
-
-__all__ = [
-    "COPYING",
-    "POLICIES",
-    "THRESHOLD",
-    "Candidate",
-    "Comparison",
-    "Decisions",
-    "Explanation",
-    "Policy",
-    "Ranked",
-    "choose",
-    "compare",
-    "explain",
-    "other_decode",
-    "policy_of",
-]

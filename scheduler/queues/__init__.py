@@ -36,5 +36,3 @@ QUEUES: dict[str, Callable[[QueueConfig], Queue]] = {
     FairShares.name: lambda config: FairShares(config.weights),
 }
 """By the names that configurations use."""
-
-__all__ = ["AGEING", "FCFS", "QUEUES", "TRUST", "Queue", "QueueConfig"]
