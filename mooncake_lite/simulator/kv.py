@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from mooncake_lite.engine.emulated import FIRST, digest_after, emulated_token
-from mooncake_lite.simulator.tokens import VOCABULARY
+from mooncake_lite.engine.emulated import FIRST, emulated_token
+from mooncake_lite.simulator.tokens import VOCABULARY, digest_after
 from scheduler.instance.step import Chunk
 
 

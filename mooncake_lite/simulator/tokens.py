@@ -8,9 +8,11 @@ nobody looks at a token: a prompt is a length and a list of keys. Explained in d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
-from mooncake_lite.engine.emulated import FIRST, digest_after, emulated_token
+from mooncake_lite.engine import emulated
+from mooncake_lite.engine.emulated import FIRST, emulated_token
 from mooncake_lite.messages import Sampling
 from scheduler.instance.step import Draw
 
@@ -19,6 +21,9 @@ VOCABULARY = 40
 
 STOP = 3
 """The token that ends answers."""
+
+digest_after = lru_cache(1 << 16)(emulated.digest_after)
+"""As the emulated engine has it. Client, rank, control plane and custody each ask for the same digests."""
 
 
 def digests_of(token_ids: Sequence[int], before: int = FIRST) -> list[int]:

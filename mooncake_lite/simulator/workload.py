@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Protocol
 
@@ -182,25 +183,17 @@ class Workload:
         """Return the blocks that prompts are likely to begin with."""
         size, found = self._block_tokens, list[Block]()
         for document in range(DOCUMENTS):
-            tokens = self._document(document, 0)
+            tokens = _document(document, 0, size)
             kv, digests = digests_of(tokens), block_digests(tokens, size)
             for index, digest in enumerate(digests):
                 values = tuple(kv[index * size : (index + 1) * size])
                 found.append(Block(values[-1], digest, values))
         return found
 
-    def _document(self, number: int, continuation: int) -> list[int]:
-        """Return whole blocks: those of a document, and of one of its continuations."""
-        blocks, size = 1 + mixed(number, 77) % 5, self._block_tokens
-        return [
-            mixed(number, 0 if index < blocks * size else continuation, index) % VOCABULARY
-            for index in range((blocks + continuation) * size)
-        ]
-
     def _of_document(self) -> list[int]:
         random = self._random
         number = min(random.randrange(DOCUMENTS), random.randrange(DOCUMENTS))
-        prompt = self._document(number, random.randrange(CONTINUATIONS))
+        prompt = list(_document(number, random.randrange(CONTINUATIONS), self._block_tokens))
         if random.random() < 0.2:
             return prompt  # it ends with a full block
         if random.random() < 0.5:
@@ -210,3 +203,13 @@ class Workload:
     def _new(self, num_tokens: int) -> list[int]:
         """Return tokens that no other prompt has."""
         return [self._random.randrange(VOCABULARY) for _ in range(num_tokens)]
+
+
+@cache
+def _document(number: int, continuation: int, block_tokens: int) -> tuple[int, ...]:
+    """Return whole blocks: those of a document, and of one of its continuations."""
+    blocks = 1 + mixed(number, 77) % 5
+    return tuple(
+        mixed(number, 0 if index < blocks * block_tokens else continuation, index) % VOCABULARY
+        for index in range((blocks + continuation) * block_tokens)
+    )
