@@ -8,15 +8,16 @@ Called by `experiment_commands.py`. Explained in docs/explain/experiments.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
+from mooncake_lite.simulator.compare import Columns, Comparison, Measure, Row, Told, of_seeds
+from mooncake_lite.simulator.compare import compare as compare_values
 from mooncake_lite.simulator.experiment import Experiment, capacity
 from mooncake_lite.simulator.sessions import SessionMix
 
@@ -28,61 +29,34 @@ CAPACITY_SEED = 0
 SLOWEST_FIRST = ("random", "least-loaded", "local-cache", "global-cache", "kvcache-centric")
 """The order of the first four is that of the paper (FAST'25, figure 5)."""
 
-Told = Callable[[], None]
+MEASURES: dict[str, Measure] = {
+    "ttft_s": lambda experiment, outcome: outcome.mean_ttft_s,
+    "good_shares": lambda experiment, outcome: outcome.share_within(experiment.ttft_s, experiment.tbt_s),
+}
+"""Mean time to first token, and the share of the requests that met both limits."""
+
+
+def _capacity(row: Row) -> str:
+    found = row.facts["capacity"]
+    return "" if found is None else f"{found:.2f}"
+
+
+COLUMNS: Columns = {
+    "capacity, requests/s": _capacity,
+    "mean TTFT, s: median": of_seeds("ttft_s", ".2f"),
+    "least": of_seeds("ttft_s", ".2f", min),
+    "most": of_seeds("ttft_s", ".2f", max),
+    "share within limits": of_seeds("good_shares", ".3f"),
+}
 
 
 def cluster(profile: Profile, prefills: int, decodes: int, requests: int) -> Experiment:
     """Return an experiment in which most tokens of a prompt are new, as in the paper's traces."""
     mix = SessionMix(documents=1_000, document_tokens=(512, 6_144), question_tokens=6_000, turns=1.5)
     return Experiment(
-        seconds=profile.compute.seconds,
-        costs=costs_of(profile),
-        prefills=prefills,
-        decodes=decodes,
-        requests=requests,
-        mix=mix,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyRow:
-    """The results of one policy.
-
-    capacity      requests per second; None: not searched
-    ttft_s        mean time to first token of each seed
-    good_shares   share of the requests of each seed that met both limits
-    """
-
-    policy: str
-    capacity: float | None
-    ttft_s: list[float]
-    good_shares: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
-    """A comparison. rate: requests per second at which the policies are compared."""
-
-    rate: float
-    seeds: list[int]
-    rows: list[PolicyRow]
-
-    def pairs(self) -> list[tuple[str, str, int]]:
-        """Return neighbours in the order of `rows`, and for how many seeds the first one was slower."""
-        return [
-            (a.policy, b.policy, sum(x > y for x, y in zip(a.ttft_s, b.ttft_s, strict=True)))
-            for a, b in pairwise(self.rows)
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the JSON file has."""
-        pairs = [{"slower": a, "faster": b, "seeds": n} for a, b, n in self.pairs()]
-        return {
-            "rate": self.rate,
-            "seeds": self.seeds,
-            "rows": [asdict(row) for row in self.rows],
-            "pairs": pairs,
-        }
+        seconds=profile.compute.seconds, costs=costs_of(profile), prefills=prefills, decodes=decodes,
+        requests=requests, mix=mix,
+    )  # fmt: skip
 
 
 def runs_at_most(policies: int, seeds: int, rate: float | None) -> int:
@@ -92,12 +66,11 @@ def runs_at_most(policies: int, seeds: int, rate: float | None) -> int:
 
 def compare(
     experiment: Experiment, policies: Sequence[str], seeds: Sequence[int], rate: float | None, told: Told
-) -> PolicyResult:
+) -> Comparison:
     """Search the capacities unless a rate is given, then run every policy with every seed.
 
     policies   in the expected order, the slowest first
     rate       requests per second; None: LOAD of the best capacity, which is searched
-    told       is called after each run
 
     Raises ConfigError when no policy has a capacity.
     """
@@ -111,27 +84,15 @@ def compare(
                 f"no policy serves {GOOD_SHARE:.0%} of the requests in time at any rate; "
                 "raise --prefills or --decodes, or give a --rate"
             )
-    rows = []
-    for policy in policies:
-        outcomes = []
-        for seed in seeds:
-            outcomes.append(replace(experiment, policy=policy, rate=rate).run(seed))
-            told()
-        shares = [one.share_within(experiment.ttft_s, experiment.tbt_s) for one in outcomes]
-        rows.append(PolicyRow(policy, found.get(policy), [one.mean_ttft_s for one in outcomes], shares))
-    return PolicyResult(rate, list(seeds), rows)
+    result = compare_values(replace(experiment, rate=rate), "policy", policies, seeds, MEASURES, told)
+    for row in result.rows:
+        row.facts["capacity"] = found.get(row.name)
+    return result
 
 
-def lines(result: PolicyResult) -> list[list[str]]:
-    """Return the rows of the table: policy, capacity, TTFT (median, least, most), share within limits."""
+def pairs(result: Comparison) -> list[dict[str, Any]]:
+    """Return neighbours in the order of the rows, and for how many seeds the first one was slower."""
     return [
-        [
-            row.policy,
-            "" if row.capacity is None else f"{row.capacity:.2f}",
-            f"{median(row.ttft_s):.2f}",
-            f"{min(row.ttft_s):.2f}",
-            f"{max(row.ttft_s):.2f}",
-            f"{median(row.good_shares):.3f}",
-        ]
-        for row in result.rows
+        {"slower": a.name, "faster": b.name, "seeds": result.less("ttft_s", b.name, a.name)}
+        for a, b in pairwise(result.rows)
     ]

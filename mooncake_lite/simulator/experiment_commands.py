@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.progress import counted
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.cache import PLAIN_WIDTH, check_files, write_whole
+from mooncake_lite.simulator.compare import Columns, Comparison
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
 
@@ -99,14 +100,11 @@ def policies(
     numbers = range(1, seeds + 1)
     with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
         result = compare_policies.compare(experiment, names, numbers, rate, told)
-    show(
-        f"at {result.rate:.2f} requests/s, {seeds} seeds",
-        ("policy", "capacity, requests/s", "mean TTFT, s: median", "least", "most", "share within limits"),
-        compare_policies.lines(result),
-    )
-    for slower, faster, count in result.pairs():
-        click.echo(f"{slower} is slower than {faster} for {count} of {seeds} seeds")
-    save(json_file, result.to_dict(), requests, prefills, decodes)
+    show(f"at {result.rate:.2f} requests/s, {seeds} seeds", result, compare_policies.COLUMNS)
+    pairs = compare_policies.pairs(result)
+    for pair in pairs:
+        click.echo(f"{pair['slower']} is slower than {pair['faster']} for {pair['seeds']} of {seeds} seeds")
+    save(json_file, {**result.to_dict(), "pairs": pairs}, requests, prefills, decodes)
     if plot_file is not None:
         from mooncake_lite.simulator.experiment_figures import draw_policies
 
@@ -149,12 +147,8 @@ def admission(
     experiment = compare_admission.cluster(named_profile(PROFILE), prefills, decodes, requests, rate)
     with counted("runs", len(names) * seeds) as told:
         result = compare_admission.compare(experiment, names, range(1, seeds + 1), told)
-    show(
-        f"at {rate:.2f} requests/s, medians of {seeds} seeds",
-        ("admission", "goodput, requests/s", "refused", "wasted", "decode load", "its swing", "correlation"),
-        compare_admission.lines(result),
-    )
-    calmer = result.calmer("predictive", "early-rejection")
+    show(f"at {rate:.2f} requests/s, medians of {seeds} seeds", result, compare_admission.COLUMNS)
+    calmer = result.less("decode_swing", "predictive", "early-rejection")
     if calmer is not None:
         click.echo(f"predictive swings less than early-rejection for {calmer} of {seeds} seeds")
     save(json_file, result.to_dict(), requests, prefills, decodes)
@@ -175,7 +169,7 @@ def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show(title: str, result: Comparison, columns: Columns) -> None:
     """Print a table: the first column is left-aligned, numbers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
@@ -185,9 +179,10 @@ def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
         console = Console(width=PLAIN_WIDTH)
     console.print(title, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left")
-    for row in rows:
+    table.add_column(result.varied)
+    for head in columns:
+        table.add_column(head, justify="right")
+    for row in result.table(columns):
         table.add_row(*row)
     console.print(table)
 

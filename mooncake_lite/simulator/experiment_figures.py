@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mooncake_lite.simulator.compare_admission import AdmissionResult
-from mooncake_lite.simulator.compare_policies import PolicyResult
+from mooncake_lite.simulator.compare import Comparison
+
+DRAWN_S = 120.0
+"""Seconds of the first seed's run that the figure of loads shows."""
 
 POOLS = ("decode", "prefill")
 """Columns of Loads."""
@@ -29,15 +31,15 @@ def _figure(suffix: str, file: io.BytesIO, rows: int, height: float) -> Iterator
         figure.savefig(file, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else {})
 
 
-def draw_policies(result: PolicyResult, suffix: str) -> bytes:
+def draw_policies(result: Comparison, suffix: str) -> bytes:
     """Draw the mean time to first token of every seed, a line for each seed."""
     from matplotlib.ticker import LogLocator
 
     file = io.BytesIO()
     with _figure(suffix, file, 1, 3.6) as (axes,):
-        names = [row.policy for row in result.rows]
+        names = [row.name for row in result.rows]
         for number in range(len(result.seeds)):
-            ys = [row.ttft_s[number] for row in result.rows]
+            ys = [row.numbers["ttft_s"][number] for row in result.rows]
             axes.plot(names, ys, "o-", linewidth=0.8, markersize=4)
         axes.set(yscale="log", ylabel=f"mean TTFT at {result.rate:.3g} requests/s, s")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -48,14 +50,16 @@ def draw_policies(result: PolicyResult, suffix: str) -> bytes:
     return file.getvalue()
 
 
-def draw_admission(result: AdmissionResult, suffix: str) -> bytes:
+def draw_admission(result: Comparison, suffix: str) -> bytes:
     """Draw prefill load and decode load over time, a panel for each form of admission that refuses."""
     file = io.BytesIO()
-    forms = [form for form in result.curves if form != "none"] or list(result.curves)
+    runs = {row.name: row.first.loads for row in result.rows if row.first is not None}
+    curves = {form: loads.after(loads.times_s[0], loads.times_s[0] + DRAWN_S) for form, loads in runs.items()}
+    forms = [form for form in curves if form != "none"] or list(curves)
     with _figure(suffix, file, len(forms), 1.2 + 1.5 * len(forms)) as panels:
-        tops = [1.05 * max(max(getattr(result.curves[form], name)) for form in forms) for name in POOLS]
+        tops = [1.05 * max(max(getattr(curves[form], name)) for form in forms) for name in POOLS]
         for axes, form in zip(panels, forms, strict=True):
-            loads = result.curves[form]
+            loads = curves[form]
             times = [at - loads.times_s[0] for at in loads.times_s]
             axes.plot(times, loads.decode, linewidth=1.1)
             axes.set_title(form, fontsize="medium", loc="left")

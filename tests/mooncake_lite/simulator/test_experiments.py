@@ -16,6 +16,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
+from mooncake_lite.simulator.compare import Comparison, Row
 from mooncake_lite.simulator.experiment_commands import PROFILE, finite
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -36,10 +37,12 @@ def test_mean_ttft_falls_from_random_over_load_balancing_and_local_cache_to_glob
     experiment = compare_policies.cluster(named_profile(PROFILE), 4, 4, 1_000 if soak > 1 else 300)
     rate = None if soak > 1 else 3.5
     result = compare_policies.compare(experiment, compare_policies.SLOWEST_FIRST, seeds, rate, lambda: None)
-    *pairs, (slower, faster, _) = result.pairs()
-    assert (slower, faster) == ("global-cache", "kvcache-centric"), "nearly equal: see the page"
-    for slower, faster, count in pairs:
-        assert count >= NEEDED * len(seeds), f"{slower} is slower than {faster} for {count} of {len(seeds)}"
+    *pairs, last = compare_policies.pairs(result)
+    assert (last["slower"], last["faster"]) == ("global-cache", "kvcache-centric"), (
+        "nearly equal: see the page"
+    )
+    for pair in pairs:
+        assert pair["seeds"] >= NEEDED * len(seeds), pair
 
 
 def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_calms_decode(
@@ -53,15 +56,15 @@ def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_
         named_profile(PROFILE), 16, 1, 1_000 if soak > 1 else 350, compare_admission.RATE
     )
     result = compare_admission.compare(experiment, compare_admission.FORMS[1:], seeds, lambda: None)
-    rows = {row.admission: row for row in result.rows}
-    opposed = sum(each < 0 for each in rows["early-rejection"].correlation)
+    rows = {row.name: row.numbers for row in result.rows}
+    opposed = sum(each < 0 for each in rows["early-rejection"]["correlation"])
     assert opposed >= NEEDED * len(seeds)
-    calmer = result.calmer("predictive", "early-rejection")
+    calmer = result.less("decode_swing", "predictive", "early-rejection")
     assert calmer is not None
     assert calmer >= NEEDED * len(seeds)
     # The baseline alone computes prompts that it refuses afterwards.
-    assert mean(rows["after-prefill"].wasted) > 0.2
-    assert rows["early-rejection"].wasted == rows["predictive"].wasted == [0.0] * len(seeds)
+    assert mean(rows["after-prefill"]["wasted"]) > 0.2
+    assert rows["early-rejection"]["wasted"] == rows["predictive"]["wasted"] == [0.0] * len(seeds)
 
 
 @pytest.mark.quick
@@ -95,14 +98,15 @@ def test_a_run_ends_however_much_is_offered_and_its_json_has_numbers_alone(tmp_p
 def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
     page = (DOCS / "explain" / "experiments.md").read_text(encoding="utf-8")
     printed = {tuple(line.split()) for line in page.splitlines()}
-    found = json.loads((DOCS / "reference" / "measured" / "policies.json").read_text())
-    rows = [compare_policies.PolicyRow(**row) for row in found["rows"]]
-    policies = compare_policies.PolicyResult(found["rate"], found["seeds"], rows)
-    found = json.loads((DOCS / "reference" / "measured" / "admission.json").read_text())
-    forms = [compare_admission.AdmissionRow(**row) for row in found["rows"]]
-    admission = compare_admission.AdmissionResult(found["rate"], found["seeds"], forms, {})
-    for line in compare_policies.lines(policies) + compare_admission.lines(admission):
-        assert tuple(line) in printed
+    for varied, columns, facts in (
+        ("policy", compare_policies.COLUMNS, ["capacity"]),
+        ("admission", compare_admission.COLUMNS, []),
+    ):
+        name = {"policy": "policies"}.get(varied, varied)
+        found = json.loads((DOCS / "reference" / "measured" / f"{name}.json").read_text())
+        rows = [Row(row.pop(varied), row, {fact: row.pop(fact) for fact in facts}) for row in found["rows"]]
+        for line in Comparison(varied, found["rate"], found["seeds"], rows).table(columns):
+            assert tuple(" ".join(line).split()) in printed
 
 
 @pytest.mark.quick
