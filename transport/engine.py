@@ -182,9 +182,10 @@ class TransferEngine:
 
     # ------------------------------------------------------------------ transfers
 
-    def submit(self, transfers: Sequence[Transfer]) -> Batch:
+    def submit(self, transfers: Sequence[Transfer], label: tuple[str, str] = ("", "")) -> Batch:
         """Start these transfers and return at once (after copying, when they are few and local).
 
+        label   what they are for, and the request if it is one's; not used here, but shown by traces
         Raises BadTransfer before anything has started when one of them can never work, EngineClosed
         after close(). A dead peer or a failure on the way is reported by the batch.
         """

@@ -6,7 +6,7 @@ bytes at the transfer engine. Neither the planner nor a runner knows of it. See 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mooncake_lite.computing_rank.jobs import blocks_to_load
@@ -25,16 +25,11 @@ from mooncake_lite.messages import (
     StartPrefill,
     Swapped,
 )
-from mooncake_lite.rank.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace, TracedTransfers
+from mooncake_lite.rank.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace
 from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import JobId, Result, Step
-from transport.channel import Spoke
-from transport.engine import Batch, TransferEngine
 
 WAIT_FOR_TRANSFERS = "wait for transfers"
-
-Place = tuple[str, int, int]
-"""(read or write, rank, offset) of the first block of a batch: it tells batches of one step apart."""
 
 
 class ComputeTrace(RankTrace):
@@ -44,7 +39,6 @@ class ComputeTrace(RankTrace):
         super().__init__(tracer, roles)
         self._branches: dict[tuple[str, int], int] = {}  # of each job, those that have not ended
         self._stored: set[tuple[str, int]] = set()  # jobs whose KV goes to the pool at their end
-        self._purposes: dict[Place, list[tuple[str, dict[str, Any]]]] = {}
 
     # ------------------------------------------------------------------------------ messages
 
@@ -98,13 +92,7 @@ class ComputeTrace(RankTrace):
     # ------------------------------------------------------------------------------ steps
 
     def begins(self, step: Step) -> None:
-        """Note which transfers a step begins, and which jobs it begins to compute."""
-        self._purposes = {}
-        for name, op, job, places in _transfers_of(step):
-            if places:
-                place = op, places[0].rank, places[0].offset
-                args = {"request": job[0]} if job is not None else {}
-                self._purposes.setdefault(place, []).append((name, args))
+        """Note which jobs a step begins to compute."""
         for chunk in step.chunks:
             if chunk.prompt:
                 self.requests.stage(_key(chunk.job), "compute")
@@ -118,12 +106,6 @@ class ComputeTrace(RankTrace):
         for chunk in step.chunks:
             if chunk.prompt and chunk.draws and _key(chunk.job) in self._stored:
                 self.requests.stage(_key(chunk.job), "store")
-
-    def purpose(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """Find the part of the step that began this batch."""
-        first = batch.transfers[0]
-        known = self._purposes.get((first.op, first.rank, first.offset))
-        return known.pop(0) if known else ("", {})
 
 
 class TracedRunner:
@@ -140,27 +122,6 @@ class TracedRunner:
         result = self._runner.run(step)
         self._trace.ended(step, result, began_ns)
         return result
-
-
-def traced_runner(
-    runner: StepRunner, conductor: Spoke, transfers: TransferEngine, roles: Sequence[str]
-) -> StepRunner:
-    """Begin to trace a compute rank, under --trace. Returns the runner that notes its steps."""
-    if not isinstance(transfers, TracedTransfers):
-        return runner
-    trace = ComputeTrace(transfers.tracer, roles)
-    trace.watch(conductor, transfers)
-    return TracedRunner(runner, trace)
-
-
-def _transfers_of(step: Step) -> Iterator[tuple[str, str, JobId | None, Sequence[Any]]]:
-    """Yield (name, read or write, job if it is for one, places) of each transfer that a step begins."""
-    for read in step.reads:
-        yield "load KV", "read", read.job, read.places
-    for group in step.writes:
-        yield "store KV", "write", group.job, group.places
-    for put in step.puts:
-        yield "put decoded blocks", "write", None, put.places
 
 
 def _key(job: JobId) -> tuple[str, int]:

@@ -45,16 +45,24 @@ class Flights:
         self._refused: list[TransferEnded] = []
 
     def begin(
-        self, number: int, op: Literal["read", "write"], places: Seq[BlockRef], blocks: Iterable[np.ndarray]
+        self,
+        number: int,
+        op: Literal["read", "write"],
+        places: Seq[BlockRef],
+        blocks: Iterable[np.ndarray],
+        label: tuple[str, str],
     ) -> None:
-        """Begin one transfer per block between `blocks` (local) and `places`, in order."""
+        """Begin one transfer per block between `blocks` (local) and `places`, in order.
+
+        label   of TransferEngine.submit
+        """
         assert number not in self._flights, f"number {number} is in use"
         moves = [
             Transfer(op, block.reshape(-1).view(np.uint8), ref.rank, 0, ref.offset, ref.nbytes)
             for ref, block in zip(places, blocks)
         ]
         try:
-            batch = self._transfers.submit(moves)
+            batch = self._transfers.submit(moves, label)
         except TransferError as error:
             self._refused.append(TransferEnded(number, str(error)))
         else:

@@ -66,21 +66,23 @@ class Runner:
         assert halves is not None
         assert puts is not None
         for read in step.reads:
-            halves.begin(read.half, "read", read.places, staging.half(read.half, len(read.places)))
+            blocks = staging.half(read.half, len(read.places))
+            halves.begin(read.half, "read", read.places, blocks, ("load KV", read.job[0]))
         for land in step.lands:
             self.engine.load_blocks(land.pages, staging.half(land.half, land.count))
         written = []
         for group in step.writes:
             blocks = self._copy_out(group)
             written.append([staging.layout.checksums(block) for block in blocks])
-            halves.begin(group.half, "write", group.places, blocks)
+            halves.begin(group.half, "write", group.places, blocks, ("store KV", group.job[0]))
         saved = []
         for save in step.saves:
             block = staging.slot(save.slot)
             self.engine.store_blocks(save.pages, block)
             saved.append(staging.layout.checksums(block))
         for put in step.puts:
-            puts.begin(put.put, "write", put.places, [staging.slot(slot) for slot in put.slots])
+            slots = [staging.slot(slot) for slot in put.slots]
+            puts.begin(put.put, "write", put.places, slots, ("put decoded blocks", ""))
         return written, saved
 
     def _copy_out(self, group: WriteGroup) -> np.ndarray:

@@ -24,8 +24,9 @@ from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.modes import DUTIES
 from mooncake_lite.rank.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
 from mooncake_lite.rank.process import RankProcess
-from mooncake_lite.rank.traced import spoke_of, transfer_engine
+from mooncake_lite.rank.traced import rank_tracer
 from mooncake_lite.sizes import block_layout, context_length, pool_bytes, segment_bytes
+from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 from transport.channel import Spoke
@@ -74,7 +75,7 @@ class _Neighbours:
         self._control_keys = CurveKeys.from_bytes(plan.control_keys)
         self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank)
         expected = Decoder(m.TO_STORE if process.role == "store" else m.TO_COMPUTE)
-        self.conductor = spoke_of(process.config)(self._control, self._name, expected, self._control_keys)
+        self.conductor = Spoke(self._control, self._name, expected, self._control_keys)
 
     def open_gateway(self, endpoint: str) -> Spoke:
         """Connect to a gateway, for tokens. No message comes back."""
@@ -119,6 +120,7 @@ class _Start:
     model_config: ModelConfig
     neighbours: _Neighbours
     transfers: TransferEngine
+    tracer: Tracer | None
 
 
 def _work(process: RankProcess) -> int:
@@ -131,9 +133,10 @@ def _work(process: RankProcess) -> int:
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
     lent = segment_bytes(config, model_config, process.role)
-    transfers = transfer_engine(process, world, lent, neighbours.conductor, neighbours.end_rank)
+    tracer = rank_tracer(process, world, neighbours.conductor)
+    transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
     forget_shared_memory()
-    start = _Start(process, folder, model_config, neighbours, transfers)
+    start = _Start(process, folder, model_config, neighbours, transfers, tracer)
     try:
         part = _Store(start) if process.role == "store" else _Compute(start)
         process.ready()
@@ -162,7 +165,7 @@ class _Store:
     def __init__(self, start: _Start) -> None:
         from mooncake_lite.store_rank.loop import StoreRole
         from mooncake_lite.store_rank.tier_folder import open_tier
-        from mooncake_lite.store_rank.traced import trace_store
+        from mooncake_lite.store_rank.traced import StoreTrace, trace_tier
 
         config, near = start.process.config, start.neighbours
         index = config.ranks_of("store").index(near.number)
@@ -174,7 +177,10 @@ class _Store:
             config.roles,
         )  # fmt: skip
         start.process.at_end(self._role.seal_now)
-        trace_store(near.conductor, start.transfers, tier, config.roles)
+        if start.tracer is not None:
+            StoreTrace(start.tracer, config.roles).watch(near.conductor, start.transfers)
+            if tier is not None:
+                trace_tier(start.tracer, tier)
         segment = len(start.transfers.local)
         near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
         self._role.announce()
@@ -209,9 +215,9 @@ class _Compute:
         set_thread_environment(threads)  # Numba reads it when it is imported, by build_engine
 
         from mooncake_lite.computing_rank.connections import Connections
-        from mooncake_lite.computing_rank.loop import Loop
+        from mooncake_lite.computing_rank.loop import Loop, StepRunner
         from mooncake_lite.computing_rank.machine import ComputingRank
-        from mooncake_lite.computing_rank.traced import traced_runner
+        from mooncake_lite.computing_rank.traced import ComputeTrace, TracedRunner
         from mooncake_lite.engine import Runner, StagingBlocks
         from mooncake_lite.engine.build import build_engine
 
@@ -230,8 +236,11 @@ class _Compute:
         self._connections = Connections(
             rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone
         )
-        inner = Runner(engine, blocks, start.transfers)
-        runner = traced_runner(inner, near.conductor, start.transfers, config.roles)
+        runner: StepRunner = Runner(engine, blocks, start.transfers)
+        if start.tracer is not None:
+            trace = ComputeTrace(start.tracer, config.roles)
+            trace.watch(near.conductor, start.transfers)
+            runner = TracedRunner(runner, trace)
         self._loop = Loop(rank, self._connections, runner)
         near.conductor.send(m.RankHello(near.number, role, near.node, lent))
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.messages import Message, RankStats, Stopped, TraceLines
 from mooncake_lite.rank.process import RankProcess
+from mooncake_lite.tracing.calls import note_calls
 from mooncake_lite.tracing.clocks import Offset, offset_to_rank_0
 from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.merge import merged_line
 from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path, share_nbytes
 from transport.channel import Spoke
 from transport.engine import Batch, Transfer, TransferEngine
-from transport.threads import OnFatal
 from transport.world import World
 
 STEPS, MESSAGES, REQUESTS, TRANSFERS = "steps", "messages", "requests", "transfers"
@@ -34,66 +34,10 @@ MOST_NAMED = 8
 """Requests that one event names; its number of jobs says how many there are."""
 
 
-class Listener(Protocol):
-    """What a traced spoke tells of."""
-
-    def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
-        """Messages have come, or none within wait_s, since began_ns."""
-
-    def sent(self, message: Message) -> None:
-        """A message is being sent to the conductor."""
-
-    def close(self) -> None:
-        """The rank has stopped."""
-
-
-class TracedSpoke(Spoke):
-    """A rank's connection to the conductor. listener: None until a role is traced."""
-
-    listener: Listener | None = None
-    tracer: Tracer
-
-    def receive(self, timeout_s: float) -> list[Any]:
-        """As Spoke.receive."""
-        if self.listener is None:
-            return super().receive(timeout_s)
-        began_ns = self.tracer.now_ns()
-        messages = super().receive(timeout_s)
-        self.listener.received(messages, timeout_s, began_ns)
-        self.tracer.flush_when_due()
-        return messages
-
-    def send(self, message: Any) -> bool:
-        """As Spoke.send."""
-        if self.listener is not None and isinstance(message, Stopped):
-            self.listener.close()  # before rank 0 hears that this rank is done
-        elif self.listener is not None and not isinstance(message, TraceLines | RankStats):
-            self.listener.sent(message)
-        return super().send(message)
-
-
-class TracedTransfers(TransferEngine):
-    """Transfers of a rank; each batch is a span. on_submit: None until a role is traced."""
-
-    on_submit: Callable[[Batch, int], None] | None = None
-    tracer: Tracer
-
-    def submit(self, transfers: Sequence[Transfer]) -> Batch:
-        """As TransferEngine.submit."""
-        if self.on_submit is None:
-            return super().submit(transfers)
-        began_ns = self.tracer.now_ns()
-        batch = super().submit(transfers)
-        if transfers:
-            self.on_submit(batch, began_ns)
-        return batch
-
-
 class RankTrace:
     """The lanes that every rank has. A role's trace extends `received` and `sent`.
 
-    roles    of all ranks, by number
-    purpose  names a batch of transfers: (name, details); ("", {}) for one that is not known
+    roles   of all ranks, by number
     """
 
     def __init__(self, tracer: Tracer, roles: Sequence[str]) -> None:
@@ -105,11 +49,15 @@ class RankTrace:
         self._roles = roles
         self._num_batches = 0
 
-    def watch(self, conductor: Spoke, transfers: TracedTransfers) -> None:
-        """Begin to hear of messages and transfers."""
-        assert isinstance(conductor, TracedSpoke)
-        conductor.listener, conductor.tracer = self, self.tracer
-        transfers.on_submit = self.submitted
+    def watch(self, conductor: Spoke, transfers: TransferEngine) -> None:
+        """Begin to note messages and transfers."""
+        note_calls(self.tracer, conductor, "send", before=self.sent)
+        note_calls(self.tracer, conductor, "receive", after=self._received)
+        note_calls(self.tracer, transfers, "submit", after=self._submitted)
+
+    def _received(self, began_ns: int, messages: Sequence[Message] | None, wait_s: float) -> None:
+        self.received(messages or (), wait_s, began_ns)
+        self.tracer.flush_when_due()
 
     def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
         """Note messages of the conductor, and the wait for them: it goes on until the next step."""
@@ -119,8 +67,11 @@ class RankTrace:
             self.note(message, "from the conductor")
 
     def sent(self, message: Message) -> None:
-        """Note a message to the conductor."""
-        self.note(message, "to the conductor")
+        """Note a message to the conductor. The last one closes the trace: rank 0 then joins the parts."""
+        if isinstance(message, Stopped):
+            self.close()
+        elif not isinstance(message, TraceLines | RankStats):
+            self.note(message, "to the conductor")
 
     def note(self, message: Message, way: str) -> None:
         """Add a message as an instant."""
@@ -130,16 +81,22 @@ class RankTrace:
             args["request"] = request_id
         self.tracer.instant(self._messages, type(inner).__name__, self.tracer.now_ns(), args)
 
-    def purpose(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """Say what a batch is for."""
-        return "", {}
+    def _submitted(
+        self,
+        began_ns: int,
+        batch: Batch | None,
+        transfers: Sequence[Transfer],
+        label: tuple[str, str] = ("", ""),
+    ) -> None:
+        if batch is not None and transfers:
+            self.submitted(batch, began_ns, *label)
 
-    def submitted(self, batch: Batch, began_ns: int) -> None:
+    def submitted(self, batch: Batch, began_ns: int, name: str = "", request_id: str = "") -> None:
         """Open the span of a batch. The thread that ends the batch closes it."""
         self._num_batches += 1
         number = self._num_batches
-        name, args = self.purpose(batch)
-        self.transfers.open(number, name or batch.transfers[0].op, began_ns, self._moved(batch) | args)
+        args = self._moved(batch) | ({"request": request_id} if request_id else {})
+        self.transfers.open(number, name or batch.transfers[0].op, began_ns, args)
         batch.add_done_callback(lambda ended: self.transfers.close(number, _failed(ended)))
 
     def _moved(self, batch: Batch) -> dict[str, Any]:
@@ -162,23 +119,6 @@ class RankTrace:
 
 def _failed(batch: Batch) -> dict[str, Any]:
     return {"failed": str(batch.failures[min(batch.failures)])} if batch.failures else {}
-
-
-def spoke_of(config: ServeConfig) -> type[Spoke]:
-    """Return what connects a rank to the conductor."""
-    return TracedSpoke if config.trace else Spoke
-
-
-def transfer_engine(
-    process: RankProcess, world: World, lent_bytes: int, conductor: Spoke, on_fatal: OnFatal
-) -> TransferEngine:
-    """Make a rank's transfer engine; under --trace one that carries the rank's tracer. Collective."""
-    tracer = rank_tracer(process, world, conductor)
-    if tracer is None:
-        return TransferEngine(world, lent_bytes, on_fatal=on_fatal)
-    transfers = TracedTransfers(world, lent_bytes, on_fatal=on_fatal)
-    transfers.tracer = tracer
-    return transfers
 
 
 # ------------------------------------------------------------------------------ parts

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.errors import LaunchError
-from mooncake_lite.store_rank.traced import TracedTier
 from store.errors import StoreError
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
@@ -27,8 +26,7 @@ def open_tier(config: ServeConfig, index: int, layout: BlockLayout, fingerprint:
     own = root / f"store-{index}"
     try:
         others = [folder for folder in adoptable_folders(root, index, config.store) if folder != own]
-        kind = TracedTier if config.trace else HDF5Tier
-        tier = kind(own, config.ssd_bytes, layout, fingerprint.hex(), adopted=others)
+        tier = HDF5Tier(own, config.ssd_bytes, layout, fingerprint.hex(), adopted=others)
     except StoreError as error:
         raise LaunchError(str(error)) from None
     for line in tier.notes:

@@ -7,7 +7,8 @@ knows nothing of it. See docs/how-to/trace.md.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mooncake_lite.messages import (
@@ -22,12 +23,11 @@ from mooncake_lite.messages import (
     Message,
     SaveBlocks,
 )
-from mooncake_lite.rank.traced import RankTrace, TracedTransfers
+from mooncake_lite.rank.traced import RankTrace
+from mooncake_lite.tracing.calls import note_calls
 from mooncake_lite.tracing.lanes import Spans
 from mooncake_lite.tracing.tracer import Tracer
 from store.tier import HDF5Tier
-from transport.channel import Spoke
-from transport.engine import TransferEngine
 
 ORDERS = "orders"
 
@@ -92,73 +92,33 @@ class StoreTrace(RankTrace):
                     self._orders.close(("save", number))
 
 
-class TracedTier(HDF5Tier):
-    """A tier whose reads and writes are slices, on a lane for each thread, once `trace` was called."""
+SLICES = {
+    "load": "read block",
+    "append": "write block",
+    "seal": "seal file",
+    "remove": "remove blocks",
+    "compact": "compact",
+}
+"""Methods of a tier -> names of their slices. docs/how-to/trace.md lists them."""
 
-    _tracer: Tracer | None = None
-    _lanes: dict[int, int]
+BLOCK_AT = {"load": 1, "append": 3}
+"""Which argument of these is the block."""
 
-    def trace(self, tracer: Tracer) -> None:
-        """Begin to write slices."""
-        self._lanes, self._tracer = {}, tracer
 
-    def load(self, key: int, out: object, digest: int | None = None) -> list[int]:
-        """As HDF5Tier.load."""
-        began_ns = self._now_ns()
-        try:
-            return super().load(key, out, digest)
-        finally:
-            self._note("read block", began_ns, {"bytes": memoryview(out).nbytes})  # type: ignore[arg-type]
+def trace_tier(tracer: Tracer, tier: HDF5Tier) -> None:
+    """Note reads and writes of a tier, on a lane for each thread."""
+    lanes: dict[int, int] = {}
 
-    def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
-        """As HDF5Tier.append."""
-        began_ns = self._now_ns()
-        try:
-            return super().append(key, digest, checksums, block, now)
-        finally:
-            self._note("write block", began_ns, {"bytes": memoryview(block).nbytes})  # type: ignore[arg-type]
-
-    def seal(self) -> list[int]:
-        """As HDF5Tier.seal."""
-        began_ns = self._now_ns()
-        try:
-            return super().seal()
-        finally:
-            self._note("seal file", began_ns, {})
-
-    def remove(self, keys: Iterable[int]) -> list[int]:
-        """As HDF5Tier.remove."""
-        began_ns = self._now_ns()
-        try:
-            return super().remove(keys)
-        finally:
-            self._note("remove blocks", began_ns, {})
-
-    def compact(self, nbytes: int, *, merge_small: bool = False) -> int:
-        """As HDF5Tier.compact. A call that copies nothing is left out."""
-        began_ns = self._now_ns()
-        copied = super().compact(nbytes, merge_small=merge_small)
-        if copied:
-            self._note("compact", began_ns, {"bytes": copied})
-        return copied
-
-    def _now_ns(self) -> int:
-        return self._tracer.now_ns() if self._tracer is not None else 0
-
-    def _note(self, name: str, began_ns: int, args: dict[str, Any]) -> None:
-        if self._tracer is None or not began_ns:
-            return
+    def note(method: str, began_ns: int, result: Any, *arguments: Any, **named: Any) -> None:
+        if method == "compact" and not result:
+            return  # it has copied nothing
         thread = threading.get_ident()
-        if thread not in self._lanes:
-            self._lanes[thread] = self._tracer.lane(f"SSD, {threading.current_thread().name}")
-        self._tracer.slice(self._lanes[thread], name, began_ns, self._tracer.now_ns(), args)
+        if thread not in lanes:
+            lanes[thread] = tracer.lane(f"SSD, {threading.current_thread().name}")
+        moved = {"bytes": result} if method == "compact" else {}
+        if method in BLOCK_AT:
+            moved = {"bytes": memoryview(arguments[BLOCK_AT[method]]).nbytes}
+        tracer.slice(lanes[thread], SLICES[method], began_ns, tracer.now_ns(), moved)
 
-
-def trace_store(
-    conductor: Spoke, transfers: TransferEngine, tier: HDF5Tier | None, roles: Sequence[str]
-) -> None:
-    """Begin to trace a store rank, under --trace."""
-    if isinstance(transfers, TracedTransfers):
-        StoreTrace(transfers.tracer, roles).watch(conductor, transfers)
-        if isinstance(tier, TracedTier):
-            tier.trace(transfers.tracer)
+    for method in SLICES:
+        note_calls(tracer, tier, method, after=partial(note, method))

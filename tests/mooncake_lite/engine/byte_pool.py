@@ -73,7 +73,7 @@ class BytePool:
             self._blocks[place.offset] = np.zeros(self._nbytes, np.uint8)
             tier.load(key, self._blocks[place.offset])
 
-    def submit(self, moves: Sequence[Transfer]) -> _Ended:
+    def submit(self, moves: Sequence[Transfer], label: object) -> _Ended:
         """Move bytes, as transport.engine.TransferEngine.submit does."""
         for move in moves:
             if move.op == "write":

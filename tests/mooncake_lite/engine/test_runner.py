@@ -51,7 +51,7 @@ class FakeTransfers:
         self.batches: list[FakeBatch] = []
         self.refuses = False
 
-    def submit(self, transfers: Sequence[Transfer]) -> FakeBatch:
+    def submit(self, transfers: Sequence[Transfer], label: object) -> FakeBatch:
         if self.refuses:
             raise BadTransfer("offset 7 is outside the segment")
         self.batches.append(FakeBatch(transfers))

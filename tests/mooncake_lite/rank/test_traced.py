@@ -22,7 +22,6 @@ from mooncake_lite.store_rank.traced import StoreTrace
 from mooncake_lite.tracing.merge import merge
 from mooncake_lite.tracing.tracer import PartFile, Tracer, part_path
 from scheduler.instance import DECODE, PREFILL, Result, Step
-from scheduler.instance.step import ReadGroup
 from store.layout import BlockLayout
 from tests.mooncake_lite.computing_rank.test_machine import Rank, prefill, serve
 from tests.mooncake_lite.conductor import test_conductor_role
@@ -136,9 +135,7 @@ def test_a_transfer_is_a_span_until_its_thread_ends_it_and_the_waits_for_it_are_
     trace = ComputeTrace(tracer, ROLES)
     runner = TracedRunner(NoRunner(), trace)
     batch = batch_of("read", (3, 4))
-    read_group = ReadGroup(0, [m.BlockRef(7, 3, 0, 16), m.BlockRef(8, 4, 100, 16)], ("cmpl-1", 2), 0)
-    trace.begins(Step(0.0, reads=(read_group,)))
-    trace.submitted(batch, tracer.now_ns())
+    trace.submitted(batch, tracer.now_ns(), "load KV", "cmpl-1")
     for _ in range(3):
         runner.run(Step(0.0))
     batch.end_parts(1)
