@@ -6,25 +6,21 @@ Every problem is found here or in `launch/preflight.py`, before anything is star
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import re
-import tomllib
 import typing
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.origins import LOOPBACK, parse_origins
 from mooncake_lite.scheduling_options import check_scheduling
-from mooncake_lite.service_classes import TABLES, Tenant, parse_classes, parse_tenants
+from mooncake_lite.service_classes import Tenant, parse_classes, parse_tenants
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import ServiceClass
-from scheduler.instance import SHARING, Preemption
+from scheduler.instance import Preemption
 from scheduler.placement import THRESHOLD
 from scheduler.queues import AGEING, TRUST
 from store.errors import UnknownPolicy
@@ -50,29 +46,6 @@ _AT_LEAST_ONE = (
     "max_num_seqs", "max_queue", "max_num_batched_tokens",
     "max_num_partial_prefills",
 )  # fmt: skip
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def parse_bytes(text: str | int, name: str = "size") -> int:
-    """Bytes of "512MiB", "1 GB", "4096" or 4096.
-
-    Raises ConfigError when the number or the unit is not understood, or the size is negative.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        number, unit = str(text), ""
-    else:
-        stripped = str(text).strip()
-        number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-        unit = stripped[len(number) :].strip().upper()
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        raise ConfigError(f"{name}={text!r} is not a size; write bytes or 512MiB, 2GB, ...") from None
-    if size < 0:
-        raise ConfigError(f"{name}={text!r} is negative")
-    return size
 
 
 def check_device_name(device: str) -> None:
@@ -102,8 +75,6 @@ _REAL_ONLY = (
 
 def check_engine(config: ServeConfig) -> None:
     """Raises ConfigError for settings that belong to the other engine."""
-    if config.engine not in ("real", "emulated"):
-        raise ConfigError(f"engine={config.engine!r}: use real or emulated")
     if config.profile in typing.get_args(MPIProfile):
         raise ConfigError(
             f"profile={config.profile!r} is no file; to choose how ranks exchange bytes, use mpi_profile"
@@ -127,46 +98,92 @@ def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> Non
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
-    allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
-    engine              real: computes; emulated: waits for as long as the profile says, and invents tokens
-    profile             file with times (profiles/file.py), or the name of a shipped one: what the emulated
-                        engine takes, and what the conductor expects; "": the shipped one of this model
-    weights             auto: published blocks for a few tokens and float32 tensors for many, where a folder
-                        has both; published: the GGUF's blocks alone; float32: tensors alone
-    mode                which roles there are and how KV travels, by the names of modes.py
-    prefill, decode, compute, store   ranks of each role; BY_MODE: the mode's own number
-    pool_bytes          DRAM of one store rank's segment
-    lend_bytes          DRAM of each rank whose role lends some in this mode; BY_MODE: the mode's own number
-    ssd_dir, ssd_bytes  folder and capacity of the HDF5 tier of one store rank; no tier when ssd_dir is ""
-    block_size          tokens of one pool block
-    kv_codec            how blocks are encoded in the pool and on SSD; a lossy one has keys of its own
-    eviction            policy that chooses what leaves the pool's DRAM, by the names of store.policies
-    copy_cold_s         a copy of a hot block that was not read for so long is the first to leave
-    kv_cache_bytes      KV pages of one prefill or decode rank's engine
-    max_num_seqs        sequences one decode rank runs at once
-    max_num_batched_tokens   tokens that a rank computes in one forward pass; prompts get what decode leaves
-    max_num_partial_prefills   prompts that a rank computes at once
-    enable_chunked_prefill   prompts are cut to fit into that; otherwise each is computed in one pass
-    kv_events_config    JSON, as vLLM's flag: who may hear what the pool stores and removes (kv_events.py)
-    classes             JSON: service classes by name, the highest first (service_classes.py)
-    tenants             JSON: clients by name, with their API keys and classes; secret
-    preemption          what becomes of the KV of a sequence for which there is no page: it is computed again,
-                        or the pool keeps it
-    prefix_sharing      how a rank finds a prefix in its own pages: whole blocks by key, or pages by token ids
-    policy              where a request is prefilled and decoded: a name of scheduler.placement.POLICIES
-    balancing_threshold how many times longer than the near prefix the longest one must be to be fetched: the
-                        paper's kvcache_balancing_threshold, for policy kvcache-centric
-    admission           which requests are refused: a name of scheduler.admission.ADMISSIONS
-    racks               rack of each node, as "0,0,1"; "": every node is a rack of its own
-    queue               which waiting request begins first: a name of scheduler.queues.QUEUES
-    queue_ageing        seconds of prefill that a second of waiting is worth, for queue aged-srpt
-    trust               part of the decode slots that go by predicted length, 0 to 1, for queue predicted
-    slo_ttft_ms         limit on the time to first token, for classes and requests without one; 0: none
-    slo_tpot_ms         likewise, on the time between tokens
-    max_queue           requests that may wait; one more is refused with 429
-    batch_invariant     the bits of a sequence do not depend on what else is computed; slower
-    record              file that every event of the control plane is written to (recording.py); "": none
-    trace               file that the run's steps, transfers and waits are written to (tracing/); "": none
+    Each field has a paragraph here, which is also the help of its flag.
+
+    served_model_name: Id of the model in the API. By default the name of its folder.
+    dtype: Data type of weights and KV cache. On CPUs bfloat16 is correct but not faster.
+    device: Device of the ranks that compute: cpu or cuda.
+    engine: real: computes. emulated: sleeps for as long as the profile says and invents tokens, so that many
+        ranks run on one machine.
+    profile: File with measured times, written by `mooncake-lite profile`, or the name of a profile that comes
+        with the package. The conductor predicts by it; the emulated engine sleeps by it. By default the
+        package's profile of this model; with a real engine, only on the CPU that it was measured on.
+    weights: Form in which weights are read. published: the default model's 4- and 8-bit GGUF blocks; float32:
+        the tensors made of them; auto: blocks in decode and float32 in prefill, each where it is faster.
+    host: Address of the HTTP server.
+    port: Port of the HTTP server.
+    api_key: Key that clients must send. Prefer the variable MOONCAKE_LITE_API_KEY: other users can read
+        flags.
+    allowed_origins: Origins of web pages that may call the server, separated by commas, as
+        https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.
+    mode: How ranks share the work. pooled: KV goes from prefill to decode ranks through a pool of store
+        ranks. split: it goes straight to the decode rank, without a pool. colocated: each compute rank does
+        both.
+    prefill: Number of ranks that compute prompts, 1 by default. None in mode colocated.
+    decode: Number of ranks that generate answers, 1 by default. None in mode colocated.
+    compute: Number of ranks that do both, 2 by default. In mode colocated only.
+    store: Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier. By default 1 in mode
+        pooled and 0 in mode colocated. None in mode split.
+    mpi_profile: How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their
+        files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.
+    hosts: Hosts and their slots for mpirun, as a:2,b:2.
+    control_host: Address at which other hosts reach the conductor.
+    mpi_arg: Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.
+    pool_bytes: DRAM that each store rank lends to the pool, in /dev/shm, as 512MiB.
+    lend_bytes: DRAM that each rank that computes lends to the pool, by default none. In mode split: DRAM of
+        each decode rank for KV on its way to it, by default 512MiB.
+    ssd_dir: Folder of the HDF5 tier. A later start with the same folder reuses its blocks. By default there
+        is no tier.
+    ssd_bytes: Capacity of the tier of each store rank.
+    block_size: Tokens per block of the pool; must divide 512.
+    kv_codec: Encoding of blocks in the pool and on SSD. int8 takes a quarter of the space of float32.
+    eviction: Policy that evicts blocks from the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].
+    copy_cold_s: Seconds without a read after which the copy of a hot block is evicted first.
+    kv_cache_bytes: Memory for the KV pages of each rank that computes.
+    staging_bytes: Shared memory through which each rank that computes moves KV.
+    max_model_len: Longest prompt and answer together, in tokens. 0 takes the model's own limit.
+    max_num_seqs: Sequences that one rank decodes at once.
+    max_num_batched_tokens: Tokens that a rank computes in one forward pass. Prompts get what the running
+        sequences leave.
+    max_num_partial_prefills: Prompts that one rank computes at once. They share each forward pass.
+    enable_chunked_prefill: Cut long prompts into chunks. Without, each is computed in one pass, and decoding
+        waits for it.
+    max_queue: Requests that may wait. Further ones are refused with 429.
+    policy: Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), global-cache,
+        topology, local-cache, least-loaded, two-choices, round-robin, random or dynamo.
+    balancing_threshold: A rank fetches a prefix that is more than this many times longer than the one near
+        it, and hot blocks are copied likewise: the paper's kvcache_balancing_threshold, at least 1, for
+        --policy kvcache-centric.
+    admission: Which requests are refused: none, bounded-queue, after-prefill, early-rejection, predictive or
+        shed. The last four go by limits on latency; after-prefill needs prefill ranks.
+    racks: Rack of each node as numbers, as 0,0,1,1, for --policy topology. Nodes are in the order of their
+        first ranks. By default every node is a rack of its own.
+    queue: Which waiting request begins first: fcfs, srpt, aged-srpt, deadline, fair or predicted.
+    queue_ageing: Seconds of prefill that a second of waiting is worth, for --queue aged-srpt.
+    trust: Part of the decode slots that go to the shortest predicted answer, 0 to 1, for --queue predicted.
+        The others go first come, first served.
+    slo_ttft_ms: Limit on the time to first token in milliseconds, for requests and classes without one.
+    slo_tpot_ms: Limit on the time between tokens in milliseconds, likewise.
+    enable_prefix_caching: Reuse the KV of prefixes that were computed before.
+    prefix_sharing: How a rank finds prefixes in its own pages. hash: whole blocks, by their keys; radix:
+        pages, by their tokens; off: it always takes them from the pool.
+    preemption: What happens to a sequence when a rank has no free page. recompute: its KV is computed again
+        later; swap: its KV waits in the pool.
+    kv_events_config: Publish the blocks that the pool stores and removes. JSON in vLLM's format.
+    classes: Service classes in JSON, as {"interactive": {"weight": 4, "cache_share": 0.5, "slo_ttft_ms": 500,
+        "slo_tpot_ms": 50}}, the highest first. In a TOML file: [classes.NAME]. By default interactive,
+        standard and batch, which protect nothing.
+    tenants: Clients with API keys of their own in JSON, as {"alice": {"key": "...", "class": "batch"}}. In a
+        TOML file: [tenants.NAME]. Prefer the variable MOONCAKE_LITE_TENANTS.
+    record: Write every event of the control plane to a new file, for `mooncake-lite replay-events`. The file
+        contains keys, lengths, digests and names of tenants, and no text.
+    batch_invariant: Compute each sequence to the same bits whatever shares its step. Decoding is slower.
+    trace: Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is made
+        when the cluster ends. It contains request ids, lengths and times, and no text.
+    threads: Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).
+    dead_after_s: Seconds of silence after which a suspended rank, a rank on another host or the conductor
+        counts as dead. A rank on rank 0's host that runs but does not answer has three times as long.
+    start_timeout_s: Longest start, in seconds.
     """
 
     model: str = DEFAULT_MODEL
@@ -228,6 +245,7 @@ class ServeConfig:
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        self._check_choices()
         self._apply_mode()
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
@@ -256,25 +274,23 @@ class ServeConfig:
             raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
         if self.max_model_len < 0:
             raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
-        if self.mpi_profile not in typing.get_args(MPIProfile):
-            raise ConfigError(f"mpi_profile={self.mpi_profile!r}: use ft or fast")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"dtype={self.dtype!r}: use float32 or bfloat16")
         check_device_name(self.device)
-        if self.preemption not in get_args(Preemption):
-            raise ConfigError(f"preemption={self.preemption!r}: use {' or '.join(get_args(Preemption))}")
-        if self.prefix_sharing not in SHARING:
-            raise ConfigError(f"prefix_sharing={self.prefix_sharing!r}: use one of {', '.join(SHARING)}")
         kv_events_config(self.kv_events_config)
         parse_tenants(self.tenants, self.service_classes, self.api_key)
         parse_origins(self.allowed_origins)
-        if self.kv_codec not in typing.get_args(KVCodec):
-            raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)
         check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         check_engine(self)
         if self.dead_after_s < 2 or self.start_timeout_s < 5:
             raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
+
+    def _check_choices(self) -> None:
+        """Raise ConfigError for a value that is none of its field's Literal."""
+        for name, hint in typing.get_type_hints(type(self)).items():
+            choices = typing.get_args(hint)
+            if typing.get_origin(hint) is Literal and getattr(self, name) not in choices:
+                wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise ConfigError(f"{name}={getattr(self, name)!r}: use {wanted}")
 
     def _apply_mode(self) -> None:
         """Fill in the numbers of the mode. Raises ConfigError for options that contradict it."""
@@ -324,83 +340,3 @@ class ServeConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as TOML or JSON can hold them."""
         return asdict(self)
-
-
-_SIZES = ("pool_bytes", "lend_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
-
-
-def config_from(values: dict[str, Any], source: str) -> ServeConfig:
-    """A ServeConfig from plain values; `source` is named in errors.
-
-    Raises ConfigError for an unknown key, a wrong type or a value out of range.
-    """
-    known = {field.name: field for field in fields(ServeConfig)}
-    checked: dict[str, Any] = {}
-    for raw, value in values.items():
-        name = raw.replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{source}: {_unknown(raw, value, sorted(known))}")
-        default = known[name].default
-        if name in _SIZES:
-            value = parse_bytes(value, name)
-        elif name in TABLES and isinstance(value, dict):
-            value = json.dumps(value, default=str)
-        elif name == "mpi_arg":
-            if not (isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)):
-                raise ConfigError(f"{source}: mpi_arg must be a list of strings, not {value!r}")
-            value = tuple(value)
-        elif isinstance(default, float) and type(value) is int:
-            value = float(value)
-        elif type(value) is not type(default):
-            wanted = type(default).__name__
-            raise ConfigError(f"{source}: {name}={value!r} must be of type {wanted}")
-        elif name in ROLES and value == BY_MODE:
-            raise ConfigError(f"{source}: {name}={value}: give a number of ranks, or leave it out")
-        checked[name] = value
-    return ServeConfig(**checked)
-
-
-def _shown(name: str, value: Any) -> str:
-    return f"table [{name}]" if isinstance(value, dict) else f"key {name!r}"
-
-
-def _unknown(name: str, value: Any, known: list[str]) -> str:
-    if isinstance(value, dict):
-        near = difflib.get_close_matches(name, TABLES, n=1)
-        hint = (
-            f"did you mean [{near[0]}.NAME]?" if near else "write the keys without a table, or under [serve]"
-        )
-        return f"unknown {_shown(name, value)}; {hint}"
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f"unknown {_shown(name, value)}; " + (
-        f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    )
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a configuration file: all of them flat, or all but the tables of TABLES under [serve].
-
-    Raises ConfigError when the file is missing, is not TOML, or has keys in both places.
-    """
-    try:
-        with path.open("rb") as file:
-            data = tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist") from None
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not TOML: {error}") from None
-    if "serve" not in data:
-        return data
-    table = data.pop("serve")
-    if not isinstance(table, dict):
-        raise ConfigError(f"config file {path}: serve={table!r} must be a table; write [serve]")
-    table |= {name: data.pop(name) for name in TABLES if name in data and name not in table}
-    if data:
-        outside = ", ".join(_shown(name, value) for name, value in data.items())
-        raise ConfigError(
-            f"config file {path}: {outside} beside the table [serve] would be ignored; "
-            "write all keys in this table"
-        )
-    return table

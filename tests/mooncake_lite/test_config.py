@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kernels_numba.codecs import CODECS
-from mooncake_lite.config import KVCodec, ServeConfig, config_from, parse_bytes, read_toml
+from mooncake_lite.config import KVCodec, ServeConfig
+from mooncake_lite.config_reading import config_from, parse_bytes, read_toml
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.scheduling_options import parse_racks
 from store.layout import PLAIN

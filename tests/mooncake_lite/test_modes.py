@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.config import ServeConfig, config_from
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.config_reading import config_from
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.mpirun import rank_flags
 from mooncake_lite.launch.serve_command import build_config
@@ -76,7 +77,7 @@ def test_a_mode_has_its_own_roles_and_numbers_of_ranks(given: dict[str, Any], ro
             "add --store N",
         ),
         ({"preemption": "move"}, "preemption='move': use recompute or swap"),
-        ({"mode": "both"}, "mode='both': use pooled, split, colocated"),
+        ({"mode": "both"}, "mode='both': use pooled, split or colocated"),
     ],
 )
 def test_options_that_contradict_the_mode_are_refused_with_the_fix(given: dict[str, Any], words: str) -> None:

@@ -173,7 +173,7 @@ NAMES = [
 
 def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
     """Assert that each cluster is one that `serve` accepts, and that all of them serve the folder."""
-    from mooncake_lite.config import config_from
+    from mooncake_lite.config_reading import config_from
     from mooncake_lite.sizes import context_length
 
     assert len(flags) == 5 + 2 + 6 + 2

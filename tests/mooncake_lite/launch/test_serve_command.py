@@ -14,8 +14,9 @@ import pytest
 
 from mooncake_lite.cli import COMMANDS, main
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.launch.mpirun import dry_run, mpirun_environment, mpirun_line, rank_flags
-from mooncake_lite.launch.serve_command import HELP, build_config
+from mooncake_lite.config_reading import help_texts
+from mooncake_lite.launch.mpirun import SECRETS, dry_run, mpirun_environment, mpirun_line, rank_flags
+from mooncake_lite.launch.serve_command import build_config
 from tests.mooncake_lite.launch.conftest import free_port
 
 pytestmark = pytest.mark.quick
@@ -32,7 +33,9 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_every_field_of_the_configuration_is_a_flag_with_a_text() -> None:
-    assert set(HELP) == {field.name for field in fields(ServeConfig)} - {"model"}
+    texts = help_texts()
+    assert set(texts) == {field.name for field in fields(ServeConfig)} - {"model"}
+    assert all(SECRETS[name] in texts[name] for name in ("api_key", "tenants"))
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
