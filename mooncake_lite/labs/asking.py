@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +20,7 @@ import msgspec
 
 from mooncake_lite.labs.child import GPU, Answer, Call, Raised
 from mooncake_lite.labs.lab import Resources
-from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Limits
+from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Level, Limits
 
 MOST_REPLY_BYTES = 4 << 20
 KEPT_OUTPUT_BYTES = 4 << 10
@@ -31,6 +29,15 @@ MOST_SAID = 600
 """Characters of an exception in a message: Numba's go on for pages."""
 JUDGES = ("tutorials/labs/", "mooncake_lite/labs/", "kernels_numba/simulator_blocks.py")
 """Files of a child that are not the student's: a driver, the race checker, the simulator."""
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")
+ENVIRONMENT = {
+    **dict.fromkeys(_THREADS, "1"),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "OMPI_MCA_btl": "self",
+}
+"""Variables of a child: one thread for each library, no .pyc files."""
 
 T = TypeVar("T")
 
@@ -47,7 +54,7 @@ class Child:
     stopped  why it answers no more; empty while it does
     """
 
-    def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool, gpu: bool = False) -> None:
+    def __init__(self, tree: Path, driver: str, limits: Limits, *, level: Level, gpu: bool = False) -> None:
         """Start it in a tree. driver: its path from the root of the tree. Raises SandboxRefused."""
         self.files: dict[str, str] = {}
         self.printed = b""
@@ -55,14 +62,9 @@ class Child:
         self._limits = limits
         self._buffer = bytearray()
         self._output = 0
-        self._cache = Path(tempfile.mkdtemp(prefix="mlab"))
         command = [sys.executable, "-m", "mooncake_lite.labs.child", driver]
-        env = environment(None if isolated else self._cache) | ({GPU: "1"} if gpu else {})
-        try:
-            self._confined = Confined(command, tree, limits, isolated=isolated, env=env)
-        except BaseException:
-            shutil.rmtree(self._cache, ignore_errors=True)
-            raise
+        env = ENVIRONMENT | ({GPU: "1"} if gpu else {})
+        self._confined = Confined(command, tree, limits, level=level, env=env)
         self._ready = False
 
     def ask(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
@@ -83,7 +85,6 @@ class Child:
     def close(self) -> None:
         """Kill the child and what it started, and delete its files."""
         self._confined.end()
-        shutil.rmtree(self._cache, ignore_errors=True)
 
     def _begin(self) -> None:
         self._ready = True
@@ -159,21 +160,6 @@ class Child:
         if code == OUT_OF_TIME:
             return f"it used more than {self._limits.cpu_s} s of processor time"
         return f"its process ended with exit code {code} before it answered"
-
-
-def environment(cache: Path | None) -> dict[str, str]:
-    """Variables of a child: an empty folder for Numba's cache, one thread for each library, no .pyc files.
-
-    Numba keeps a caller whose callee in another file has changed; so no run may see the cache of another.
-    """
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")
-    return {
-        **dict.fromkeys(threads, "1"),
-        "NUMBA_CACHE_DIR": str(cache or "/tmp/numba"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "OMPI_MCA_btl": "self",
-    }
 
 
 def in_words(raised: Raised) -> str:

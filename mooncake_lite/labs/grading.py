@@ -74,7 +74,7 @@ class Grader:
 
     root         the full repository, with the tests
     clean        a release tree: packages and driver, with stubs
-    isolated     whether children run in a sandbox
+    level        how children are confined
     check_names  whether a region that uses other names than lab.toml lists is refused
     """
 
@@ -82,7 +82,7 @@ class Grader:
     lab: Lab
     clean: Path
     seeds: Mapping[str, int]
-    isolated: bool
+    level: sandbox.Level
     check_names: bool = True
 
     def grade(self, path: Path) -> Grade:
@@ -110,8 +110,8 @@ class Grader:
             ready = [task for task in states if not states[task]]
             outcome, lowered = Outcome(), Lowered({})
             if ready:
-                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, isolated=self.isolated)
-                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), isolated=self.isolated)
+                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, level=self.level)
+                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), level=self.level)
             if lowered.skipped:
                 grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
             for task in self.lab.tasks:
@@ -176,8 +176,11 @@ def grade_folder(
     if not archives:
         raise LabError(f"{folder} has no submissions: archives that end with .zip")
     marks = read_marks(folder / MARKS)
-    if not trusted and (problem := sandbox.problem()):
-        raise sandbox.SandboxRefused(problem)
+    level: sandbox.Level = "none"
+    if not trusted:
+        level, why = sandbox.possible()
+        if level == "none":
+            raise sandbox.SandboxRefused(why)
     with tempfile.TemporaryDirectory(prefix="mlab") as clean:
         copied(root, Path(clean), list(child_files(root, lab)), lab)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
@@ -186,7 +189,7 @@ def grade_folder(
             lab=lab,
             clean=Path(clean),
             seeds=seeds,
-            isolated=not trusted,
+            level=level,
             check_names=check_names,
         )
         with ThreadPoolExecutor(jobs) as pool:
