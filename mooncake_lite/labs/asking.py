@@ -8,10 +8,12 @@ Explained in docs/explain/labs.md, "The judge".
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -54,12 +56,28 @@ class Child:
     stopped  why it answers no more; empty while it does
     """
 
-    def __init__(self, tree: Path, driver: str, limits: Limits, *, level: Level, gpu: bool = False) -> None:
-        """Start it in a tree. driver: its path from the root of the tree. Raises SandboxRefused."""
+    def __init__(
+        self,
+        tree: Path,
+        driver: str,
+        limits: Limits,
+        *,
+        level: Level,
+        gpu: bool = False,
+        task_s: float = math.inf,
+    ) -> None:
+        """Start it in a tree.
+
+            driver  its path from the root of the tree
+            task_s  how long its answers may take on the clock, all together
+
+        Raises SandboxRefused.
+        """
         self.files: dict[str, str] = {}
         self.printed = b""
         self.stopped = ""
         self._limits = limits
+        self._task_s, self._left_s = task_s, task_s
         self._buffer = bytearray()
         self._output = 0
         command = [sys.executable, "-m", "mooncake_lite.labs.child", driver]
@@ -98,6 +116,8 @@ class Child:
         if self.stopped:
             raise Stopped(self.stopped)
         self._confined.restart_clock()
+        began = time.monotonic()
+        self._deadline = began + self._left_s
         try:
             self._send(line)
             return msgspec.json.decode(self._line(), type=Answer)
@@ -109,6 +129,8 @@ class Child:
             self.stopped = "the child wrote something that is no answer"
             self._confined.end()
             raise Stopped(self.stopped) from None
+        finally:
+            self._left_s -= time.monotonic() - began
 
     def _send(self, line: bytes) -> None:
         """Write to the child without waiting for it forever: it may not be reading."""
@@ -141,6 +163,8 @@ class Child:
         ready, _, _ = select.select([out, err], writable, [], SAMPLE_S)
         if reason := self._confined.over():
             raise Stopped(f"it {reason}")
+        if time.monotonic() > self._deadline:
+            raise Stopped(f"the tests of the task took longer than {self._task_s:g} s together")
         if err in ready:
             part = os.read(err.fileno(), 1 << 16)
             self._output += len(part)

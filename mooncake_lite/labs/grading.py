@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions, sandbox
 from mooncake_lite.labs.checking import compared, prediction_of
@@ -26,7 +27,7 @@ from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
 from mooncake_lite.labs.submission import Submission, read_submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied
-from mooncake_lite.labs.variant import private_seed, public_seed
+from mooncake_lite.labs.variant import class_of, private_seed, public_seed
 
 MARKS = "marks.csv"
 MOST_MARKS = {"prediction": 10, "report": 15}
@@ -85,14 +86,8 @@ class Grader:
     level: sandbox.Level
     check_names: bool = True
 
-    def grade(self, path: Path) -> Grade:
-        """Grade one archive. Never raises for what is in it."""
-        name = path.stem if path.suffix == ".zip" else path.name
-        name = name.encode(errors="surrogateescape").decode(errors="replace")
-        return self.judged(name, read_submission(path, self.lab))
-
     def judged(self, name: str, submission: Submission) -> Grade:
-        """Grade what was read from an archive."""
+        """Grade what was read from an archive. Never raises for what is in it."""
         grade = Grade(name, submission, messages=list(submission.messages))
         try:
             self._judge(submission, grade)
@@ -112,6 +107,7 @@ class Grader:
             if ready:
                 outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, level=self.level)
                 lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), level=self.level)
+            grade.messages += [f"{task}: {why}" for task, why in outcome.stopped.items()]
             if lowered.skipped:
                 grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
             for task in self.lab.tasks:
@@ -170,12 +166,16 @@ def grade_folder(
     """Grade every archive of a folder, several at a time; the result is in the order of their names.
 
     Raises SandboxRefused before the first one where the machine refuses a sandbox, unless `trusted`, and
-    LabError for a folder without archives.
+    LabError for a folder without archives, and for a seed that is not that of their class.
     """
     archives = sorted(path for path in folder.glob("*") if _is_submission(path))
     if not archives:
         raise LabError(f"{folder} has no submissions: archives that end with .zip")
     marks = read_marks(folder / MARKS)
+    names = [path.stem if path.suffix == ".zip" else path.name for path in archives]
+    names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in names]
+    submissions = [read_submission(path, lab) for path in archives]
+    must_be_of_one_class(root, seed, submissions)
     level: sandbox.Level = "none"
     if not trusted:
         level, why = sandbox.possible()
@@ -194,11 +194,31 @@ def grade_folder(
         )
         with ThreadPoolExecutor(jobs) as pool:
             grades = []
-            for grade in pool.map(grader.grade, archives):
+            for grade in pool.map(grader.judged, names, submissions):
                 grade.marks = {part: marks.get(grade.name, {}).get(part) for part in MOST_MARKS}
                 told(grade)
                 grades.append(grade)
     return grades
+
+
+def must_be_of_one_class(root: Path, seed: str, submissions: Sequence[Submission]) -> None:
+    """Look whether the seed is that of the release in `root`; in the full repository, of any of the archives.
+
+    An archive that says something else gets a message at most, because a student can write anything there.
+    Raises LabError for a seed that belongs to no class that is named.
+    """
+    public, here = public_seed(seed), class_of(root)
+    packed = [(each, each.about) for each in submissions if each.about is not None and each.about.seed]
+    known = {here.seed: here.name} if here.lab else {about.seed: about.class_name for _, about in packed}
+    if known and public not in known:
+        names = ", ".join(map(repr, known.values()))
+        raise LabError(f"--seed is not the seed of class {names}; give the one that its labs release had")
+    for submission, about in packed:
+        if about.seed != public:
+            submission.messages.append(f"packed in a release of another class, {about.class_name!r}")
+        if about.version != __version__:
+            said = f"packed in a release of version {about.version}, and graded with {__version__}"
+            submission.messages.append(said)
 
 
 def _is_submission(path: Path) -> bool:

@@ -52,7 +52,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. Needs the
     full repository.
     """
-    from mooncake_lite.labs.grade_pages import write_grades
+    from mooncake_lite.labs.grade_pages import PRIVATE, write_grades
     from mooncake_lite.labs.grading import PARTS, Grade, grade_folder
     from mooncake_lite.labs.scores import possible
 
@@ -68,7 +68,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     most = sum(possible(lab, part) for part in PARTS)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
     write_grades(lab, grades, out)
-    click.echo(f"wrote {out} and {out.with_suffix('')}/")
+    click.echo(f"wrote {out}, {out.with_suffix('')}/ and, for you alone, {out.with_suffix(PRIVATE)}")
 
 
 @click.command()

@@ -67,14 +67,16 @@ class Counted(msgspec.Struct):
 class Outcome(msgspec.Struct):
     """What a run came to.
 
-    files   {file: digest} of what the children have imported
-    traces  {task: what a picture of its last failure shows}
+    files    {file: digest} of what the children have imported
+    traces   {task: what a picture of its last failure shows}
+    stopped  {task: why its child was killed or has died}
     """
 
     cases: list[Case] = []
     costs: list[Counted] = []
     files: dict[str, str] = {}
     traces: dict[str, Any] = {}
+    stopped: dict[str, str] = {}
 
 
 class Session:
@@ -96,6 +98,7 @@ class Session:
                 limits,
                 level=self.run.level,
                 gpu=self.run.gpu,
+                task_s=self.lab.resources.task_seconds,
             )
         return self._children[task]
 
@@ -148,6 +151,8 @@ class Judge:
             why = str(error)
         finally:
             self._session.outcome.files |= child.files
+            if child.stopped:
+                self._session.outcome.stopped[self.task] = child.stopped
         said = child.printed.decode(errors="replace").strip()
         self._fail(f"stopped    {why}", *([f"printed    {_short(said)}"] if said else []))
 

@@ -70,7 +70,8 @@ def _asked(
     tree: Path, lab: Lab, call: str, inputs: object, kind: type[T], *, level: Level, gpu: bool = False
 ) -> T:
     """Ask a child once. Raises Stopped when there is no answer."""
-    child = Child(tree, DRIVER, limits_of(lab.resources, gpu=gpu), level=level, gpu=gpu)
+    limits, task_s = limits_of(lab.resources, gpu=gpu), lab.resources.task_seconds
+    child = Child(tree, DRIVER, limits, level=level, gpu=gpu, task_s=task_s)
     try:
         said = child.ask(call, inputs, kind)
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.gates import outside_of
@@ -62,7 +63,7 @@ def _write_variant(root: Path, lab: Lab, class_name: str, seed: str, out: Path) 
     (out / lab.folder / "lab.md").write_text(sheet(lab, root, number), encoding="utf-8")
     write_data(root, out, lab, number)
     sources = {file: (out / file).read_text(encoding="utf-8") for file in lab.files}
-    given = Class(class_name, lab.number, number, outside_of(lab, sources))
+    given = Class(class_name, lab.number, number, outside_of(lab, sources), __version__)
     (out / CLASS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(given)))
     environment = Environment(
         loader=PackageLoader("mooncake_lite.labs"),
