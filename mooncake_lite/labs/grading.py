@@ -162,11 +162,13 @@ def grade_folder(
     trusted: bool,
     check_names: bool = True,
     told: Callable[[Grade], None] = lambda grade: None,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> list[Grade]:
     """Grade every archive of a folder, several at a time; the result is in the order of their names.
 
     Raises SandboxRefused before the first one where the machine refuses a sandbox, unless `trusted`, and
-    LabError for a folder without archives, and for a seed that is not that of their class.
+    LabError for a folder without archives, for a seed that is not that of their class, and for a tree with
+    solutions where only the user changes.
     """
     archives = sorted(path for path in folder.glob("*") if _is_submission(path))
     if not archives:
@@ -181,6 +183,13 @@ def grade_folder(
         level, why = sandbox.possible()
         if level == "none":
             raise sandbox.SandboxRefused(why)
+    if level == "uid" and (found := solved_trees(root, lab)):
+        raise LabError(
+            f"a submission could read the solutions in {', '.join(found)}: there are no namespaces ({why}); "
+            "allow them, or grade with the archive of `labs release --autograder`"
+        )
+    if sandbox.CANNOT_PROMISE[level]:
+        warn(f"without namespaces {sandbox.CANNOT_PROMISE[level]}")
     with tempfile.TemporaryDirectory(prefix="mlab") as clean:
         copied(root, Path(clean), list(child_files(root, lab)), lab)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
@@ -199,6 +208,19 @@ def grade_folder(
                 told(grade)
                 grades.append(grade)
     return grades
+
+
+def solved_trees(root: Path, lab: Lab) -> list[str]:
+    """Return which of `root` and the tree of this code hold a region of the lab that is no stub."""
+    here = Path(__file__).resolve().parents[2]
+    return [
+        str(tree)
+        for tree in sorted({root, here})
+        if any(
+            not regions.is_stub(regions.body((tree / task.file).read_text(encoding="utf-8"), task.function))
+            for task in lab.tasks
+        )
+    ]
 
 
 def must_be_of_one_class(root: Path, seed: str, submissions: Sequence[Submission]) -> None:

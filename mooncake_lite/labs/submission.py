@@ -147,6 +147,8 @@ def _read_members(archive: zipfile.ZipFile, lab: Lab, found: Submission) -> None
     for member in members[:MOST_MEMBERS]:
         name = member.filename
         limit = limit_of(name)
+        if member.is_dir():
+            continue
         if not limit:
             found.messages.append(f"{name[:80]!a} is no part of a submission and is not read")
         elif name in seen:

@@ -24,7 +24,7 @@ from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
 from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
-from tests.mooncake_lite.labs.sample_class import SAMPLES, reference, text, write_archive, write_class
+from tests.mooncake_lite.labs.sample_class import SAMPLES, STUBS, reference, text, write_archive, write_class
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
 LAB = lab_in(ROOT, 2)
@@ -191,6 +191,25 @@ def test_without_a_sandbox_grading_stops_and_names_the_fix(
     assert isinstance(result.exception, sandbox.SandboxRefused)
     assert "--trusted" in str(result.exception)
     assert "userns" in str(result.exception)
+
+
+def test_a_user_change_alone_is_not_enough_where_the_solutions_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", STUBS)
+    monkeypatch.setattr(sandbox, "possible", lambda: ("uid", "unshare: Operation not permitted"))
+    with pytest.raises(LabError, match=f"read the solutions in {ROOT}: .*labs release --autograder"):
+        grade_folder(ROOT, LAB, tmp_path / "class", "x", jobs=1, trusted=False)
+
+
+def test_trusted_says_what_it_cannot_promise(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", STUBS)
+    grade = ["labs", "grade", str(tmp_path / "class"), "--lab", "2", "--trusted", "--seed", "x"]
+    said = CliRunner().invoke(cli, [*grade, "--out", str(tmp_path / "grades.csv")]).stderr
+    assert said.startswith("without namespaces code of a region can read the reference and the seed")
+    assert said.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------------------- damage
