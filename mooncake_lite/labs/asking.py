@@ -8,12 +8,12 @@ Explained in docs/explain/labs.md, "The judge".
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ import msgspec
 
 from mooncake_lite.labs.child import GPU, Answer, Call, Raised
 from mooncake_lite.labs.lab import Resources
-from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Limits
+from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Level, Limits
 
 MOST_REPLY_BYTES = 4 << 20
 KEPT_OUTPUT_BYTES = 4 << 10
@@ -31,6 +31,15 @@ MOST_SAID = 600
 """Characters of an exception in a message: Numba's go on for pages."""
 JUDGES = ("tutorials/labs/", "mooncake_lite/labs/", "kernels_numba/simulator_blocks.py")
 """Files of a child that are not the student's: a driver, the race checker, the simulator."""
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")
+ENVIRONMENT = {
+    **dict.fromkeys(_THREADS, "1"),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "OMPI_MCA_btl": "self",
+}
+"""Variables of a child: one thread for each library, no .pyc files."""
 
 T = TypeVar("T")
 
@@ -47,22 +56,33 @@ class Child:
     stopped  why it answers no more; empty while it does
     """
 
-    def __init__(self, tree: Path, driver: str, limits: Limits, *, isolated: bool, gpu: bool = False) -> None:
-        """Start it in a tree. driver: its path from the root of the tree. Raises SandboxRefused."""
+    def __init__(
+        self,
+        tree: Path,
+        driver: str,
+        limits: Limits,
+        *,
+        level: Level,
+        gpu: bool = False,
+        task_s: float = math.inf,
+    ) -> None:
+        """Start it in a tree.
+
+            driver  its path from the root of the tree
+            task_s  how long its answers may take on the clock, all together
+
+        Raises SandboxRefused.
+        """
         self.files: dict[str, str] = {}
         self.printed = b""
         self.stopped = ""
         self._limits = limits
+        self._task_s, self._left_s = task_s, task_s
         self._buffer = bytearray()
         self._output = 0
-        self._cache = Path(tempfile.mkdtemp(prefix="mlab"))
         command = [sys.executable, "-m", "mooncake_lite.labs.child", driver]
-        env = environment(None if isolated else self._cache) | ({GPU: "1"} if gpu else {})
-        try:
-            self._confined = Confined(command, tree, limits, isolated=isolated, env=env)
-        except BaseException:
-            shutil.rmtree(self._cache, ignore_errors=True)
-            raise
+        env = ENVIRONMENT | ({GPU: "1"} if gpu else {})
+        self._confined = Confined(command, tree, limits, level=level, env=env)
         self._ready = False
 
     def ask(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
@@ -83,7 +103,6 @@ class Child:
     def close(self) -> None:
         """Kill the child and what it started, and delete its files."""
         self._confined.end()
-        shutil.rmtree(self._cache, ignore_errors=True)
 
     def _begin(self) -> None:
         self._ready = True
@@ -97,6 +116,8 @@ class Child:
         if self.stopped:
             raise Stopped(self.stopped)
         self._confined.restart_clock()
+        began = time.monotonic()
+        self._deadline = began + self._left_s
         try:
             self._send(line)
             return msgspec.json.decode(self._line(), type=Answer)
@@ -108,6 +129,8 @@ class Child:
             self.stopped = "the child wrote something that is no answer"
             self._confined.end()
             raise Stopped(self.stopped) from None
+        finally:
+            self._left_s -= time.monotonic() - began
 
     def _send(self, line: bytes) -> None:
         """Write to the child without waiting for it forever: it may not be reading."""
@@ -140,6 +163,8 @@ class Child:
         ready, _, _ = select.select([out, err], writable, [], SAMPLE_S)
         if reason := self._confined.over():
             raise Stopped(f"it {reason}")
+        if time.monotonic() > self._deadline:
+            raise Stopped(f"the tests of the task took longer than {self._task_s:g} s together")
         if err in ready:
             part = os.read(err.fileno(), 1 << 16)
             self._output += len(part)
@@ -159,21 +184,6 @@ class Child:
         if code == OUT_OF_TIME:
             return f"it used more than {self._limits.cpu_s} s of processor time"
         return f"its process ended with exit code {code} before it answered"
-
-
-def environment(cache: Path | None) -> dict[str, str]:
-    """Variables of a child: an empty folder for Numba's cache, one thread for each library, no .pyc files.
-
-    Numba keeps a caller whose callee in another file has changed; so no run may see the cache of another.
-    """
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")
-    return {
-        **dict.fromkeys(threads, "1"),
-        "NUMBA_CACHE_DIR": str(cache or "/tmp/numba"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "OMPI_MCA_btl": "self",
-    }
 
 
 def in_words(raised: Raised) -> str:

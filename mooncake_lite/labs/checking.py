@@ -42,8 +42,8 @@ def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = 
     outcome, lowered = Outcome(), Lowered({})
     seeds = {"public": class_of(root).seed}
     if ready:
-        outcome = run_tests(root, lab, [task.id for task in ready], root, seeds, isolated=False)
-        lowered = lower(root, lab, ready, isolated=False)
+        outcome = run_tests(root, lab, [task.id for task in ready], root, seeds, level="none")
+        lowered = lower(root, lab, ready, level="none")
     scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
     scores |= {task.id: score(task, outcome, untidy(sources[task.file], task.function)) for task in ready}
     scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
@@ -68,7 +68,7 @@ def _on_gpu(root: Path, lab: Lab, tasks: list[Task], seeds: dict[str, int], say:
     if not tasks or not found.name:
         say(f"no GPU run: {found.error or 'none of these tasks is a kernel that is written'}")
         return True
-    outcome = run_tests(root, lab, [task.id for task in tasks], root, seeds, isolated=False, gpu=True)
+    outcome = run_tests(root, lab, [task.id for task in tasks], root, seeds, level="none", gpu=True)
     failed = [case for case in outcome.cases if not case.passed]
     say(f"on {found.name}: {len(outcome.cases) - len(failed)} of {len(outcome.cases)} tests of kernels")
     for case in failed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs import regions
+from mooncake_lite.labs import regions, sandbox
 from mooncake_lite.labs.checking import PREDICTION, check
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grading import Grader
@@ -59,7 +59,7 @@ class Bench:
         path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
         try:
             seeds = {"public": SEEDS["public"]} if public_only else SEEDS
-            return run_tests(self.root, self.lab, tasks, self.tree, seeds, isolated=False)
+            return run_tests(self.root, self.lab, tasks, self.tree, seeds, level="none")
         finally:
             path.write_text(self.source(task), encoding="utf-8")
 
@@ -181,10 +181,10 @@ def reference_gets_all_points(bench: Bench) -> Problems:
     lab, outcome = bench.lab, Outcome()
     for task in lab.tasks:
         with bench.stubs([other for other in lab.tasks if other != task]):
-            seen = run_tests(bench.root, lab, [task.id], bench.tree, SEEDS, isolated=False)
+            seen = run_tests(bench.root, lab, [task.id], bench.tree, SEEDS, level="none")
         outcome.cases += seen.cases
         outcome.costs += seen.costs
-    lowered = lower(bench.tree, lab, lab.tasks, isolated=False)
+    lowered = lower(bench.tree, lab, lab.tasks, level="none")
     for task in lab.tasks:
         source = bench.source(task)
         if state := look_at(lab, task, source).state or lowered.problems.get(task.id):
@@ -200,7 +200,7 @@ def stubs_fail_their_own_tests(bench: Bench) -> Problems:
     """Each stub fails every test of its own task."""
     seeds, lab = {"public": SEEDS["public"]}, bench.lab
     with bench.stubs(lab.tasks):
-        outcome = run_tests(bench.root, lab, lab.ids, bench.tree, seeds, isolated=False)
+        outcome = run_tests(bench.root, lab, lab.ids, bench.tree, seeds, level="none")
     yield from (
         f"with stubs for all tasks, {case.task} {case.name} passes" for case in outcome.cases if case.passed
     )
@@ -279,11 +279,14 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
     """Grading survives hostile code: that task gets no points, and all others keep theirs."""
     lab = bench.lab
     texts = {task.id: _region(bench, task) for task in lab.tasks}
+    level, why = sandbox.possible()
+    if level == "none":
+        raise sandbox.SandboxRefused(why)
     full = sum(possible(lab, part) for part in ("public", "private", "cost", "tidiness"))
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         clean = Path(folder) / "clean"
         copied(bench.root, clean, list(child_files(bench.root, lab)), lab)
-        grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, isolated=True, check_names=False)
+        grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, level=level, check_names=False)
         for number, name in enumerate(HOSTILE):
             task = lab.tasks[number % len(lab.tasks)]
             grade = grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))

@@ -20,9 +20,15 @@ from mooncake_lite.labs.scores import possible
 MOST_NAME_BYTES = 200
 """Of a student's name in a file name, which may have 255 bytes in all."""
 
+PRIVATE = ".private.txt"
+"""Ending of the file for the teacher alone: grades.private.txt beside grades.csv."""
+
 
 def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
-    """Write `out` as CSV, and a folder of its name with NAME.html and NAME.json for each student."""
+    """Write `out` as CSV, and a folder of its name with NAME.html and NAME.json for each student.
+
+    What a private test has said is in neither of them: it is in a file beside the table, for the teacher.
+    """
     pages = out.with_suffix("")
     pages.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
@@ -30,6 +36,7 @@ def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
         table.writerow(["student", "total", "automatic", *PARTS, *MOST_MARKS, *lab.ids, "messages"])
         for grade in grades:
             table.writerow(_row(lab, grade))
+    out.with_suffix(PRIVATE).write_text(private_failures(grades), encoding="utf-8")
     for name, grade in zip(file_names([grade.name for grade in grades]), grades, strict=True):
         (pages / f"{name}.html").write_text(page(lab, grade), encoding="utf-8")
         (pages / f"{name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade)))
@@ -93,4 +100,15 @@ def gradescope(lab: Lab, grade: Grade) -> dict[str, object]:
 def _output(grade: Grade, task: str) -> str:
     seen = grade.scores[task]
     state = [seen.state] if seen.state != "graded" else []
-    return "\n".join([*state, *(f"{name}\n{text}" for name, text in seen.failed.items()), *seen.untidy])
+    failed = (f"{name}\n{text}" for name, text in seen.failed_with("public").items())
+    return "\n".join([*state, *failed, *seen.untidy])
+
+
+def private_failures(grades: Sequence[Grade]) -> str:
+    """Return what each private test that failed says. It names inputs of the private seed."""
+    return "".join(
+        f"{grade.name} {task} {name}\n{text}\n\n"
+        for grade in grades
+        for task, seen in grade.scores.items()
+        for name, text in seen.failed_with("private").items()
+    )

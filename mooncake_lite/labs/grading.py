@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions, sandbox
 from mooncake_lite.labs.checking import compared, prediction_of
@@ -26,7 +27,7 @@ from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
 from mooncake_lite.labs.submission import Submission, read_submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied
-from mooncake_lite.labs.variant import private_seed, public_seed
+from mooncake_lite.labs.variant import class_of, private_seed, public_seed
 
 MARKS = "marks.csv"
 MOST_MARKS = {"prediction": 10, "report": 15}
@@ -74,7 +75,7 @@ class Grader:
 
     root         the full repository, with the tests
     clean        a release tree: packages and driver, with stubs
-    isolated     whether children run in a sandbox
+    level        how children are confined
     check_names  whether a region that uses other names than lab.toml lists is refused
     """
 
@@ -82,17 +83,11 @@ class Grader:
     lab: Lab
     clean: Path
     seeds: Mapping[str, int]
-    isolated: bool
+    level: sandbox.Level
     check_names: bool = True
 
-    def grade(self, path: Path) -> Grade:
-        """Grade one archive. Never raises for what is in it."""
-        name = path.stem if path.suffix == ".zip" else path.name
-        name = name.encode(errors="surrogateescape").decode(errors="replace")
-        return self.judged(name, read_submission(path, self.lab))
-
     def judged(self, name: str, submission: Submission) -> Grade:
-        """Grade what was read from an archive."""
+        """Grade what was read from an archive. Never raises for what is in it."""
         grade = Grade(name, submission, messages=list(submission.messages))
         try:
             self._judge(submission, grade)
@@ -110,8 +105,9 @@ class Grader:
             ready = [task for task in states if not states[task]]
             outcome, lowered = Outcome(), Lowered({})
             if ready:
-                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, isolated=self.isolated)
-                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), isolated=self.isolated)
+                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, level=self.level)
+                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), level=self.level)
+            grade.messages += [f"{task}: {why}" for task, why in outcome.stopped.items()]
             if lowered.skipped:
                 grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
             for task in self.lab.tasks:
@@ -166,18 +162,34 @@ def grade_folder(
     trusted: bool,
     check_names: bool = True,
     told: Callable[[Grade], None] = lambda grade: None,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> list[Grade]:
     """Grade every archive of a folder, several at a time; the result is in the order of their names.
 
     Raises SandboxRefused before the first one where the machine refuses a sandbox, unless `trusted`, and
-    LabError for a folder without archives.
+    LabError for a folder without archives, for a seed that is not that of their class, and for a tree with
+    solutions where only the user changes.
     """
     archives = sorted(path for path in folder.glob("*") if _is_submission(path))
     if not archives:
         raise LabError(f"{folder} has no submissions: archives that end with .zip")
     marks = read_marks(folder / MARKS)
-    if not trusted and (problem := sandbox.problem()):
-        raise sandbox.SandboxRefused(problem)
+    names = [path.stem if path.suffix == ".zip" else path.name for path in archives]
+    names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in names]
+    submissions = [read_submission(path, lab) for path in archives]
+    must_be_of_one_class(root, seed, submissions)
+    level: sandbox.Level = "none"
+    if not trusted:
+        level, why = sandbox.possible()
+        if level == "none":
+            raise sandbox.SandboxRefused(why)
+    if level == "uid" and (found := solved_trees(root, lab)):
+        raise LabError(
+            f"a submission could read the solutions in {', '.join(found)}: there are no namespaces ({why}); "
+            "allow them, or grade with the archive of `labs release --autograder`"
+        )
+    if sandbox.CANNOT_PROMISE[level]:
+        warn(f"without namespaces {sandbox.CANNOT_PROMISE[level]}")
     with tempfile.TemporaryDirectory(prefix="mlab") as clean:
         copied(root, Path(clean), list(child_files(root, lab)), lab)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
@@ -186,16 +198,49 @@ def grade_folder(
             lab=lab,
             clean=Path(clean),
             seeds=seeds,
-            isolated=not trusted,
+            level=level,
             check_names=check_names,
         )
         with ThreadPoolExecutor(jobs) as pool:
             grades = []
-            for grade in pool.map(grader.grade, archives):
+            for grade in pool.map(grader.judged, names, submissions):
                 grade.marks = {part: marks.get(grade.name, {}).get(part) for part in MOST_MARKS}
                 told(grade)
                 grades.append(grade)
     return grades
+
+
+def solved_trees(root: Path, lab: Lab) -> list[str]:
+    """Return which of `root` and the tree of this code hold a region of the lab that is no stub."""
+    here = Path(__file__).resolve().parents[2]
+    return [
+        str(tree)
+        for tree in sorted({root, here})
+        if any(
+            not regions.is_stub(regions.body((tree / task.file).read_text(encoding="utf-8"), task.function))
+            for task in lab.tasks
+        )
+    ]
+
+
+def must_be_of_one_class(root: Path, seed: str, submissions: Sequence[Submission]) -> None:
+    """Look whether the seed is that of the release in `root`; in the full repository, of any of the archives.
+
+    An archive that says something else gets a message at most, because a student can write anything there.
+    Raises LabError for a seed that belongs to no class that is named.
+    """
+    public, here = public_seed(seed), class_of(root)
+    packed = [(each, each.about) for each in submissions if each.about is not None and each.about.seed]
+    known = {here.seed: here.name} if here.lab else {about.seed: about.class_name for _, about in packed}
+    if known and public not in known:
+        names = ", ".join(map(repr, known.values()))
+        raise LabError(f"--seed is not the seed of class {names}; give the one that its labs release had")
+    for submission, about in packed:
+        if about.seed != public:
+            submission.messages.append(f"packed in a release of another class, {about.class_name!r}")
+        if about.version != __version__:
+            said = f"packed in a release of version {about.version}, and graded with {__version__}"
+            submission.messages.append(said)
 
 
 def _is_submission(path: Path) -> bool:

@@ -5,6 +5,7 @@ Imported by commands.py when one of them is used. Explained in docs/how-to/teach
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -34,7 +35,12 @@ def pack(number: int, out: Path | None) -> None:
 @click.command()
 @click.argument("submissions", type=FOLDER)
 @click.option("--lab", "number", type=int, required=True, help="Number of the lab.")
-@click.option("--seed", required=True, help="Seed of the class, as it was given to `labs release`.")
+@click.option(
+    "--seed",
+    required=True,
+    envvar="MOONCAKE_LITE_LABS_SEED",
+    help="Seed of the class, as it was given to `labs release`. Also MOONCAKE_LITE_LABS_SEED.",
+)
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Submissions at a time."
 )
@@ -52,7 +58,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. Needs the
     full repository.
     """
-    from mooncake_lite.labs.grade_pages import write_grades
+    from mooncake_lite.labs.grade_pages import PRIVATE, write_grades
     from mooncake_lite.labs.grading import PARTS, Grade, grade_folder
     from mooncake_lite.labs.scores import possible
 
@@ -66,9 +72,10 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
     most = sum(possible(lab, part) for part in PARTS)
-    grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told)
+    warn = partial(click.echo, err=True)
+    grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told, warn=warn)
     write_grades(lab, grades, out)
-    click.echo(f"wrote {out} and {out.with_suffix('')}/")
+    click.echo(f"wrote {out}, {out.with_suffix('')}/ and, for you alone, {out.with_suffix(PRIVATE)}")
 
 
 @click.command()
@@ -77,14 +84,27 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
 @click.option(
     "--seed", required=True, help="Any text that you keep to yourself; it chooses sizes, data and questions."
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder for the release.")
-def release(number: int, class_name: str, seed: str, out: Path) -> None:
+@click.option("--out", type=click.Path(path_type=Path), help="A new folder for the release.")
+@click.option(
+    "--autograder",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Archive for Gradescope: the release, the seed, and scripts that install and grade.",
+)
+def release(number: int, class_name: str, seed: str, out: Path | None, autograder: Path | None) -> None:
     """Write the tree that you give to a class: stubs, one variant, no solutions, no history."""
+    from mooncake_lite.labs.autograder import write_autograder
     from mooncake_lite.labs.release import release as write
 
     root = find_root(Path.cwd())
-    files = write(root, lab_in(root, number), class_name, seed, out)
-    click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
+    lab = lab_in(root, number)
+    if out is None and autograder is None:
+        raise click.UsageError("nothing to write; name a folder with --out, or an archive with --autograder")
+    if out is not None:
+        files = write(root, lab, class_name, seed, out)
+        click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
+    if autograder is not None:
+        write_autograder(root, lab, class_name, seed, autograder)
+        click.echo(f"wrote {autograder}; it has the seed: give it to no student")
 
 
 @click.group()

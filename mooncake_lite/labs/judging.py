@@ -18,6 +18,7 @@ import pytest
 from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.lab import Lab, find_root, lab_in
+from mooncake_lite.labs.sandbox import Level
 from mooncake_lite.labs.variant import Sizes, class_of, sizes
 
 MOST_SHOWN = 400
@@ -31,7 +32,7 @@ class Run(msgspec.Struct, frozen=True):
 
     tree      whose code the child imports
     seeds     {"public": seed} and perhaps {"private": seed}
-    isolated  whether the child runs in a sandbox
+    level     how the child is confined
     results   file that gets the Outcome
     gpu       whether kernels run on a GPU, in place of the simulator
     """
@@ -39,7 +40,7 @@ class Run(msgspec.Struct, frozen=True):
     tree: str
     lab: int
     seeds: dict[str, int]
-    isolated: bool
+    level: Level
     results: str
     gpu: bool = False
 
@@ -66,14 +67,16 @@ class Counted(msgspec.Struct):
 class Outcome(msgspec.Struct):
     """What a run came to.
 
-    files   {file: digest} of what the children have imported
-    traces  {task: what a picture of its last failure shows}
+    files    {file: digest} of what the children have imported
+    traces   {task: what a picture of its last failure shows}
+    stopped  {task: why its child was killed or has died}
     """
 
     cases: list[Case] = []
     costs: list[Counted] = []
     files: dict[str, str] = {}
     traces: dict[str, Any] = {}
+    stopped: dict[str, str] = {}
 
 
 class Session:
@@ -93,8 +96,9 @@ class Session:
                 Path(self.run.tree),
                 f"{self.lab.folder}/{self.lab.task(task).driver}",
                 limits,
-                isolated=self.run.isolated,
+                level=self.run.level,
                 gpu=self.run.gpu,
+                task_s=self.lab.resources.task_seconds,
             )
         return self._children[task]
 
@@ -147,6 +151,8 @@ class Judge:
             why = str(error)
         finally:
             self._session.outcome.files |= child.files
+            if child.stopped:
+                self._session.outcome.stopped[self.task] = child.stopped
         said = child.printed.decode(errors="replace").strip()
         self._fail(f"stopped    {why}", *([f"printed    {_short(said)}"] if said else []))
 
@@ -210,7 +216,7 @@ def session_of(config: pytest.Config, number: int) -> Session:
     found = config.stash.setdefault(SESSIONS, {})
     if number not in found:
         root = find_root(config.rootpath)
-        default = Run(str(root), number, {"public": class_of(root).seed}, isolated=False, results="")
+        default = Run(str(root), number, {"public": class_of(root).seed}, level="none", results="")
         found[number] = Session(config.stash.get(RUN, default), root)
     return found[number]
 

@@ -75,14 +75,16 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes of one task may use; they are killed when they use more.
 
-    seconds     of processor time
-    memory_mb   resident, and address space of each process
-    tasks       processes and threads
+    seconds       of processor time
+    memory_mb     resident, and address space of each process
+    tasks         processes and threads
+    task_seconds  on the clock, for all tests of the task together
     """
 
     seconds: Positive
     memory_mb: Positive
     tasks: Positive
+    task_seconds: Positive = 60
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import msgspec
 from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.sandbox import Level
 
 DRIVER = "mooncake_lite/labs/lowering_drive.py"
 MOST_SHOWN = 300
@@ -39,13 +40,13 @@ class Device(msgspec.Struct):
     error: str = ""
 
 
-def lower(tree: Path, lab: Lab, tasks: Sequence[Task], *, isolated: bool) -> Lowered:
+def lower(tree: Path, lab: Lab, tasks: Sequence[Task], *, level: Level) -> Lowered:
     """Lower the kernels of these tasks in a tree. A task without kernels has no problem."""
     wanted = {name: task.id for task in tasks for name in task.kernels}
     if not wanted:
         return Lowered({})
     try:
-        found = _asked(tree, lab, "lower", list(wanted), dict[str, str], isolated=isolated)
+        found = _asked(tree, lab, "lower", list(wanted), dict[str, str], level=level)
     except Stopped as error:
         return Lowered(dict.fromkeys(wanted.values(), f"{FAILED}: {error}"))
     if "" in found:
@@ -60,16 +61,17 @@ def lower(tree: Path, lab: Lab, tasks: Sequence[Task], *, isolated: bool) -> Low
 def device(tree: Path, lab: Lab) -> Device:
     """Return the GPU of this machine."""
     try:
-        return _asked(tree, lab, "device", None, Device, isolated=False, gpu=True)
+        return _asked(tree, lab, "device", None, Device, level="none", gpu=True)
     except Stopped as error:
         return Device(error=str(error))
 
 
 def _asked(
-    tree: Path, lab: Lab, call: str, inputs: object, kind: type[T], *, isolated: bool, gpu: bool = False
+    tree: Path, lab: Lab, call: str, inputs: object, kind: type[T], *, level: Level, gpu: bool = False
 ) -> T:
     """Ask a child once. Raises Stopped when there is no answer."""
-    child = Child(tree, DRIVER, limits_of(lab.resources, gpu=gpu), isolated=isolated, gpu=gpu)
+    limits, task_s = limits_of(lab.resources, gpu=gpu), lab.resources.task_seconds
+    child = Child(tree, DRIVER, limits, level=level, gpu=gpu, task_s=task_s)
     try:
         said = child.ask(call, inputs, kind)
     finally:

@@ -25,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = msgspec.json.decode(Path(config.getoption("--lab-run")).read_bytes(), type=Run)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the private tests last: then no public test can show inputs that a region has kept from them."""
+    items.sort(key=lambda item: item.name.endswith("[private]"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

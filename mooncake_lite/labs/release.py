@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.gates import outside_of
@@ -62,17 +63,21 @@ def _write_variant(root: Path, lab: Lab, class_name: str, seed: str, out: Path) 
     (out / lab.folder / "lab.md").write_text(sheet(lab, root, number), encoding="utf-8")
     write_data(root, out, lab, number)
     sources = {file: (out / file).read_text(encoding="utf-8") for file in lab.files}
-    given = Class(class_name, lab.number, number, outside_of(lab, sources))
+    given = Class(class_name, lab.number, number, outside_of(lab, sources), __version__)
     (out / CLASS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(given)))
+    for name in ("README.md", "AGENTS.md"):
+        (out / name).write_text(template(name, lab=lab, class_name=class_name), encoding="utf-8")
+
+
+def template(name: str, **values: object) -> str:
+    """Return a file of templates/ with these values in it."""
     environment = Environment(
         loader=PackageLoader("mooncake_lite.labs"),
         autoescape=False,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    for name in ("README.md", "AGENTS.md"):
-        text = environment.get_template(name).render(lab=lab, class_name=class_name)
-        (out / name).write_text(text, encoding="utf-8")
+    return environment.get_template(name).render(**values)
 
 
 def solutions(root: Path, lab: Lab) -> set[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ import msgspec
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.judging import Outcome, Run
 from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.sandbox import Level
 
 NOTHING_COLLECTED = 5
 SECONDS = 900.0
@@ -31,7 +32,7 @@ def run_tests(
     tree: Path,
     seeds: Mapping[str, int],
     *,
-    isolated: bool,
+    level: Level,
     only: Sequence[str] = (),
     gpu: bool = False,
 ) -> Outcome:
@@ -49,7 +50,7 @@ def run_tests(
         raise LabError(f"{lab.tests} has no tests for {' '.join(tasks) or 'no task'}; nothing was tested")
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         results = Path(folder) / "results.json"
-        run = Run(str(tree), lab.number, dict(seeds), isolated, str(results), gpu)
+        run = Run(str(tree), lab.number, dict(seeds), level, str(results), gpu)
         (Path(folder) / "run.json").write_bytes(msgspec.json.encode(run))
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         command = [sys.executable, "-m", "pytest", "-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}"]

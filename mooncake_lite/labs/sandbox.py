@@ -1,4 +1,4 @@
-"""The sandbox: a program in namespaces of its own, watched, limited and killed from outside.
+"""The sandbox: a program in its own namespaces or as its own user, watched, limited and ended from outside.
 
 Used by the judge for each task, and by tests for whole MPI jobs. It knows processes and mounts, not labs.
 `confine.py` does what must be done inside. Explained in docs/explain/labs.md, "The sandbox".
@@ -7,12 +7,16 @@ Used by the judge for each task, and by tests for whole MPI jobs. It knows proce
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
+import random
 import select
 import shutil
 import signal
 import site
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,9 +24,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.confine import INSIDE_ID, REFUSED, descendants
+from mooncake_lite.labs.confine import INSIDE_ID, REFUSED, descendants, processes
+from mooncake_lite.labs.seccomp import MACHINES, filter_program
 
 SAMPLE_S = 0.05
 MARK = "MOONCAKE_LITE_SANDBOX"
@@ -33,16 +39,41 @@ _CONFINE = str(Path(__file__).with_name("confine.py"))
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SECRET = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tests", "tutorials", ".git")
 
+_UNUSED_IDS = (range(0x70000000, 0x7FFE0000), range(20_000, 60_000))
+"""Users that no distribution, systemd or container gives out; the second is for machines with only 65,536."""
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders in which every user can leave files."""
+
+Level = Literal["namespaces", "uid", "none"]
+"""How a program is confined.
+
+    namespaces  it sees a root of its own; if root starts it, it runs as an unused user, else as the same user
+    uid         for root where namespaces are refused: it runs as an unused user with a copy of the tree
+    none        it is watched and limited only
+"""
+
+CANNOT_PROMISE: dict[Level, str] = {
+    "namespaces": "",
+    "uid": "code of a region can read what every user of this machine can read, the arguments of other "
+    "programs among it",
+    "none": "code of a region can read the reference and the seed, and can change results",
+}
+"""A sentence for the teacher."""
+
 FIX = (
     "as root: sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
-    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, start it with "
-    "--security-opt seccomp=unconfined --security-opt systempaths=unconfined; or grade without a sandbox: "
-    "--trusted"
+    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, grade as root with an "
+    "interpreter that every user can run, or start it with --security-opt seccomp=unconfined; or grade "
+    "without a sandbox: --trusted"
 )
 
 
 class SandboxRefused(LabError):
     """This machine cannot make a sandbox; the message says why and what to change."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this machine cannot make a sandbox ({reason}); {FIX}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +109,11 @@ class Usage:
 
 
 def usage(first: int) -> Usage:
-    """Count a process and all below it. Processes cannot leave: orphans come back to the first process."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    table: dict[int, tuple[int, int, int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()
-                table[int(name)] = (int(fields[1]), int(fields[17]), int(fields[21]))
-    below: dict[int, list[int]] = {}
-    for pid, (parent, _, _) in table.items():
-        below.setdefault(parent, []).append(pid)
-    tasks = memory = 0
-    waiting = [first]
-    while waiting:
-        pid = waiting.pop()
-        if pid in table:
-            tasks += table[pid][1]
-            memory += table[pid][2] * page
-        waiting += below.get(pid, ())
-    return Usage(tasks, memory)
+    """Count a process and all below it."""
+    table = processes()
+    found = [table[pid] for pid in (first, *descendants(first, table)) if pid in table]
+    pages = sum(resident for _, _, resident in found)
+    return Usage(sum(threads for _, threads, _ in found), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 class Confined:
@@ -113,22 +129,25 @@ class Confined:
         tree: Path,
         limits: Limits,
         *,
-        isolated: bool,
+        level: Level,
+        proc: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the program in `tree`, which is mounted as /lab if it is isolated.
+        """Start the program in `tree`; in namespaces that is /lab, else a copy of it, or the tree itself.
 
-        Raises SandboxRefused.
+        proc says whether there is a /proc in namespaces, with the processes of the sandbox. As root in
+        namespaces, all files of the tree become readable for everyone. Raises SandboxRefused.
         """
         self.limits = limits
-        self._isolated = isolated
+        self._level = level
+        self._user = unused_id() if level != "none" and os.geteuid() == 0 else None
         self._folder = Path(tempfile.mkdtemp(prefix="mlab"))
         self._began = time.monotonic()
         self._sampled = 0.0
         told, tell = os.pipe()
         try:
-            spec = _specification(command, tree, limits, isolated, dict(env or {}), self._folder)
-            spec["told"] = tell
+            spec = self._specification(command, tree, dict(env or {}))
+            spec |= {"proc": proc, "told": tell}
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _CONFINE, json.dumps(spec)],
                 stdin=subprocess.PIPE,
@@ -141,7 +160,7 @@ class Confined:
             os.close(tell)
             self.first = self._first_process(told)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_files()
             raise
         finally:
             os.close(told)
@@ -172,29 +191,73 @@ class Confined:
         self._began = time.monotonic()
 
     def end(self) -> int:
-        """Kill the first process, and with it all others. Return the exit code of the program."""
+        """End the first process, and with it all others. Return the exit code of the program.
+
+        Where the kernel does not kill the others with it, the first process does that itself when it is told.
+        """
         with contextlib.suppress(ProcessLookupError):
             if self.process.poll() is None:
-                if not self._isolated:
-                    self._end_below()
-                os.kill(self.first, signal.SIGKILL)
+                os.kill(self.first, signal.SIGKILL if self._level == "namespaces" else signal.SIGTERM)
         code = self.process.wait(timeout=30)
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_files()
         return code
 
-    def _end_below(self) -> None:
-        """Without a namespace that dies as a whole: kill what is below the subreaper until nothing is."""
-        for _ in range(200):
-            below = descendants(self.first)
-            for pid in reversed(below):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not below:
-                return
+    def _remove_files(self) -> None:
+        """Remove the folder of this sandbox, and what its user left in folders of all users."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._level != "uid":
+            return
+        shared = {folder for folder in (*_SHARED, tempfile.gettempdir()) if os.path.isdir(folder)}
+        for entry in (entry for folder in shared for entry in os.scandir(folder)):
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == self._user:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+
+    def _specification(self, command: Sequence[str], tree: Path, env: dict[str, str]) -> dict[str, object]:
+        """What confine.py has to know. Raises SandboxRefused."""
+        home, cwd, machine = self._folder, tree, os.uname().machine
+        if self._level != "none" and machine not in MACHINES:
+            raise SandboxRefused(
+                f"the system calls of {machine} are not known: seccomp.py has no table of them"
+            )
+        if self._level == "namespaces":
+            home, cwd = Path("/tmp"), Path("/lab")
+            if self._user is not None:
+                _make_readable(tree)
+        elif self._level == "uid":
+            home, cwd = self._folder / "home", self._folder / "lab"
+            self._give_folders(tree, home, cwd)
+        # Numba keeps a caller whose callee in another file has changed: no run may see the cache of another
+        own = {"HOME": str(home), "TMPDIR": str(home), "NUMBA_CACHE_DIR": str(home / "numba")}
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        return {
+            "level": self._level,
+            "user": self._user,
+            "command": list(command),
+            "cwd": str(cwd),
+            "env": {**own, "PATH": path, **env, MARK: str(self._folder)},
+            "limits": _kernel_limits(self.limits),
+            "forbidden": ""
+            if self._level == "none"
+            else filter_program(machine, own_namespaces=self._level == "namespaces").hex(),
+            **(_root(tree, self._folder, self.limits) if self._level == "namespaces" else {}),
+        }
+
+    def _give_folders(self, tree: Path, home: Path, cwd: Path) -> None:
+        """Give the user of this sandbox a copy of the tree, and a home. Raises SandboxRefused."""
+        if self._user is None:
+            raise SandboxRefused("only root can become another user")
+        _copy_for(self._user, tree, cwd)
+        home.mkdir(mode=0o700)
+        os.chown(home, self._user, self._user)
+        self._folder.chmod(0o711)
 
     def _first_process(self, told: int) -> int:
         """Wait until the launcher tells the first process. Raises SandboxRefused if it cannot start one."""
@@ -205,7 +268,7 @@ class Confined:
         self.process.kill()
         _, errors = self.process.communicate(timeout=30)
         reason = errors.decode(errors="replace").strip() or "no answer"
-        raise SandboxRefused(f"this machine cannot make a sandbox ({reason}); {FIX}")
+        raise SandboxRefused(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +280,18 @@ class Ended:
     reason: str
 
 
-def run(command: Sequence[str], tree: Path, limits: Limits, *, env: Mapping[str, str] | None = None) -> Ended:
+def run(
+    command: Sequence[str],
+    tree: Path,
+    limits: Limits,
+    *,
+    level: Level = "namespaces",
+    proc: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
     """Run a program in the sandbox to its end, or to its first excess. Raises SandboxRefused."""
     output = bytearray()
-    with Confined(command, tree, limits, isolated=True, env=env) as running:
+    with Confined(command, tree, limits, level=level, proc=proc, env=env) as running:
         assert running.process.stdin is not None
         running.process.stdin.close()
         reason = ""
@@ -237,7 +308,7 @@ def run(command: Sequence[str], tree: Path, limits: Limits, *, env: Mapping[str,
             reason = running.over()
         code = running.end()
     if code == REFUSED and not reason:
-        raise SandboxRefused(f"this machine cannot make a sandbox ({output.decode().strip()}); {FIX}")
+        raise SandboxRefused(output.decode(errors="replace").strip())
     if code == OUT_OF_TIME and not reason:
         reason = f"used more than {limits.cpu_s} s of processor time"
     return Ended(code, output[: limits.output_bytes].decode(errors="replace"), reason)
@@ -258,35 +329,75 @@ def _parts(running: Confined) -> Iterator[bytes]:
             yield part
 
 
-def problem() -> str:
-    """Return why no sandbox can be made here; empty when one can."""
+def possible() -> tuple[Level, str]:
+    """Return the best level that this machine allows, and why it allows no better one."""
     limits = Limits(seconds=20, cpu_s=10, memory_mb=256, tasks=8)
-    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
-        try:
-            ended = run([sys.executable, "-I", "-S", "-c", "print('here')"], Path(folder), limits)
-        except SandboxRefused as error:
-            return str(error)
-    return (
-        "" if ended.output == "here\n" else f"a program in a sandbox ended with {ended.code}: {ended.output}"
-    )
+    command = [sys.executable, "-I", "-S", "-c", "print('here')"]
+    reasons: list[str] = []
+    levels: tuple[Level, ...] = ("namespaces", "uid")
+    for level in levels:
+        with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+            try:
+                ended = run(command, Path(folder), limits, level=level)
+            except SandboxRefused as error:
+                reasons.append(f"{level}: {error.reason}")
+                continue
+        if ended.output == "here\n":
+            return level, "; ".join(reasons)
+        reasons.append(f"{level}: a program ended with {ended.code}: {ended.output.strip()}")
+    return "none", "; ".join(reasons)
 
 
-def _specification(
-    command: Sequence[str], tree: Path, limits: Limits, isolated: bool, env: dict[str, str], folder: Path
-) -> dict[str, object]:
-    """What confine.py has to know."""
-    home = "/tmp" if isolated else str(folder)
-    megabyte = 1 << 20
+def unused_id() -> int:
+    """Return a number that no account, group or process has as its id. Raises SandboxRefused."""
+    with open("/proc/self/uid_map") as file:
+        most = max(first + count for first, _, count in (map(int, line.split()) for line in file))
+    choice = next((ids for ids in _UNUSED_IDS if ids.stop <= most), None)
+    if choice is None:
+        raise SandboxRefused(f"root can become no other user here: /proc/self/uid_map ends at {most}")
+    while True:
+        found = random.SystemRandom().choice(choice)
+        if not _is_used(found):
+            return found
+
+
+def _is_used(number: int) -> bool:
+    for look_up in (pwd.getpwuid, grp.getgrgid):
+        with contextlib.suppress(KeyError):
+            look_up(number)
+            return True
+    return any(entry.name.isdigit() and _owner(entry) == number for entry in os.scandir("/proc"))
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_uid
+    except OSError:  # it has ended
+        return -1
+
+
+def _make_readable(tree: Path) -> None:
+    """Let every user read a tree, where it does not yet. Links stay as they are."""
+    for folder, _, files in os.walk(tree):
+        for path, wanted in ((folder, 0o555), *((os.path.join(folder, name), 0o444) for name in files)):
+            mode = os.lstat(path).st_mode
+            if mode & wanted != wanted and not stat.S_ISLNK(mode):
+                os.chmod(path, stat.S_IMODE(mode) | wanted)
+
+
+def _copy_for(user: int, tree: Path, into: Path) -> None:
+    """Copy a tree that only this user can read."""
+    shutil.copytree(tree, into, symlinks=True)
+    for folder, _, files in os.walk(into):
+        for path in (folder, *(os.path.join(folder, name) for name in files)):
+            os.chown(path, user, user, follow_symlinks=False)
+    into.chmod(0o700)
+
+
+def _root(tree: Path, folder: Path, limits: Limits) -> dict[str, object]:
+    """What a program in namespaces sees."""
     packages = _packages()
     return {
-        "isolated": isolated,
-        "command": list(command),
-        "cwd": "/lab" if isolated else str(tree),
-        "env": {
-            **{"HOME": home, "TMPDIR": home, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
-            **env,
-            MARK: str(folder),
-        },
         "root": str(folder),
         "binds": [*packages, (str(tree), "/lab")],
         "links": [(path, os.readlink(path)) for path in _SYSTEM if os.path.islink(path)],
@@ -298,12 +409,18 @@ def _specification(
             "group": f"student:x:{INSIDE_ID}:\n",
             "hosts": f"127.0.0.1 localhost {os.uname().nodename}\n",
         },
-        "limits": {
-            "RLIMIT_AS": (address := max(limits.address_mb, 2 * limits.memory_mb) * megabyte, address),
-            "RLIMIT_CPU": (limits.cpu_s, limits.cpu_s + 1),
-            "RLIMIT_FSIZE": (limits.file_mb * megabyte, limits.file_mb * megabyte),
-            "RLIMIT_CORE": (0, 0),
-        },
+    }
+
+
+def _kernel_limits(limits: Limits) -> dict[str, tuple[int, int]]:
+    """The limits that the kernel enforces for each process."""
+    megabyte = 1 << 20
+    address = max(limits.address_mb, 2 * limits.memory_mb) * megabyte
+    return {
+        "RLIMIT_AS": (address, address),
+        "RLIMIT_CPU": (limits.cpu_s, limits.cpu_s + 1),
+        "RLIMIT_FSIZE": (limits.file_mb * megabyte, limits.file_mb * megabyte),
+        "RLIMIT_CORE": (0, 0),
     }
 
 

@@ -33,6 +33,10 @@ class TaskScore(msgspec.Struct):
     costs: list[Counted] = []
     untidy: list[str] = []
 
+    def failed_with(self, seed: str) -> dict[str, str]:
+        """Return the messages of the tests that failed with this seed, by sentence."""
+        return {name: text for name, text in self.failed.items() if name.endswith(f"[{seed}]")}
+
     def nothing(self, state: str) -> TaskScore:
         """Return the same task without any points, because of a gate that was tried after its tests."""
         return msgspec.structs.replace(self, state=state, public=0, private=0, cost=0, tidiness=0)

@@ -35,10 +35,16 @@ _FIGURE = re.compile(r"figures/[\w.-]{1,60}\.(svg|png)", re.ASCII)
 
 
 class About(msgspec.Struct, frozen=True):
-    """What an archive says of itself: the lab, and the class of the release that it comes from."""
+    """What an archive says of itself: the lab, and the release that it comes from.
+
+    seed     public seed of the class; 0 when it is not known
+    version  of mooncake-lite, of which the release was made
+    """
 
     lab: int
     class_name: str = ""
+    seed: int = 0
+    version: str = ""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,7 @@ class Submission:
     regions     {task: text}
     prediction  text of prediction.toml, report of report.md; empty when they are not there
     figures     {name: bytes}
+    about       what the archive says of itself; None when it says nothing that can be read
     messages    what is wrong with the archive, for the student
     """
 
@@ -55,6 +62,7 @@ class Submission:
     prediction: str = ""
     report: str = ""
     figures: dict[str, bytes] = field(default_factory=dict)
+    about: About | None = None
     messages: list[str] = field(default_factory=list)
 
 
@@ -64,7 +72,9 @@ def pack(root: Path, lab: Lab, out: Path) -> list[str]:
     Raises LabError when no region can be found at all, or the archive cannot be written.
     """
     said = []
-    members = {ABOUT: msgspec.json.encode(About(lab.number, class_of(root).name))}
+    given = class_of(root)
+    about = About(lab.number, given.name, given.seed, given.version)
+    members = {ABOUT: msgspec.json.encode(about)}
     for task in lab.tasks:
         try:
             source = (root / task.file).read_text(encoding="utf-8")
@@ -137,6 +147,8 @@ def _read_members(archive: zipfile.ZipFile, lab: Lab, found: Submission) -> None
     for member in members[:MOST_MEMBERS]:
         name = member.filename
         limit = limit_of(name)
+        if member.is_dir():
+            continue
         if not limit:
             found.messages.append(f"{name[:80]!a} is no part of a submission and is not read")
         elif name in seen:
@@ -190,7 +202,7 @@ def _read_member(
 
 def _compare(text: str, lab: Lab, found: Submission) -> None:
     try:
-        about = msgspec.json.decode(text, type=About)
+        about = found.about = msgspec.json.decode(text, type=About)
     except msgspec.MsgspecError:
         found.messages.append(f"{ABOUT} cannot be read; make the archive with mooncake-lite labs pack")
         return

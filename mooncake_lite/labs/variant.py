@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab
 
@@ -31,12 +32,14 @@ class Class(msgspec.Struct, frozen=True):
     lab       number of the released lab, 0 in the full repository
     seed      public seed
     outside   {file with regions: digest of what it is apart from them}
+    version   of mooncake-lite, of which the release was made
     """
 
     name: str
     lab: int
     seed: int
     outside: dict[str, str] = {}
+    version: str = ""
 
 
 class Sizes(dict[str, int]):
@@ -98,7 +101,7 @@ def class_of(root: Path) -> Class:
     """
     path = root / CLASS_FILE
     if not path.exists():
-        return Class(SELF_STUDY, 0, public_seed(SELF_STUDY))
+        return Class(SELF_STUDY, 0, public_seed(SELF_STUDY), version=__version__)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Class)
     except (OSError, msgspec.MsgspecError) as error:

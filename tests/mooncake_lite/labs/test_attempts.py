@@ -50,7 +50,7 @@ def graders(tmp_path_factory: pytest.TempPathFactory) -> Graders:
     def made(number: int) -> Grader:
         clean, lab = tmp_path_factory.mktemp("clean"), lab_in(ROOT, number)
         copied(ROOT, clean, list(child_files(ROOT, lab)), lab)
-        return Grader(root=ROOT, lab=lab, clean=clean, seeds=seeds("attempts"), isolated=False)
+        return Grader(root=ROOT, lab=lab, clean=clean, seeds=seeds("attempts"), level="none")
 
     return made
 

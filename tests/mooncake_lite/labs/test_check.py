@@ -197,9 +197,9 @@ def test_each_run_has_an_empty_numba_cache_so_a_changed_callee_is_seen(tmp_path:
     (tree / LAB.tests / "test_2a_cache.py").write_text(
         "def test_one_is_added(lab):\n    lab.expect(lab.ask('two', 5, int), 6, 'two(5)', 'it adds 1')\n"
     )
-    first = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, isolated=False)
+    first = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, level="none")
     edit(tree / "callee.py", "x + 1", "x + 2")
-    second = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, isolated=False)
+    second = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, level="none")
     assert [case.passed for case in (*first.cases, *second.cases)] == [True, False]
     assert "came back  7" in second.cases[0].message
     assert not list(tree.rglob("*.nb[ci]"))

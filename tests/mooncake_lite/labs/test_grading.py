@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import socket
 import tempfile
 import zipfile
@@ -23,8 +24,8 @@ from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
 from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
-from tests.mooncake_lite.labs.sample_class import SAMPLES, reference, text, write_archive, write_class
-from tests.mooncake_lite.labs.trees import ROOT
+from tests.mooncake_lite.labs.sample_class import SAMPLES, STUBS, reference, text, write_archive, write_class
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
 LAB = lab_in(ROOT, 2)
 
@@ -54,8 +55,9 @@ def sandboxed(folder: str) -> list[str]:
 
 
 def skip_without_sandbox() -> None:
-    if problem := sandbox.problem():
-        pytest.skip(problem)
+    level, why = sandbox.possible()
+    if level == "none":
+        pytest.skip(why)
 
 
 def points(grades: list[Grade]) -> dict[str, int]:
@@ -131,6 +133,46 @@ def test_code_that_looks_for_the_grader_finds_neither_tests_nor_solutions(tmp_pa
     assert f"ValueError: found [] 0 [] {parts}" in next(iter(grade.scores["2b"].failed.values()))
 
 
+def test_a_task_has_one_time_limit_for_all_of_its_tests(tmp_path: Path) -> None:
+    root = copy_of_tree(tmp_path / "tree")
+    edit(root / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
+    slow = text("import time", "time.sleep(0.3)", "return 1")
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", {"2c": slow})
+    lab = lab_in(root, 2)
+    (grade,) = grade_folder(root, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    why = "the tests of the task took longer than 1 s together"
+    assert grade.messages == [f"2c: {why}"]
+    said = list(grade.scores["2c"].failed_with("private").values())
+    assert len(said) == grade.scores["2c"].tests // 2
+    assert all(f"stopped    {why}" in each for each in said)
+
+
+TELLING = text(
+    "import builtins",
+    "builtins.seen = [*getattr(builtins, 'seen', []), f'input {token_ids}']",
+    "raise ValueError(f'after {len(builtins.seen)} calls {builtins.seen[-2:]}'[:300])",
+)
+"""A region that shows its inputs, those of the call before too."""
+
+
+def test_inputs_of_the_private_seed_are_shown_to_the_teacher_alone(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", {"2b": TELLING})
+    grades = grade_folder(ROOT, LAB, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    write_grades(LAB, grades, tmp_path / "grades.csv")
+    calls = {
+        seed: [
+            int(n) for n in re.findall(r"after (\d+) calls", str(grades[0].scores["2b"].failed_with(seed)))
+        ]
+        for seed in ("public", "private")
+    }
+    assert max(calls["public"]) < min(calls["private"])
+    for name in ("grades/ada.html", "grades/ada.json", "grades.csv", "grades.private.txt"):
+        shown = {int(number) for number in re.findall(r"after (\d+) calls", (tmp_path / name).read_text())}
+        assert bool(shown & {*calls["private"]}) == (name == "grades.private.txt"), name
+
+
 @pytest.mark.quick
 def test_the_share_of_the_points_that_tests_give_is_rounded_down() -> None:
     task = msgspec.structs.replace(LAB.tasks[0], points=Points(public=10, private=10, cost=3, tidiness=2))
@@ -144,11 +186,30 @@ def test_without_a_sandbox_grading_stops_and_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_class(tmp_path / "class", LAB)
-    monkeypatch.setattr(sandbox, "problem", lambda: f"this machine cannot make a sandbox; {sandbox.FIX}")
+    monkeypatch.setattr(sandbox, "possible", lambda: ("none", "unshare: Operation not permitted"))
     result = CliRunner().invoke(cli, ["labs", "grade", str(folder), "--lab", "2", "--seed", "sample"])
     assert isinstance(result.exception, sandbox.SandboxRefused)
     assert "--trusted" in str(result.exception)
     assert "userns" in str(result.exception)
+
+
+def test_a_user_change_alone_is_not_enough_where_the_solutions_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", STUBS)
+    monkeypatch.setattr(sandbox, "possible", lambda: ("uid", "unshare: Operation not permitted"))
+    with pytest.raises(LabError, match=f"read the solutions in {ROOT}: .*labs release --autograder"):
+        grade_folder(ROOT, LAB, tmp_path / "class", "x", jobs=1, trusted=False)
+
+
+def test_trusted_says_what_it_cannot_promise(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", STUBS)
+    grade = ["labs", "grade", str(tmp_path / "class"), "--lab", "2", "--trusted", "--seed", "x"]
+    said = CliRunner().invoke(cli, [*grade, "--out", str(tmp_path / "grades.csv")]).stderr
+    assert said.startswith("without namespaces code of a region can read the reference and the seed")
+    assert said.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------------------- damage

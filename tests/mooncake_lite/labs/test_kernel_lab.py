@@ -72,7 +72,7 @@ def judged(bench: Bench, text: str, *only: str) -> Outcome:
     path = bench.tree / task.file
     path.write_text(source.replace(reference(bench.lab)["1e"], text.lstrip("\n")), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != source
-    return run_tests(ROOT, bench.lab, ["1e"], bench.tree, {"public": 5}, isolated=False, only=only)
+    return run_tests(ROOT, bench.lab, ["1e"], bench.tree, {"public": 5}, level="none", only=only)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["after the writes", "after the reads"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mooncake_lite.cli import cli
+from mooncake_lite import __version__
+from mooncake_lite.cli import cli, main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import lab_in, labs_in
 from mooncake_lite.labs.release import leaks, release, solutions
-from mooncake_lite.labs.variant import sheet
+from mooncake_lite.labs.variant import public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
@@ -119,6 +121,28 @@ def test_what_passes_in_a_release_gets_all_automatic_points(tree: Path, tmp_path
     labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
     (grade,) = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
     assert (grade.total, grade.messages) == (75, [])
+
+
+def test_a_seed_of_another_class_is_refused_and_an_archive_of_another_class_is_named(
+    tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    grade = ["labs", "grade", str(tmp_path / "in"), "--lab", "2", "--trusted", "--seed"]
+    for place in (tree, ROOT):
+        monkeypatch.chdir(place)
+        assert main([*grade, "another secret"]) == 2
+        assert "--seed is not the seed of class 'Sample class'" in capfd.readouterr().err
+    release = tree / "lab-class.json"
+    assert json.loads(release.read_bytes())["version"] == __version__
+    other = {"class_name": "Other", "seed": public_seed("another secret"), "version": "0.0.9"}
+    with zipfile.ZipFile(tmp_path / "in" / "ben.zip", "w") as archive:
+        archive.writestr("lab.json", json.dumps({"lab": 2} | other))
+    _, ben = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
+    assert ben.messages == [
+        "packed in a release of another class, 'Other'",
+        f"packed in a release of version 0.0.9, and graded with {__version__}",
+    ]
 
 
 def test_a_change_outside_of_a_region_is_named_and_not_handed_in(tree: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from mooncake_lite.labs import sandbox
+from mooncake_lite.labs import sandbox, seccomp
 from mooncake_lite.labs.asking import Child, Stopped
 from mooncake_lite.labs.lab import Lab, labs_in
-from mooncake_lite.labs.sandbox import MARK, Limits, problem, run
+from mooncake_lite.labs.sandbox import MARK, Confined, Limits, possible, run
 from mooncake_lite.launch.mpirun import COMMON, PROFILES
+from tests.mooncake_lite.labs.elsewhere import python_as
 from tests.mooncake_lite.labs.trees import ROOT
 from tests.mpi import find_mpirun
 from tests.patience import patient
@@ -23,23 +29,26 @@ LIMITS = Limits(seconds=60, cpu_s=2, memory_mb=256, tasks=12)
 
 
 @pytest.fixture(scope="module")
-def possible() -> None:
-    """Skip a test that needs a sandbox where none can be made."""
-    if reason := problem():
-        pytest.skip(reason)
+def namespaces() -> None:
+    """Skip a test that needs namespaces where none can be made."""
+    level, why = possible()
+    if level != "namespaces":
+        pytest.skip(why)
 
 
-needs_sandbox = pytest.mark.usefixtures("possible")
+needs_sandbox = pytest.mark.usefixtures("namespaces")
 
 
-def python(tree: Path, program: str, limits: Limits = LIMITS) -> tuple[int, str, str]:
-    ended = run([sys.executable, "-c", program], tree, limits)
+def python(tree: Path, program: str, limits: Limits = LIMITS, *, proc: bool = False) -> tuple[int, str, str]:
+    ended = run([sys.executable, "-c", program], tree, limits, proc=proc)
     return ended.code, ended.output.strip(), ended.reason
 
 
 @needs_sandbox
 def test_a_program_sees_its_tree_and_can_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("inside")
+    (tmp_path / "x").chmod(0o600)
+    tmp_path.chmod(0o700)
     program = (
         "import os\n"
         "print(open('x').read(), os.getuid(), os.listdir('/tmp'), os.path.exists('/etc/shadow'))\n"
@@ -63,30 +72,173 @@ def test_a_checkout_below_a_system_folder_is_hidden(tmp_path: Path, monkeypatch:
 
 
 @needs_sandbox
-def test_a_program_sees_no_process_and_no_network_but_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+def test_an_interpreter_may_lie_below_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    bound = sandbox._packages()
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        (Path(folder) / "library").mkdir(0o755)
+        monkeypatch.setattr(sandbox, "_packages", lambda: [*bound, (f"{folder}/library",) * 2])
+        program = (
+            f"import os\nprint(os.listdir('{folder}'), os.access('{place}', os.W_OK))\n"
+            f"try: open('{folder}/library/new', 'w')\nexcept OSError as error: print(error.strerror)"
+        )
+        assert python(tmp_path, program)[1] == "['library'] True\nRead-only file system"
+
+
+ATTACKS = """
+import ctypes, json, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, first, *others):
+    result = libc.syscall(number, ctypes.c_long(first), *others, 0, 0, 0, 0)
+    if result == 0 and os.getpid() != own:
+        os._exit(0)  # what a clone has made
+    return ctypes.get_errno() if result == -1 else 0
+own = os.getpid()
+print(json.dumps({name: call(*arguments) for name, arguments in json.loads(sys.argv[1]).items()}))
+"""
+COLUMN = seccomp.MACHINES[platform.machine()][1]
+NEW_USERS, SIGCHLD = 0x10000000, 17
+SYSTEM_CALLS = {
+    **{name: (numbers[COLUMN], 0) for name, numbers in seccomp.REFUSED.items()},
+    "a new user namespace": (seccomp.REFUSED["unshare"][COLUMN], NEW_USERS),
+    "a clone with namespaces": (seccomp.CLONE[COLUMN], NEW_USERS | SIGCHLD),
+    "clone3": (seccomp.CLONE3[COLUMN], 0),
+    "the x32 ABI": (seccomp.X32 + 39, 0),
+    "AF_VSOCK": (seccomp.SOCKET[COLUMN], 40, 1),
+    "AF_PACKET": (seccomp.SOCKET[COLUMN], 17, 3),
+    "AF_ALG": (seccomp.SOCKET[COLUMN], 38, 5),
+    "a pair of AF_VSOCK": (seccomp.SOCKETPAIR[COLUMN], 40, 1),
+    "a pair of AF_UNIX with no room for it": (seccomp.SOCKETPAIR[COLUMN], 1, 1),
+}
+ANSWERS = {
+    **dict.fromkeys(("clone3", "the x32 ABI"), errno.ENOSYS),
+    **dict.fromkeys(("AF_VSOCK", "AF_PACKET", "AF_ALG", "a pair of AF_VSOCK"), errno.EAFNOSUPPORT),
+    "a pair of AF_UNIX with no room for it": errno.EFAULT,
+}
+
+
+@pytest.fixture(scope="module")
+def answers(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """{attack: error number of the kernel} inside a sandbox."""
+    command = [sys.executable, "-c", ATTACKS, json.dumps(SYSTEM_CALLS)]
+    answers: dict[str, int] = json.loads(run(command, tmp_path_factory.mktemp("tree"), LIMITS).output)
+    return answers
+
+
+@pytest.mark.parametrize("attack", SYSTEM_CALLS)
+def test_the_kernel_refuses_what_leaves_a_sandbox(answers: dict[str, int], attack: str) -> None:
+    assert errno.errorcode[answers[attack]] == errno.errorcode[ANSWERS.get(attack, errno.EPERM)]
+
+
+SYSCTL = "/proc/sys/kernel/core_pattern"
+
+
+@needs_sandbox
+def test_there_is_no_proc_unless_it_is_asked_for_and_then_of_processes_alone(tmp_path: Path) -> None:
+    program = (
+        "import os\n"
+        "print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))\n"
+        "print(os.path.exists('/proc/sys'))\n"
+        "print(next(line for line in open('/proc/self/status') if 'CapBnd' in line))"
+    )
+    assert python(tmp_path, "import os; print(os.path.exists('/proc'))")[1] == "False"
+    assert python(tmp_path, program, proc=True)[1].split() == ["[1,", "2]", "False", "CapBnd:", "0" * 16]
+    for proc in (False, True):
+        assert "No such file" in python(tmp_path, f"open({SYSCTL!r}, 'r+')", proc=proc)[1]
+
+
+@needs_sandbox
+def test_outside_a_program_of_root_is_a_user_that_owns_nothing_and_can_make_no_namespace(
+    tmp_path: Path,
+) -> None:
+    with Confined([sys.executable, "-c", "input()"], tmp_path, LIMITS, level="namespaces") as running:
+        first = running.first
+        children = Path(f"/proc/{first}/task/{first}/children")
+        while not (inside := children.read_text().split()):
+            assert running.process.poll() is None
+        for pid in (first, int(inside[0])):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            ids = {word for line in lines if line[:4] in ("Uid:", "Gid:") for word in line.split()[1:]}
+            assert ids == {str(os.geteuid())} if os.geteuid() else min(map(int, ids)) >= 20_000
+            if not os.geteuid():
+                assert [line.split()[1:] for line in lines if line.startswith("Groups")] == [[]]
+        enter = ["nsenter", "--user", "--preserve-credentials", "--target", str(first)]
+        if shutil.which("nsenter"):
+            limit = subprocess.run(
+                [*enter, "cat", "/proc/sys/user/max_user_namespaces"], capture_output=True, check=True
+            )
+            assert limit.stdout == b"0\n"
+
+
+def test_a_user_whose_proc_is_masked_gets_a_sandbox() -> None:
+    program = (
+        "import os\nfrom mooncake_lite.labs.sandbox import possible\nprint(os.getuid() > 0, *possible())"
+    )
+    assert python_as("user", program) == "True namespaces \n"
+
+
+LEAVING = """
+import os, socket, sys, time
+secret, place = sys.argv[1:]
+def tried(action, *arguments):
+    try: return action(*arguments)
+    except OSError as error: return error.strerror
+print(tried(os.listdir, "."), tried(open, secret), tried(os.listdir, "/proc/1/fd"))
+print(tried(socket.socket), oct(os.stat(".").st_mode), os.listdir(os.environ["HOME"]))
+for folder in (place, os.environ["HOME"], "/dev/shm"):
+    os.mkdir(f"{folder}/left-{os.getuid()}")
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+print(os.getuid(), os.getgid(), os.getgroups())
+"""
+CONTAINER = """
+import os, sys, tempfile
+from pathlib import Path
+from mooncake_lite.labs.sandbox import Limits, possible, run
+print(*possible())
+limits = Limits(seconds=60, cpu_s=2, memory_mb=256, tasks=12)
+with tempfile.TemporaryDirectory() as folder:
+    tree, secret = Path(folder) / "tree", Path(folder) / "seed"
+    tree.mkdir(0o700)
+    secret.write_text("42")
+    (tree / "x").touch(0o600)
+    command = [sys.executable, "-c", sys.argv[1], str(secret), tempfile.gettempdir()]
+    print(run(command, tree, limits, level="uid").output.strip())
+"""
+
+
+def test_root_without_namespaces_runs_a_program_as_a_user_that_reads_its_tree_alone() -> None:
+    """And no process and no file of it stays behind."""
+    level, seen, network, who = python_as("container", CONTAINER, LEAVING).splitlines()
+    user, group, groups = who.split()
+    assert level == "uid namespaces: unshare: Operation not permitted"
+    assert seen == "['x'] Permission denied Permission denied"
+    assert network == "Address family not supported by protocol 0o40700 []"
+    assert (group, groups) == (user, "[]")
+    assert int(user) > 0
+    owners = (path.stat().st_uid for path in Path("/proc").glob("[0-9]*"))
+    assert int(user) not in owners
+    left = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob(f"left-{user}")]
+    assert left == []
+
+
+@needs_sandbox
+def test_a_program_sees_no_network_but_itself(tmp_path: Path) -> None:
     program = (
         "import os, socket\n"
-        "print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))\n"
         "print([name for _, name in socket.if_nameindex()])\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
         "print(bool(socket.create_connection(server.getsockname())))\n"
         "try: socket.create_connection(('192.0.2.1', 80), 1)\n"
         "except OSError as error: print(error.strerror)\n"
     )
-    assert python(tmp_path, program)[1].splitlines() == ["[1, 2]", "['lo']", "True", "Network is unreachable"]
-
-
-@needs_sandbox
-def test_a_program_has_no_capability_even_in_a_namespace_of_its_own(tmp_path: Path) -> None:
-    program = (
-        "import ctypes\n"
-        "libc = ctypes.CDLL(None)\n"
-        "print(libc.mount(b'none', b'/lab', None, 32 | 4096, None))\n"
-        "print(next(line for line in open('/proc/self/status') if line.startswith('CapBnd')))\n"
-        "libc.unshare(0x10000000 | 0x20000)\n"
-        "print(libc.mount(b'none', b'/lab', None, 32 | 4096, None))\n"
-    )
-    assert python(tmp_path, program)[1].split() == ["-1", "CapBnd:", "0000000000000000", "-1"]
+    assert python(tmp_path, program)[1].splitlines() == ["['lo']", "True", "Network is unreachable"]
 
 
 @needs_sandbox
@@ -146,7 +298,7 @@ def test_without_namespaces_a_daemon_dies_too(tmp_path: Path) -> None:
         "    return os.getpid()\n"
         "CALLS = {'leave': leave, 'exit': os._exit}\n"
     )
-    child = Child(tmp_path, "drive.py", LIMITS, isolated=False)
+    child = Child(tmp_path, "drive.py", LIMITS, level="none")
     assert child.ask("leave", None, int) != os.getpid()
     with pytest.raises(Stopped, match="its process ended with exit code 3 before it answered"):
         child.ask("exit", 3, int)
@@ -186,7 +338,7 @@ def test_an_mpi_job_of_which_a_rank_hangs_is_ended(tmp_path: Path) -> None:
     command = [find_mpirun(), "-n", "2", *COMMON, *PROFILES["ft"], sys.executable, "program.py"]
     env = {"OMP_NUM_THREADS": "1"}
     limits = Limits(seconds=patient(3), cpu_s=60, memory_mb=2048, tasks=80, shm_mb=256)
-    ended = run(command, tmp_path, limits, env=env)
+    ended = run(command, tmp_path, limits, proc=True, env=env)
     assert ended.output.count("ranks 2") == 2
     assert "ran longer than" in ended.reason
     assert marked_now() == []

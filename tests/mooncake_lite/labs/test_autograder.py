@@ -1,0 +1,142 @@
+"""The autograder: unpacked as on Gradescope, it grades as root with and without CAP_SYS_ADMIN."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from mooncake_lite.labs import sandbox
+from mooncake_lite.labs.autograder import COMPILER, PACKAGES, write_autograder
+from mooncake_lite.labs.lab import lab_in
+from tests.mooncake_lite.labs.sample_class import reference, text
+from tests.mooncake_lite.labs.trees import ROOT, edit
+
+LAB = lab_in(ROOT, 2)
+
+CONTAINER = """
+import os, sys
+from pathlib import Path
+from mooncake_lite.labs.confine import PR_CAPBSET_DROP, libc, must
+from tests.mooncake_lite.labs.elsewhere import CAP_SYS_ADMIN, make_reachable
+make_reachable({Path(sys.base_prefix)})
+must(libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0), "drop CAP_SYS_ADMIN")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command as root as Docker's default profile does."""
+
+
+def installed(wanted: list[str]) -> set[str]:
+    """Return the names of the packages that pip installs for these requirements, with what they need."""
+    found: set[str] = set()
+    waiting = [
+        (Requirement(name).name, extra) for name in wanted for extra in (Requirement(name).extras or {""})
+    ]
+    seen = set(waiting)
+    while waiting:
+        name, extra = waiting.pop()
+        found.add(name)
+        for line in importlib.metadata.requires(name) or ():
+            need = Requirement(line)
+            if need.marker is None or need.marker.evaluate({"extra": extra}):
+                more = {(need.name, each) for each in (need.extras or {""})} - seen
+                seen |= more
+                waiting += more
+    return found
+
+
+@pytest.mark.quick
+def test_setup_installs_pinned_packages_and_no_torch() -> None:
+    names = {name.lower().replace("-", "_") for name in installed([*PACKAGES, COMPILER])}
+    pinned = {
+        line.partition("==")[0].lower().replace("-", "_")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    assert names - pinned == set()
+    assert "torch" not in names
+
+
+def environment_of(packages: set[str], folder: Path) -> None:
+    """Make a virtual environment of these packages alone, out of the one that runs the tests."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/*/site-packages")
+    for name in packages:
+        for file in importlib.metadata.files(name) or ():
+            if file.suffix != ".pyc":
+                target = Path(os.path.normpath(site / file))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), target)
+
+
+@pytest.fixture(scope="module")
+def autograder() -> Iterator[Path]:
+    """Gradescope's folder /autograder, below /tmp, with what setup.sh leaves there."""
+    if os.geteuid() != 0:
+        pytest.skip("an autograder runs as root")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        base = Path(folder)
+        base.chmod(0o755)
+        write_autograder(ROOT, LAB, "Sample class", "a long secret", base / "autograder.zip")
+        with zipfile.ZipFile(base / "autograder.zip") as archive:
+            archive.extractall(base / "source")
+        shutil.copy(base / "source" / "run_autograder", base)
+        (base / "results").mkdir()
+        environment_of(installed(list(PACKAGES)), base / "venv")
+        names = '"__import__", "open", "OSError", "LookupError", '
+        edit(base / "source/release" / LAB.folder / "lab.toml", "names = [\n", f"names = [\n    {names}\n")
+        yield base
+
+
+def graded(base: Path, texts: dict[str, str], *, wrapped: list[str]) -> dict[str, dict[str, object]]:
+    """Return the tests of results.json by name for a submission with these regions."""
+    shutil.rmtree(base / "submission", ignore_errors=True)
+    (base / "submission" / "regions").mkdir(parents=True)
+    for task, region in texts.items():
+        (base / "submission" / "regions" / f"{task}.py").write_text(region)
+    command = [*wrapped, "/bin/bash", str(base / "run_autograder")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((base / "results" / "results.json").read_text())
+    return {test["name"].split()[0] + test["name"].rpartition(":")[2]: test for test in result["tests"]}
+
+
+def total(tests: dict[str, dict[str, object]], task: str = "") -> int:
+    return sum(int(str(test["score"])) for name, test in tests.items() if name.startswith(task))
+
+
+def test_with_namespaces_an_autograder_below_tmp_gives_all_points(autograder: Path) -> None:
+    level, why = sandbox.possible()
+    if level != "namespaces":
+        pytest.skip(why)
+    assert total(graded(autograder, reference(LAB), wrapped=[])) == 75
+
+
+def test_without_cap_sys_admin_a_cheat_finds_nothing_and_the_other_tasks_get_all_points(
+    autograder: Path,
+) -> None:
+    base = str(autograder)
+    secrets = ["source/seed", "source/release/store/keys.py", "source/release/tests/labs/lab02", "results"]
+    cheat = text(
+        "os = __import__('os')",
+        "try:",
+        f"    open('{base}/results/results.json', 'w')",
+        "except OSError:",
+        "    pass",
+        f"found = [each for each in {secrets} if os.access('{base}/' + each, 4)]",
+        "found += [__import__('builtins').open('/proc/self/status').read().count('Uid:\\t0')]",
+        "raise LookupError(f'found {found}')",
+    )
+    wrapped = [sys.executable, "-c", CONTAINER]
+    tests = graded(autograder, reference(LAB) | {"2b": cheat}, wrapped=wrapped)
+    assert "LookupError: found [0]" in str(tests["2b public"]["output"])
+    assert (total(tests), total(tests, "2b")) == (60, 0)
