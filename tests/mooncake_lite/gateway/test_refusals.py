@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.gateway.connection import HEAD_BYTES
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
@@ -267,7 +268,7 @@ def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess
         (b"BREW /health HTTP/1.1\r\nHost: x", 405, b"does not take BREW"),
         (b"GET /%68ealth HTTP/1.1\r\nHost: x", 200, b'"status":"ok"'),
         (b"GET /v1/models/%ff%00%0d%0a HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2**20, 400, b"not valid HTTP"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2**20, 431, b"headers are too long"),
         (b"GET /health HTTP/1.0", 200, b'"status":"ok"'),
         (b"GET /health HTTP/1.1", 400, b"not valid HTTP"),
     ],
@@ -284,6 +285,23 @@ def test_an_unusual_request_gets_its_answer_or_an_error_object(
     assert part in said
     if body and status >= 400:
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(("length", "status"), [(HEAD_BYTES, 200), (HEAD_BYTES + 1, 431), (50_000, 431)])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_headers_have_one_limit_however_they_arrive(
+    http: httpx.Client, gateway: GatewayProcess, length: int, status: int, pieces: int
+) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: %s\r\n\r\n"
+    head %= b"a" * (length + 2 - len(head))
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, length, 1 + length // pieces):
+            client.sendall(head[start : start + 1 + length // pieces])
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert said.startswith(b"HTTP/1.1 %d " % status)
+    assert (b'"the headers are too long; 16384 bytes are the limit"' in said) is (status == 431)
 
 
 def test_a_client_that_waits_for_100_continue_gets_it_before_its_answer(
