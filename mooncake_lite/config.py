@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
-from mooncake_lite.origins import LOOPBACK, parse_origins
+from mooncake_lite.origins import LOOPBACK, parse_hosts, parse_origins
 from mooncake_lite.scheduling_options import check_scheduling
 from mooncake_lite.service_classes import TABLES, Tenant, parse_classes, parse_tenants
 from scheduler.admission import DEFAULT as ADMISSION
@@ -127,7 +127,8 @@ def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> Non
 class ServeConfig:
     """Everything `mooncake-lite serve` can be told. Field names are the flags' names.
 
-    allowed_origins     origins of web pages that may read answers: a list with commas, "loopback", or "*"
+    allowed_origins     origins of web pages that may call the server: a list with commas, "loopback", or "*"
+    allowed_hosts       names by which clients may call the server, with commas, besides those of its machine
     engine              real: computes; emulated: waits for as long as the profile says, and invents tokens
     profile             file with times (profiles/file.py), or the name of a shipped one: what the emulated
                         engine takes, and what the conductor expects; "": the shipped one of this model
@@ -180,6 +181,7 @@ class ServeConfig:
     port: int = 8000
     api_key: str = ""
     allowed_origins: str = LOOPBACK
+    allowed_hosts: str = ""
     mode: Literal["pooled", "split", "colocated"] = "pooled"
     prefill: int = BY_MODE
     decode: int = BY_MODE
@@ -268,6 +270,7 @@ class ServeConfig:
         kv_events_config(self.kv_events_config)
         parse_tenants(self.tenants, self.service_classes, self.api_key)
         parse_origins(self.allowed_origins)
+        parse_hosts(self.allowed_hosts)
         if self.kv_codec not in typing.get_args(KVCodec):
             raise ConfigError(f"kv_codec={self.kv_codec!r}: use one of {', '.join(typing.get_args(KVCodec))}")
         check_weight_choice(self.weights, self.dtype, self.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -173,10 +173,15 @@ def _in_origin_form(scope: Scope) -> Scope:
     return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
 
 
+def error_answer(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    """An error object, with the headers that belong to it and others."""
+    named = {**error_headers(error), **(headers or {})}
+    return Response(to_json(error_object(error)), error.status, named, "application/json")
+
+
 def closing_answer(error: RequestError) -> Response:
     """An error object, after which the connection is closed."""
-    headers = {**error_headers(error), "Connection": "close"}
-    return Response(to_json(error_object(error)), error.status, headers, "application/json")
+    return error_answer(error, {"Connection": "close"})
 
 
 def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:

@@ -39,6 +39,9 @@ HELP: dict[str, str] = {
     "api_key": f"Key that clients must send. Prefer the variable {SECRET}: other users can read flags.",
     "allowed_origins": "Origins of web pages that may call the server, separated by commas, as "
     "https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.",
+    "allowed_hosts": "Host names by which clients may call the server, separated by commas, as llm.example. "
+    "IP addresses, localhost and the machine's own name are always allowed. By default a server on loopback "
+    "refuses other names, and any other server takes all names.",
     "mode": "How ranks share the work. pooled: KV goes from prefill to decode ranks through a pool of store "
     "ranks. split: it goes straight to the decode rank, without a pool. colocated: each compute rank "
     "does both.",
