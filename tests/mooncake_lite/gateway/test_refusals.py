@@ -114,6 +114,60 @@ def test_a_body_over_8_mib_is_413_with_and_without_a_length(http: httpx.Client, 
     error_of(http.post("/v1/completions", content=(chunk for _ in range(9)), headers=JSON), 413)
 
 
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "Content-Type: '' must be application/json; with curl add -H 'Content-Type: application/json'"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "must be application/json; with curl"),
+        ({"Content-Type": "text/plain; application/json"}, "must be application/json"),
+        (
+            JSON | {"Content-Encoding": "gzip"},
+            "Content-Encoding: 'gzip' is not supported; send the body as it is",
+        ),
+    ],
+)
+def test_a_body_that_is_not_marked_as_plain_json_is_415(
+    http: httpx.Client, cluster: FakeCluster, headers: dict[str, str], message: str
+) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert (
+            message in error_of(http.post(path, content=b'{"prompt": "x"}', headers=headers), 415)["message"]
+        )
+
+
+def test_json_may_have_parameters_and_the_coding_identity(http: httpx.Client, cluster: FakeCluster) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8", "Content-Encoding": "identity"}
+    assert http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers).status_code == 200
+
+
+def test_long_bodies_that_come_slowly_leave_room_for_shorter_ones(start: Start) -> None:
+    gateway, _ = start({"bodies_bytes": 2**20})
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % 2**19
+    quarter = json.dumps({"prompt": "x" * 2**18}).encode()
+
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S, headers=JSON) as http:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as slow:
+            slow.sendall(head)
+            assert slow.recv(100).startswith(b"HTTP/1.1 100 ")  # its half of the bytes is taken
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as second:
+                second.sendall(head)
+                assert second.recv(100).startswith(b"HTTP/1.1 429 ")  # before it is read
+            for content in (quarter, (quarter[i : i + 4096] for i in range(0, len(quarter), 4096))):
+                refused = http.post("/tokenize", content=content)
+                assert error_of(refused, 429)["message"].startswith(
+                    "other bodies have 524288 of 1048576 bytes"
+                )
+                assert refused.headers["retry-after"] == "1"
+            assert http.post("/tokenize", content=quarter[: 2**17] + b'"}').status_code == 200
+        deadline = time.monotonic() + LIMIT_S
+        while (
+            http.post("/tokenize", content=quarter).status_code == 429
+        ):  # until the slow one is known to be gone
+            assert time.monotonic() < deadline
+    gateway.close()
+
+
 def test_a_path_that_is_not_there_is_404_and_a_wrong_method_405(
     http: httpx.Client, cluster: FakeCluster
 ) -> None:
