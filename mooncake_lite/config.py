@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
-from mooncake_lite.origins import LOOPBACK, parse_origins
+from mooncake_lite.origins import LOOPBACK, parse_hosts, parse_origins
 from mooncake_lite.scheduling_options import check_scheduling
 from mooncake_lite.service_classes import Tenant, parse_classes, parse_tenants
 from scheduler.admission import DEFAULT as ADMISSION
@@ -116,6 +116,9 @@ class ServeConfig:
         flags.
     allowed_origins: Origins of web pages that may call the server, separated by commas, as
         https://app.example:8443. loopback: pages that this machine serves, at any port; *: all pages.
+    allowed_hosts: Host names by which clients may call the server, separated by commas, as llm.example. IP
+        addresses, localhost and the machine's own name are always allowed. By default a server on loopback
+        refuses other names, and any other server takes all names.
     mode: How ranks share the work. pooled: KV goes from prefill to decode ranks through a pool of store
         ranks. split: it goes straight to the decode rank, without a pool. colocated: each compute rank does
         both.
@@ -197,6 +200,7 @@ class ServeConfig:
     port: int = 8000
     api_key: str = ""
     allowed_origins: str = LOOPBACK
+    allowed_hosts: str = ""
     mode: Literal["pooled", "split", "colocated"] = "pooled"
     prefill: int = BY_MODE
     decode: int = BY_MODE

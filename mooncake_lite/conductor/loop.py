@@ -138,7 +138,7 @@ class ConductorRole:
         }
         self._doers: dict[type, Callable[[Any], None]] = {
             fx.Reject: self._reject,
-            fx.Fail: self._to_gateway,
+            fx.Fail: self._fail,
             fx.Forget: self._forget,
             fx.Decided: self._decided,
             fx.Release: self._to_gateway,
@@ -300,6 +300,11 @@ class ConductorRole:
         self.metrics.count("requests_rejected_total")
         self.decisions.refused(effect.request_id, effect.reason)
         self._to_gateway(effect)
+
+    def _fail(self, effect: fx.Fail) -> None:
+        """Tell a gateway of a failure (HTTP 500). When the cluster stops, the Stop tells it (HTTP 503)."""
+        if not self.control.stopped:
+            self._to_gateway(effect)
 
     def _to_gateway(self, effect: fx.Reject | fx.Fail | fx.Release) -> None:
         """Tell a gateway, which knows a branch under the id of its request."""

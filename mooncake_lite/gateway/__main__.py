@@ -31,7 +31,7 @@ from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model import load_tokenizer
-from mooncake_lite.origins import parse_origins
+from mooncake_lite.origins import hosts_of, parse_origins
 
 PARENT_END_S = 0.2
 """How long rank 0 may take to end after its first thread has; mpirun kills it 0.5 s after its own SIGTERM."""
@@ -112,7 +112,9 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     )
     server = QuietServer(config)
     limited = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
-    config.app = CrossOrigin(limited, origins)
+    own_names = (socket.gethostname(), socket.getfqdn(), settings.config.host)
+    hosts = hosts_of(settings.config.allowed_hosts, listener.getsockname()[0], own_names)
+    config.app = CrossOrigin(limited, origins, hosts)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())

@@ -6,11 +6,12 @@ Used by `__main__`. Knows no request's meaning; what an ASGI application can do 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.cross_origin import headers_for
@@ -21,6 +22,28 @@ from mooncake_lite.origins import Origins
 
 LINGER_S = 1.0
 """Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
+
+HEAD_BYTES = 16 * 1024
+"""Longest request line and headers together, as in Node. nginx takes 8 KiB for each header."""
+
+
+class ShortHeads(AnswerAhead):
+    """h11's state machine of a server, which takes requests whose line and headers fit into HEAD_BYTES.
+
+    h11 has a limit for what it cannot parse yet. Headers that come whole, in one read from the socket, may be
+    of any length. So whether h11 takes long headers depends on the timing of packets.
+    """
+
+    head_is_too_long = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event. Raises RemoteProtocolError as h11 does, and for a head that is too long."""
+        if self.their_state is h11.IDLE:
+            received = self.trailing_data[0]
+            if len(received) > HEAD_BYTES and not re.search(rb"\n\r?\n", received[:HEAD_BYTES]):
+                self.head_is_too_long = True
+                raise h11.RemoteProtocolError("the headers are too long", error_status_hint=431)
+        return super().next_event()
 
 
 class Connection(H11Protocol):
@@ -36,14 +59,14 @@ class Connection(H11Protocol):
     write_limit_s = 60.0
     origins = Origins()
 
-    conn: AnswerAhead
+    conn: ShortHeads
     _refused = False
     _header_timer: asyncio.TimerHandle | None = None
     _half_closed: asyncio.Task[None] | None = None
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
-        self.conn = AnswerAhead()
+        self.conn = ShortHeads()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request.
@@ -68,7 +91,8 @@ class Connection(H11Protocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless its request has an answer or a part of one. Close the connection.
+        """Answer what is no HTTP, or has too long a head, unless it has an answer or a part of one. Close the
+        connection.
 
         The connection is read on for LINGER_S, because bytes that come after its end reset it, and the client
         may not see the answer then.
@@ -77,7 +101,10 @@ class Connection(H11Protocol):
             self.transport.close()
             return
         self._refused = True
-        body = to_json(error_object(RequestError("this is not valid HTTP/1.1")))
+        problem = RequestError("this is not valid HTTP/1.1")
+        if self.conn.head_is_too_long:
+            problem = RequestError(f"the headers are too long; {HEAD_BYTES} bytes are the limit", status=431)
+        body = to_json(error_object(problem))
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -85,7 +112,11 @@ class Connection(H11Protocol):
             **headers_for(self.origins, self._origin()),
         }
         for event in (
-            h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request"),
+            h11.Response(
+                status_code=problem.status,
+                headers=list(headers.items()),
+                reason=STATUS_PHRASES[problem.status],
+            ),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):

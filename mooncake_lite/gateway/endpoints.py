@@ -25,13 +25,14 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import Answers, Piece, pieces_of
+from mooncake_lite.gateway.body_reader import BodyReader
 from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
-from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, read_body, while_connected
+from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, error_answer, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
-from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object, surprise
+from mooncake_lite.gateway.problems import Unavailable, error_object, surprise
 from mooncake_lite.gateway.prompt_work import Prepared, check_model, served_as
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.service import Services
@@ -57,6 +58,7 @@ class Endpoints:
         self._cluster = cluster
         self._prompts = prompts
         self._services = Services(settings.config)
+        self._bodies = BodyReader(settings.limits)
         self._created = int(time.time())
         self._default_sampling = default_sampling(settings.model_folder)
         self._fingerprint = f"mooncake-lite-{settings.fingerprint.hex()[:12]}"
@@ -84,19 +86,20 @@ class Endpoints:
     async def _generate(self, request: Request, kind: Literal["chat", "completion"]) -> Response:
         began = time.monotonic()
         service = self._services.of(request.headers, request.state.tenant)
-        raw = await self._body(request)
         request_id = ("chatcmpl-" if kind == "chat" else "cmpl-") + uuid.uuid4().hex
-        opened = self._cluster.admit(request_id)
-        try:
-            work = self._prompts.prepare(kind, request_id, raw)
-            prepared = served_as(await while_connected(request.receive, work), service)
+        with contextlib.ExitStack() as undo:
+            async with self._bodies.body_of(request) as raw:
+                opened = self._cluster.admit(request_id)
+                undo.callback(self._cluster.close, opened)
+                work = self._prompts.prepare(kind, request_id, raw)
+                del raw  # up to 8 MiB, which the answer does not need
+                prepared = served_as(await while_connected(request.receive, work), service)
             self._cluster.admit_prompts(
                 opened, [submit.request.request_id for submit in prepared.submits[1:]]
             )
-            return await self._answer(request, opened, prepared, kind == "chat", began)
-        except BaseException:
-            self._cluster.close(opened)
-            raise
+            response = await self._answer(request, opened, prepared, kind == "chat", began)
+            undo.pop_all()
+            return response
 
     async def _answer(
         self, request: Request, opened: OpenRequest, prepared: Prepared, chat: bool, began: float
@@ -145,8 +148,8 @@ class Endpoints:
         return await self._converted(request, "detokenize")
 
     async def _converted(self, request: Request, kind: Literal["tokenize", "detokenize"]) -> Response:
-        raw = await self._body(request)
-        pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
+        async with self._bodies.body_of(request) as raw:
+            pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
         return InPieces(pieces)
 
     async def models(self, request: Request) -> Response:
@@ -204,9 +207,6 @@ class Endpoints:
 
     # ------------------------------------------------------------------ around every endpoint
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._limits.body_bytes, self._limits.body_timeout_s)
-
     def _answered(self, path: str, handler: Handler, guarded: bool) -> Handler:
         """The handler, with errors turned into error objects, and counted."""
 
@@ -217,13 +217,13 @@ class Endpoints:
                     request.state.tenant = self._services.check_key(request.headers)
                 response = await handler(request)
             except RequestError as error:
-                response = _problem(error)
+                response = error_answer(error)
             except ClientGone:
                 response = Response(status_code=CLIENT_LEFT)
             except asyncio.CancelledError:  # at the end of the gateway, when its time for goodbyes is over
-                response = _problem(Unavailable(self._cluster.detail))
+                response = error_answer(Unavailable(self._cluster.detail))
             except Exception as error:
-                response = _problem(surprise(error))
+                response = error_answer(surprise(error))
             if not isinstance(response, EventStream):
                 self._count(request, response.status_code)
             return response
@@ -241,19 +241,19 @@ class Endpoints:
             "is not a path of this server" if error.status_code == 404 else f"does not take {request.method}"
         )
         problem = RequestError(f"{request.url.path} {what}", status=error.status_code)
-        return _problem(problem, dict(error.headers or {}))
+        return error_answer(problem, dict(error.headers or {}))
 
 
 ENDPOINTS = (
     Endpoint(
         methods=("POST",), path="/v1/chat/completions", handler=Endpoints.chat_completions, guarded=True,
         summary="A chat completion, whole or as events",
-        body=bodies.ChatBody, answer=types.ChatCompletion, streams=True, errors=(*OF_BODIES, 429),
+        body=bodies.ChatBody, answer=types.ChatCompletion, streams=True, errors=OF_BODIES,
     ),
     Endpoint(
         methods=("POST",), path="/v1/completions", handler=Endpoints.completions, guarded=True,
         summary="A text completion, whole or as events",
-        body=bodies.CompletionBody, answer=types.TextCompletion, streams=True, errors=(*OF_BODIES, 429),
+        body=bodies.CompletionBody, answer=types.TextCompletion, streams=True, errors=OF_BODIES,
     ),
     Endpoint(
         methods=("GET",), path="/v1/models", handler=Endpoints.models, guarded=True,
@@ -351,10 +351,6 @@ async def _events(
         for chunk in shaper.closing(ending, tally):
             yield event(chunk)
         yield LAST_EVENT
-
-
-def _problem(error: RequestError, headers: dict[str, str] | None = None) -> Response:
-    return _json(error_object(error), error.status, {**error_headers(error), **(headers or {})})
 
 
 def _json(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -22,13 +22,14 @@ ERRORS = {
     404: "Another model",
     408: "The body took too long",
     413: "The body is too long",
+    415: "The body is no application/json, or is compressed",
     429: "Too many requests; Retry-After gives the seconds to wait",
     500: "The request could not be finished",
     503: "The cluster is not ready, or is stopping",
 }
 """Status of an error -> when it is answered."""
 
-OF_BODIES = (400, 404, 408, 413, 500, 503)
+OF_BODIES = (400, 404, 408, 413, 415, 429, 500, 503)
 
 Schemas = dict[type, dict[str, Any]]
 """JSON schema of each type."""

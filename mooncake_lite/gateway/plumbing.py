@@ -1,6 +1,6 @@
-"""HTTP below the endpoints: time limits on bodies, clients that leave, event streams.
+"""HTTP below the endpoints: clients that leave, event streams, errors.
 
-Used by `endpoints` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
+Used by `endpoints`, `cross_origin` and `__main__`. Knows ASGI and uvicorn, but no request's meaning.
 A client that leaves is noticed, streaming or not, because its connection is watched (`half_closed`).
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import uvicorn
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,32 +26,6 @@ T = TypeVar("T")
 
 class ClientGone(Exception):
     """The client closed its connection, or took nothing for so long that `connection` ended it."""
-
-
-async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
-    """The whole body of a request.
-
-    Raises RequestError: 413 when it is longer than limit_bytes, 408 when it takes longer than limit_s;
-    and ClientGone.
-    """
-    too_long = RequestError(f"the body is longer than {limit_bytes} bytes", status=413, code="body_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit_bytes:
-        raise too_long
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                body += message.get("body", b"")
-                if len(body) > limit_bytes:
-                    raise too_long
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        raise RequestError(f"the body did not come within {limit_s:g} s", status=408) from None
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
@@ -173,10 +146,15 @@ def _in_origin_form(scope: Scope) -> Scope:
     return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii"))}
 
 
+def error_answer(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    """An error object, with the headers that belong to it and others."""
+    named = {**error_headers(error), **(headers or {})}
+    return Response(to_json(error_object(error)), error.status, named, "application/json")
+
+
 def closing_answer(error: RequestError) -> Response:
     """An error object, after which the connection is closed."""
-    headers = {**error_headers(error), "Connection": "close"}
-    return Response(to_json(error_object(error)), error.status, headers, "application/json")
+    return error_answer(error, {"Connection": "close"})
 
 
 def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:

@@ -18,6 +18,10 @@ LONGEST_RETRY_S = 3600.0
 """No client is sent away for longer, whatever an estimate says."""
 
 
+SHOWN = 100
+"""Characters of a wrong header that an error message shows."""
+
+
 class Refused(RequestError):
     """Too many requests; the client may come again after retry_after_s."""
 

@@ -229,22 +229,22 @@ class PromptWork:
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest >= length:
             nbytes = len(text.encode(errors="replace"))
-            raise RequestError(
-                f"the prompt has {nbytes} bytes, at least {fewest} tokens; the context is {length}, of which "
-                "one is needed for the answer: shorten the prompt",
-                param=field,
-                code="context_length_exceeded",
+            raise _too_long(
+                length,
+                f"the prompt has {nbytes} bytes, at least {fewest} tokens, and one is needed for the answer; "
+                "shorten the prompt",
+                field,
             )
 
     def _check_room(self, prompt_tokens: int, field: str) -> None:
         """Raises RequestError when the prompt leaves no room for an answer."""
         length = self._settings.max_model_len
         if prompt_tokens >= length:
-            raise RequestError(
-                f"the prompt has {prompt_tokens} tokens; the context is {length}, of which one is needed for "
-                f"the answer: shorten the prompt by {1 + prompt_tokens - length} tokens or more",
-                param=field,
-                code="context_length_exceeded",
+            raise _too_long(
+                length,
+                f"the prompt has {prompt_tokens} tokens, and one is needed for the answer; shorten the "
+                f"prompt by {1 + prompt_tokens - length} tokens or more",
+                field,
             )
 
     def _check_ids(self, token_ids: list[int], field: str) -> None:
@@ -265,13 +265,19 @@ class PromptWork:
         if ask.max_tokens is None:
             return room if ask.chat else min(room, bodies.COMPLETION_MAX_TOKENS)
         if ask.max_tokens > room:
-            raise RequestError(
-                f"max_tokens={ask.max_tokens} and the prompt's {prompt_tokens} tokens exceed the context of "
-                f"{length}; ask for at most {room}",
-                param="max_tokens",
-                code="context_length_exceeded",
+            raise _too_long(
+                length,
+                f"you requested {prompt_tokens + ask.max_tokens} tokens, {prompt_tokens} in the prompt and "
+                f"max_tokens={ask.max_tokens} for the answer; ask for at most {room}",
+                "max_tokens",
             )
         return ask.max_tokens
+
+
+def _too_long(length: int, why: str, field: str) -> RequestError:
+    """The refusal of what exceeds the context. Clients such as LiteLLM know it by OpenAI's first words."""
+    message = f"This model's maximum context length is {length} tokens. However, {why}"
+    return RequestError(message, param=field, code="context_length_exceeded")
 
 
 def _prompt_field(ask: bodies.Ask, number: int) -> str:

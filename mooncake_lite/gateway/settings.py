@@ -37,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Every wait and every queue of a gateway has a limit; these are they.
 
     body_bytes        largest request body
+    bodies_bytes      all larger bodies (body_reader.py) that are being read or worked on
     open_requests     requests between their first byte and their last; one more is refused with 429
     connections       open HTTP connections
     header_timeout_s  from the first byte of a request's headers to their end
@@ -47,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     body_bytes: int = 8 * 2**20
+    bodies_bytes: int = 128 * 2**20
     open_requests: int = 1024
     connections: int = 4096
     header_timeout_s: float = 10.0

@@ -93,7 +93,8 @@ def recorder(url: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["content-length"]))
             bodies.append(json.loads(raw))
-            reply = httpx.post(url + self.path, content=raw, timeout=120, trust_env=False)
+            headers = {"Content-Type": self.headers["Content-Type"]}
+            reply = httpx.post(url + self.path, content=raw, headers=headers, timeout=120, trust_env=False)
             self.send_response(reply.status_code)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(reply.content)))

@@ -324,7 +324,12 @@ def test_a_bad_request_is_an_openai_error_and_the_service_goes_on(
 
 
 def test_malformed_json_is_an_openai_error(serving: Cluster) -> None:
-    answer = httpx.post(f"{serving.base_url}/v1/completions", content=b"{nope", timeout=30)
+    answer = httpx.post(
+        f"{serving.base_url}/v1/completions",
+        content=b"{nope",
+        headers={"Content-Type": "application/json"},
+        timeout=30,
+    )
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
 

@@ -141,7 +141,10 @@ def test_a_configuration_survives_the_way_through_plain_values() -> None:
     ("values", "words"),
     [
         ({"prot": 1}, "file: unknown key 'prot'; did you mean port?"),
-        ({"colour": 1}, "file: unknown key 'colour'; known are admission, allowed_origins, api_key, "),
+        (
+            {"colour": 1},
+            "file: unknown key 'colour'; known are admission, allowed_hosts, allowed_origins, api_key, ",
+        ),
         ({"port": "8000"}, "file: port='8000' must be of type int"),
         ({"port": True}, "file: port=True must be of type int"),
         ({"enable-prefix-caching": 1}, "enable_prefix_caching=1 must be of type bool"),

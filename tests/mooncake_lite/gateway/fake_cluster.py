@@ -221,6 +221,12 @@ def write_settings(
     path.write_text(json.dumps(fields | ({"curve": curve} if curve else {})))
 
 
+def posted(path: str, body: bytes, version: str = "1.1") -> bytes:
+    """A POST of JSON, as it goes over the wire."""
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 class GatewayProcess:
     """A real gateway on a free port of loopback, in a run folder."""
 

@@ -17,7 +17,14 @@ from mooncake_lite.gateway.logprobs import TokenLogprobs, in_text_shape
 from mooncake_lite.model import Tokenizer, load_tokenizer
 from mooncake_lite.tracing.tracer import parts_folder
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, SERVED_ID, FakeCluster, GatewayProcess, answer
+from tests.mooncake_lite.gateway.fake_cluster import (
+    LIMIT_S,
+    SERVED_ID,
+    FakeCluster,
+    GatewayProcess,
+    answer,
+    posted,
+)
 
 PROMPTS = ["hello world", "the lazy dog", "stream number one"]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -139,9 +146,8 @@ def test_a_client_that_leaves_cancels_all_prompts_that_are_not_answered(
 
     cluster.behaviour = only_the_first
     body = json.dumps({"prompt": ["a", "b"], "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as connection:
-        connection.sendall(head + body)
+        connection.sendall(posted("/v1/completions", body))
         while b'"finish_reason":"stop"' not in connection.recv(65536):
             pass
 

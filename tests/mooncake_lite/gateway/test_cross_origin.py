@@ -14,6 +14,7 @@ from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, Gatew
 
 PAGE = "http://localhost:3000"
 STRANGER = "https://evil.example"
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_preflight_is_answered_without_a_key(start: Start) -> None:
             assert "POST" in reply.headers["access-control-allow-methods"]
             assert reply.headers["access-control-allow-private-network"] == "true"
             stranger = http.options(path, headers=preflight | {"Origin": STRANGER})
-            assert stranger.status_code == 400
+            assert stranger.status_code == 403
             assert stranger.json()["error"]["message"].startswith(f"pages of {STRANGER} may not call")
             check_not_allowed(stranger)
         refused = http.get("/v1/models", headers={"Origin": PAGE})
@@ -69,7 +70,7 @@ def test_a_preflight_for_another_method_names_the_methods(http: httpx.Client, cl
     check_allowed(reply, PAGE)
 
 
-def test_answers_errors_and_streams_can_be_read_by_the_page_and_by_no_other(
+def test_answers_errors_and_streams_can_be_read_by_the_page_and_others_get_none(
     http: httpx.Client, cluster: FakeCluster
 ) -> None:
     def replies(origin: str) -> Iterator[tuple[int, httpx.Response]]:
@@ -82,15 +83,17 @@ def test_answers_errors_and_streams_can_be_read_by_the_page_and_by_no_other(
         yield 400, http.post("/v1/completions", json={}, headers=headers)
         yield 404, http.get("/v2/nothing", headers=headers)
         yield 405, http.delete("/v1/models", headers=headers)
-        yield 413, http.post("/v1/completions", content=b" " * 9 * 2**20, headers=headers)
+        yield 413, http.post("/v1/completions", content=b" " * 9 * 2**20, headers=headers | JSON)
 
     for status, reply in replies(PAGE):
         assert reply.status_code == status
         check_allowed(reply, PAGE)
         assert reply.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
-    for status, reply in replies(STRANGER):
-        assert reply.status_code == status
+    cluster.forget()
+    for _, reply in replies(STRANGER):
+        assert (reply.status_code, set(reply.json())) == (403, {"error"})
         check_not_allowed(reply)
+    assert not [message for message in cluster.received if isinstance(message, m.Submit)]
     assert "access-control-allow-origin" not in http.get("/health").headers
 
 
@@ -122,9 +125,10 @@ def said_to(gateway: GatewayProcess, words: bytes) -> bytes:
 
 
 def test_an_answer_below_asgi_can_be_read_by_the_page(gateway: GatewayProcess, cluster: FakeCluster) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nOrigin: %s\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nOrigin: %s\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
     page = said_to(gateway, head % PAGE.encode() + b"no number\r\n")
-    stranger = said_to(gateway, head % STRANGER.encode() + b"no number\r\n")
+    stranger = said_to(gateway, b"garbage\r\n" + head % STRANGER.encode())
     nonsense = said_to(gateway, b"garbage\r\n\r\n")
 
     assert b"\r\naccess-control-allow-origin: http://localhost:3000\r\n" in page
@@ -146,5 +150,43 @@ def test_a_list_of_origins_takes_the_place_of_those_of_this_machine(start: Start
     gateway, _ = start(allowed_origins="https://app.example")
     with httpx.Client(base_url=gateway.url, trust_env=False) as http:
         check_allowed(http.get("/health", headers={"Origin": "https://app.example"}), "https://app.example")
-        check_not_allowed(http.get("/health", headers={"Origin": PAGE}))
+        refused = http.get("/health", headers={"Origin": PAGE})
+    assert refused.status_code == 403
+    check_not_allowed(refused)
+    gateway.close()
+
+
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/v1/completions", "/metrics", "/health"])
+def test_a_page_by_whose_name_the_server_is_called_is_no_page_of_the_server(
+    gateway: GatewayProcess, cluster: FakeCluster, http: httpx.Client, path: str
+) -> None:
+    """DNS rebinding: for the browser the page and the server have the same origin."""
+    host = f"evil.example:{gateway.port}"
+    reply = http.request(
+        "POST", path, json={"prompt": "x"}, headers={"Host": host, "Origin": f"http://{host}"}
+    )
+    assert (reply.status_code, reply.json()["error"]["message"]) == (
+        421,
+        f"Host: '{host}' is no name of this server; `serve --allowed-hosts` allows names",
+    )
+    assert http.get(path, headers={"Host": host}).status_code == 421
+    assert not [message for message in cluster.received if isinstance(message, m.Submit | m.PoolQuery)]
+
+
+def test_a_named_host_may_call_the_server_and_its_own_pages_too(start: Start) -> None:
+    gateway, _ = start(allowed_hosts="llm.example", allowed_origins="")
+    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
+        for origin, status in ((None, 200), ("https://llm.example", 200), (STRANGER, 403), ("null", 403)):
+            headers = {"Host": "llm.example"} | ({"Origin": origin} if origin else {})
+            assert http.get("/health", headers=headers).status_code == status
+        assert http.get("/health", headers={"Host": socket.gethostname()}).status_code == 200
+    gateway.close()
+
+
+def test_beyond_loopback_any_host_may_call_but_is_not_trusted_with_its_pages(start: Start) -> None:
+    gateway, _ = start(host="0.0.0.0")
+    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
+        assert http.get("/health", headers={"Host": "any.example"}).status_code == 200
+        own = {"Host": "any.example", "Origin": "http://any.example"}
+        assert http.get("/health", headers=own).status_code == 403
     gateway.close()

@@ -13,16 +13,15 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.half_closed import BEGINNING, AnswerAhead
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def ask(version: str = "1.1", **fields: Any) -> bytes:
     """A request to generate, as it goes over the wire."""
     body = json.dumps({"prompt": "hello", **fields}).encode()
-    head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return posted("/v1/completions", body, version)
 
 
 @pytest.fixture
@@ -158,7 +157,7 @@ def test_a_stop_is_told_to_a_client_that_sends_no_more(start: Start) -> None:
 def test_bytes_sent_ahead_are_those_of_the_answer(num_ahead: int, version: bytes) -> None:
     said = bytearray()
     server = AnswerAhead()
-    server.receive_data(b"GET / HTTP/%s\r\nHost: x\r\n\r\n" % version)
+    server.receive_data(b"GET / HTTP/%s\r\nHost: localhost\r\n\r\n" % version)
     assert isinstance(server.next_event(), h11.Request)
     for event in (
         h11.Response(status_code=200, headers=[]),

@@ -32,6 +32,7 @@ from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, POLL_S, GatewayProcess, write_settings
 
 BODY = json.dumps({"prompt": "hello"}).encode()
+JSON = {"Content-Type": "application/json"}
 NAME = "mooncake_lite.gateway.long_prompts_process"
 LONG_TEXT = "hello world " * (SHORT_BYTES // 10)
 
@@ -256,7 +257,9 @@ def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
     long.start()
 
     for _ in range(3):
-        reply = httpx.post(f"{gateway.url}/v1/completions", content=BODY, trust_env=False, timeout=LIMIT_S)
+        reply = httpx.post(
+            f"{gateway.url}/v1/completions", content=BODY, headers=JSON, trust_env=False, timeout=LIMIT_S
+        )
         assert reply.status_code == 200
         assert found == []
 
@@ -275,7 +278,7 @@ def test_a_long_body_is_admitted_before_it_is_worked_on_and_gives_its_place_back
     for _ in range(2):
         reply = httpx.post(url, json={"prompt": LONG_TEXT}, trust_env=False, timeout=LIMIT_S)
         assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert httpx.post(url, content=BODY, trust_env=False, timeout=LIMIT_S).status_code == 200
+    assert httpx.post(url, content=BODY, headers=JSON, trust_env=False, timeout=LIMIT_S).status_code == 200
     assert len([message for message in cluster.received if isinstance(message, m.Submit)]) == 1
     gateway.close()
 

@@ -24,7 +24,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.rank_process import RankFile
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
 from tests.patience import patient
 from transport.curve import CurveKeys
 
@@ -145,9 +145,8 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
     gateway, cluster = start()
     cluster.behaviour = lambda cluster, submit: None
     body = json.dumps(BODY).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
-        client.sendall(head + body)
+        client.sendall(posted("/v1/completions", body))
         submit = cluster.wait_for(m.Submit)
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.finish(patient(3.0)) == (0, "")
@@ -158,7 +157,8 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
 
 def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(start: Start) -> None:
     gateway, _ = start()
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
         client.sendall(head)
         assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is being waited for
@@ -176,9 +176,8 @@ def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
     cluster.behaviour = lambda cluster, submit: None
     why = "rank 2 (decode) died: its process 77 ended"
     body = json.dumps(BODY).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
-        client.sendall(head + body)
+        client.sendall(posted("/v1/completions", body))
         cluster.wait_for(m.Submit)
         RankFile(gateway.run_dir, 0, "conductor").write("failed", why)
         gateway.process.send_signal(signal.SIGTERM)

@@ -120,7 +120,7 @@ def test_a_text_that_cannot_fit_is_refused_by_its_length_without_being_tokenised
             work.do(kind, "r", msgspec.json.encode(body))  # type: ignore[arg-type]
         assert caught.value.code == "context_length_exceeded"
         assert caught.value.param == next(iter(body))
-        assert "the context is 64" in caught.value.message
+        assert "maximum context length is 64 tokens" in caught.value.message
 
 
 def test_a_text_that_may_fit_is_not_refused_by_its_length(prompts: Prompts) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.gateway.connection import HEAD_BYTES
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
@@ -23,6 +24,7 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     GatewayProcess,
 )
 
+JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -81,6 +83,8 @@ def test_a_wrong_request_names_its_field(
     error = error_of(http.post(path, json={**body, "stream": stream}), status)
 
     assert (error["param"], error["code"]) == (param, code)
+    openais_words = f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, "
+    assert error["message"].startswith(openais_words) is (code == "context_length_exceeded")
     assert not [message for message in cluster.received if isinstance(message, m.Submit)]
 
 
@@ -90,21 +94,78 @@ def test_a_long_chat_is_told_how_long_it_is(http: httpx.Client, cluster: FakeClu
     error = error_of(http.post("/v1/chat/completions", json={"messages": long}), 400)
 
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-    assert str(MAX_MODEL_LEN) in error["message"]
+    assert error["message"].startswith(f"This model's maximum context length is {MAX_MODEL_LEN} tokens. ")
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"prompt": "x"', b"[" * 50_000, b"\xff", b"[1]"])
 def test_what_is_no_json_object_is_400(http: httpx.Client, cluster: FakeCluster, raw: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        error = error_of(http.post(path, content=raw), 400)
+        error = error_of(http.post(path, content=raw, headers=JSON), 400)
         assert error["type"] == "invalid_request_error"
 
 
 def test_a_body_over_8_mib_is_413_with_and_without_a_length(http: httpx.Client, cluster: FakeCluster) -> None:
     chunk = b" " * 2**20
 
-    assert error_of(http.post("/v1/completions", content=chunk * 9), 413)["code"] == "body_too_large"
-    error_of(http.post("/v1/completions", content=(chunk for _ in range(9))), 413)
+    assert (
+        error_of(http.post("/v1/completions", content=chunk * 9, headers=JSON), 413)["code"]
+        == "body_too_large"
+    )
+    error_of(http.post("/v1/completions", content=(chunk for _ in range(9)), headers=JSON), 413)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "Content-Type: '' must be application/json; with curl add -H 'Content-Type: application/json'"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "must be application/json; with curl"),
+        ({"Content-Type": "text/plain; application/json"}, "must be application/json"),
+        (
+            JSON | {"Content-Encoding": "gzip"},
+            "Content-Encoding: 'gzip' is not supported; send the body as it is",
+        ),
+    ],
+)
+def test_a_body_that_is_not_marked_as_plain_json_is_415(
+    http: httpx.Client, cluster: FakeCluster, headers: dict[str, str], message: str
+) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert (
+            message in error_of(http.post(path, content=b'{"prompt": "x"}', headers=headers), 415)["message"]
+        )
+
+
+def test_json_may_have_parameters_and_the_coding_identity(http: httpx.Client, cluster: FakeCluster) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8", "Content-Encoding": "identity"}
+    assert http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers).status_code == 200
+
+
+def test_long_bodies_that_come_slowly_leave_room_for_shorter_ones(start: Start) -> None:
+    gateway, _ = start({"bodies_bytes": 2**20})
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % 2**19
+    quarter = json.dumps({"prompt": "x" * 2**18}).encode()
+
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S, headers=JSON) as http:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as slow:
+            slow.sendall(head)
+            assert slow.recv(100).startswith(b"HTTP/1.1 100 ")  # its half of the bytes is taken
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as second:
+                second.sendall(head)
+                assert second.recv(100).startswith(b"HTTP/1.1 429 ")  # before it is read
+            for content in (quarter, (quarter[i : i + 4096] for i in range(0, len(quarter), 4096))):
+                refused = http.post("/tokenize", content=content)
+                assert error_of(refused, 429)["message"].startswith(
+                    "other bodies have 524288 of 1048576 bytes"
+                )
+                assert refused.headers["retry-after"] == "1"
+            assert http.post("/tokenize", content=quarter[: 2**17] + b'"}').status_code == 200
+        deadline = time.monotonic() + LIMIT_S
+        while (
+            http.post("/tokenize", content=quarter).status_code == 429
+        ):  # until the slow one is known to be gone
+            assert time.monotonic() < deadline
+    gateway.close()
 
 
 def test_a_path_that_is_not_there_is_404_and_a_wrong_method_405(
@@ -171,7 +232,7 @@ def test_a_request_without_a_token_for_too_long_fails_and_is_cancelled(start: St
 
 def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) -> None:
     gateway, _ = start({"header_timeout_s": 0.3, "body_timeout_s": 0.3})
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as half_a_header:
         half_a_header.sendall(head)
@@ -195,8 +256,9 @@ def said_over(client: socket.socket) -> tuple[bytes, dict[str, Any]]:
     "words",
     [
         b"garbage\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
     ],
 )
 def test_what_is_no_http_gets_an_error_object(
@@ -212,7 +274,7 @@ def test_what_is_no_http_gets_an_error_object(
     }  # fmt: skip
 
 
-SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+SMUGGLED = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +293,7 @@ SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 def test_a_request_of_two_lengths_is_refused_and_nothing_behind_it_is_read(
     http: httpx.Client, gateway: GatewayProcess, path: str, version: str, lengths: str, message: str
 ) -> None:
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\n{lengths}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\n{lengths}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
         client.sendall(head.encode() + b"0\r\n\r\n" + SMUGGLED)
         status, error = said_over(client)
@@ -245,9 +307,10 @@ def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess
     body = b'{"prompt": "hello"}'
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
         client.sendall(
-            b"POST %s/v1/completions?x=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
-            b"GET HTTP://x/v1/models/tiny%%2Dmodel HTTP/1.1\r\nHost: x\r\n\r\n"
-            b"GET http://x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % (url, len(body), body)
+            b"POST %s/v1/completions?x=1 HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%s"
+            b"GET HTTP://x/v1/models/tiny%%2Dmodel HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            b"GET http://x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            % (url, b"Content-Type: application/json\r\n", len(body), body)
         )
         said = b"".join(iter(lambda: client.recv(65536), b""))
 
@@ -259,15 +322,15 @@ def test_a_target_may_be_a_whole_url(http: httpx.Client, gateway: GatewayProcess
 @pytest.mark.parametrize(
     ("words", "status", "part"),
     [
-        (b"HEAD /health HTTP/1.1\r\nHost: x", 200, b"content-length: "),
-        (b"HEAD /v1/completions HTTP/1.1\r\nHost: x", 405, b"allow: POST"),
-        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: x", 405, b"does not take OPTIONS"),
-        (b"OPTIONS * HTTP/1.1\r\nHost: x", 404, b'"/* is not a path'),
-        (b"CONNECT x:80 HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
-        (b"BREW /health HTTP/1.1\r\nHost: x", 405, b"does not take BREW"),
-        (b"GET /%68ealth HTTP/1.1\r\nHost: x", 200, b'"status":"ok"'),
-        (b"GET /v1/models/%ff%00%0d%0a HTTP/1.1\r\nHost: x", 404, b"not_found_error"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2**20, 400, b"not valid HTTP"),
+        (b"HEAD /health HTTP/1.1\r\nHost: localhost", 200, b"content-length: "),
+        (b"HEAD /v1/completions HTTP/1.1\r\nHost: localhost", 405, b"allow: POST"),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost", 405, b"does not take OPTIONS"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost", 404, b'"/* is not a path'),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: localhost", 404, b"not_found_error"),
+        (b"BREW /health HTTP/1.1\r\nHost: localhost", 405, b"does not take BREW"),
+        (b"GET /%68ealth HTTP/1.1\r\nHost: localhost", 200, b'"status":"ok"'),
+        (b"GET /v1/models/%ff%00%0d%0a HTTP/1.1\r\nHost: localhost", 404, b"not_found_error"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**20, 431, b"headers are too long"),
         (b"GET /health HTTP/1.0", 200, b'"status":"ok"'),
         (b"GET /health HTTP/1.1", 400, b"not valid HTTP"),
     ],
@@ -286,11 +349,31 @@ def test_an_unusual_request_gets_its_answer_or_an_error_object(
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(("length", "status"), [(HEAD_BYTES, 200), (HEAD_BYTES + 1, 431), (50_000, 431)])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_headers_have_one_limit_however_they_arrive(
+    http: httpx.Client, gateway: GatewayProcess, length: int, status: int, pieces: int
+) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: %s\r\n\r\n"
+    head %= b"a" * (length + 2 - len(head))
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, length, 1 + length // pieces):
+            client.sendall(head[start : start + 1 + length // pieces])
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+
+    assert said.startswith(b"HTTP/1.1 %d " % status)
+    assert (b'"the headers are too long; 16384 bytes are the limit"' in said) is (status == 431)
+
+
 def test_a_client_that_waits_for_100_continue_gets_it_before_its_answer(
     http: httpx.Client, gateway: GatewayProcess
 ) -> None:
     body = b'{"prompt": "hello"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    )
+    head += b"Content-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
         assert client.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -300,7 +383,7 @@ def test_a_client_that_waits_for_100_continue_gets_it_before_its_answer(
 
 def test_a_body_that_breaks_after_its_answer_is_no_bug_of_ours(start: Start) -> None:
     gateway, _ = start()
-    head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
         client.sendall(head)
@@ -317,7 +400,7 @@ def test_one_connection_too_many_is_told_so(start: Start) -> None:
 
     address = ("127.0.0.1", gateway.port)
     with socket.create_connection(address), socket.create_connection(address, timeout=LIMIT_S) as client:
-        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         status, error = said_over(client)
 
     assert status.startswith(b"HTTP/1.1 503")
@@ -329,7 +412,8 @@ def test_one_connection_too_many_is_told_so(start: Start) -> None:
 def test_a_client_that_takes_nothing_for_too_long_loses_its_connection(start: Start) -> None:
     gateway, _ = start({"connections": 1, "write_timeout_s": 0.5})
     body = json.dumps({"prompt": "x" * 4 * 2**20}).encode()  # the answer is too long for the kernel's buffers
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
 
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

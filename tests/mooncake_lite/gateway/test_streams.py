@@ -15,7 +15,7 @@ import pytest
 import mooncake_lite
 from mooncake_lite import messages as m
 from mooncake_lite.model import Tokenizer, load_tokenizer
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
 from tests.patience import patient
 
 
@@ -170,9 +170,8 @@ def test_a_client_that_leaves_is_cancelled_within_a_second(
 
     cluster.behaviour = begin
     body = json.dumps({"prompt": "hello", "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
-        client.sendall(head + body)
+        client.sendall(posted("/v1/completions", body))
         submit = cluster.wait_for(m.Submit)
         if stream and tokens_first:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
@@ -194,10 +193,9 @@ def test_a_client_that_leaves_while_many_tokens_are_ready_stops_the_writing(
 
     cluster.behaviour = many_at_once
     body = json.dumps({"prompt": "hello", "max_tokens": 500, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", gateway.port), LIMIT_S) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
-        client.sendall(head + body)
+        client.sendall(posted("/v1/completions", body))
         assert client.recv(20)
 
     cluster.wait_for(
