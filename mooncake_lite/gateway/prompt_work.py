@@ -298,6 +298,14 @@ def check_model(model: str | None, served_id: str) -> None:
         )
 
 
+def too_much_memory(nbytes: int) -> RequestError:
+    """The error for a body whose work needs more memory than its process may have."""
+    return RequestError(
+        f"the work on this body of {nbytes} bytes needs more memory than it may have; send a shorter prompt",
+        code="prompt_too_large",
+    )
+
+
 def salt_of(fingerprint: bytes, cache_salt: str) -> bytes:
     """What a key chain starts from: the weights, and what a tenant adds to be alone with its KV."""
     if not cache_salt:

@@ -1,6 +1,6 @@
-"""Where the work on a body is done: in two threads when it is short, in a process of its own when it is long.
+"""Where the work on a body is done: in two threads when it is short, in one of two processes when it is long.
 
-Used by `endpoints`. Neither holds up the event loop; a crowd of prompts never holds more than three cores.
+Used by `endpoints`. Neither holds up the event loop; a crowd of prompts never holds more than four cores.
 The work itself is in `prompt_work`. Knows no HTTP and no socket.
 """
 
@@ -20,6 +20,13 @@ THREADS = 2
 SHORT_BYTES = 32 * 1024
 """Bodies up to here are short: a thread keeps the interpreter's lock for a few milliseconds at most."""
 
+MIDDLE_BYTES = 256 * 1024
+"""Bodies up to here, 64,000 tokens of text, have a process of their own: an 8 MiB body may take seconds."""
+
+MIDDLE_MEMORY_BYTES = 256 * 2**20
+LONG_MEMORY_BYTES = 3 * 2**30
+"""What the work on one body may take. 8 MiB of words take 0.7 GB; 8 MiB of digits, a token each, 2.6 GB."""
+
 
 class Prompts:
     """The work on all bodies of a gateway.
@@ -31,7 +38,9 @@ class Prompts:
         self.tokenizer = tokenizer
         self._work = PromptWork(settings, tokenizer)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
-        self._long = LongPrompts(command(settings.run_dir), settings.limits.open_requests)
+        queue = settings.limits.open_requests
+        self._middle = LongPrompts(command(settings.run_dir, MIDDLE_MEMORY_BYTES), queue)
+        self._long = LongPrompts(command(settings.run_dir, LONG_MEMORY_BYTES), queue)
 
     async def prepare(self, kind: Kind, request_id: str, raw: bytes) -> Prepared:
         """The message that submits a request to generate, and more. Raises RequestError."""
@@ -48,11 +57,13 @@ class Prompts:
     def close(self) -> None:
         """Drop what waits; what runs is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._middle.close()
         self._long.close()
 
     async def _do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | list[bytes]:
         if len(raw) > SHORT_BYTES:
-            return await self._long.do(kind, request_id, raw)
+            process = self._middle if len(raw) <= MIDDLE_BYTES else self._long
+            return await process.do(kind, request_id, raw)
         loop = asyncio.get_running_loop()
         done = await loop.run_in_executor(self._threads, self._work.do, kind, request_id, raw)
         return [done] if isinstance(done, bytes) else done

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -24,8 +25,9 @@ from mooncake_lite import messages as m
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import prompts as prompts_module
 from mooncake_lite.gateway.long_prompts import LongPrompts, command
+from mooncake_lite.gateway.long_prompts_process import NICENESS
 from mooncake_lite.gateway.problems import Broken, Refused
-from mooncake_lite.gateway.prompts import SHORT_BYTES, Prompts
+from mooncake_lite.gateway.prompts import MIDDLE_BYTES, SHORT_BYTES, Prompts
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.model import load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
@@ -66,11 +68,11 @@ def assert_ends(pid: int) -> None:
 Test = Callable[[LongPrompts], Coroutine[Any, Any, None]]
 
 
-def with_process(run_dir: Path, test: Test, queue: int = 4) -> None:
+def with_process(run_dir: Path, test: Test, queue: int = 4, queue_bytes: int = 2**20) -> None:
     """Run a test with a process that has answered once."""
 
     async def run() -> None:
-        long = LongPrompts(command(run_dir), queue)
+        long = LongPrompts(command(run_dir, MEMORY_BYTES), queue, queue_bytes)
         try:
             assert b"".join(await answer(long)) == b'{"prompt":"a"}'
             await test(long)
@@ -81,12 +83,13 @@ def with_process(run_dir: Path, test: Test, queue: int = 4) -> None:
     assert children_of(os.getpid()) == []
 
 
-async def answer(long: LongPrompts) -> list[bytes]:
-    reply = await long.do("detokenize", "", b'{"tokens": [%d]}' % A)
+async def answer(long: LongPrompts, blanks: int = 0) -> list[bytes]:
+    reply = await long.do("detokenize", "", b'{"tokens": [%d]}' % A + b" " * blanks)
     assert isinstance(reply, list)
     return reply
 
 
+MEMORY_BYTES = 2**26
 A = 66
 """The id of "a" in the tokenizer of these tests."""
 
@@ -226,13 +229,105 @@ def test_one_long_body_too_many_is_refused(settings_dir: Path) -> None:
     with_process(settings_dir, test, queue=2)
 
 
+def test_bytes_beyond_the_limit_of_the_queue_are_refused(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        os.kill(child_of(os.getpid()), signal.SIGSTOP)
+        alone = asyncio.create_task(answer(long, blanks=2000))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match=r"bytes are waiting; .* exceed the limit of 1000"):
+            await answer(long)
+        os.kill(child_of(os.getpid()), signal.SIGCONT)
+        assert await alone
+        assert await answer(long)
+
+    with_process(settings_dir, test, queue_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("passed_over_s", "order"), [(3600.0, [300, 0, 100, 200]), (0.0, [300, 200, 100, 0])]
+)
+def test_the_shortest_body_is_next_unless_another_was_passed_over_for_too_long(
+    settings_dir: Path, passed_over_s: float, order: list[int]
+) -> None:
+    async def test(long: LongPrompts) -> None:
+        long.turns.passed_over_s = passed_over_s
+        ended: list[int] = []
+
+        async def ask(blanks: int) -> None:
+            await answer(long, blanks)
+            ended.append(blanks)
+
+        await asyncio.gather(*map(ask, (300, 200, 100, 0)))
+        assert ended == order
+
+    with_process(settings_dir, test)
+
+
+def test_a_wait_has_a_limit_and_says_when_to_come_back(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        os.kill(child_of(os.getpid()), signal.SIGSTOP)
+        first = asyncio.create_task(answer(long))
+        await asyncio.sleep(0)
+        long.turns.wait_s = 0.05
+        with pytest.raises(Refused, match=r"has waited 0\.05 s for others, which is the limit") as caught:
+            await answer(long)
+        assert caught.value.retry_after_s == 0.05
+        os.kill(child_of(os.getpid()), signal.SIGCONT)
+        assert await first
+        assert await answer(long)
+
+    with_process(settings_dir, test)
+
+
+def test_a_process_whose_client_leaves_while_it_starts_works_on_the_next_body_and_is_ended(
+    settings_dir: Path,
+) -> None:
+    async def run() -> None:
+        long = LongPrompts(command(settings_dir, MEMORY_BYTES), 1)
+        task = asyncio.create_task(answer(long))
+        while not (children := psutil.Process().children()):
+            await asyncio.sleep(0)
+        (child,) = children
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await answer(long)
+        assert psutil.Process().children() == [child]
+        long.close()
+
+    asyncio.run(run())
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize("body", [{"prompt": "hello " * 2**18}, {"prompt": [[5]] * 2**20}])
+def test_work_that_takes_too_much_memory_is_refused(settings_dir: Path, body: dict[str, Any]) -> None:
+    async def test(long: LongPrompts) -> None:
+        raw = json.dumps(body).encode()
+        with pytest.raises(RequestError, match=f"this body of {len(raw)} bytes needs more memory") as caught:
+            await long.do("tokenize" if isinstance(body["prompt"], str) else "completion", "r", raw)
+        assert (caught.value.status, caught.value.code) == (400, "prompt_too_large")
+        assert await answer(long)
+
+    with_process(settings_dir, test, queue_bytes=2**24)
+
+
+def test_the_ranks_have_precedence_over_the_process(settings_dir: Path) -> None:
+    async def test(long: LongPrompts) -> None:
+        pid = child_of(os.getpid())
+        assert os.getpriority(os.PRIO_PROCESS, pid) >= NICENESS
+        autogroup = Path(f"/proc/{pid}/autogroup")
+        if autogroup.exists():  # among sessions, that of the session counts
+            assert autogroup.read_text().split()[-1] == str(NICENESS)
+
+    with_process(settings_dir, test)
+
+
 def test_a_process_that_cannot_start_is_an_error_for_its_request(
     settings_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (settings_dir / "gateway.json").unlink()
 
     async def run() -> None:
-        long = LongPrompts(command(settings_dir), 1)
+        long = LongPrompts(command(settings_dir, MEMORY_BYTES), 1)
         with pytest.raises(Broken):
             await answer(long)
         long.close()
@@ -272,6 +367,23 @@ def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
     assert_ends(child)
 
 
+def test_a_prompt_of_mean_length_does_not_wait_behind_a_very_long_one(start: Start) -> None:
+    gateway, _ = start()
+    very_long = "hello world " * (MIDDLE_BYTES // 10)
+    tokenize(gateway, very_long)
+    child = child_of(gateway.process.pid)
+    os.kill(child, signal.SIGSTOP)
+    found: list[dict[str, Any]] = []
+    long = threading.Thread(target=lambda: found.append(tokenize(gateway, very_long)))
+    long.start()
+    assert tokenize(gateway, LONG_TEXT)["count"] > 0
+    assert found == []
+    os.kill(child, signal.SIGCONT)
+    long.join(LIMIT_S)
+    assert found[0]["count"] > 0
+    gateway.close()
+
+
 def test_a_long_body_is_admitted_before_it_is_worked_on_and_gives_its_place_back(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
     url = f"{gateway.url}/v1/completions"
@@ -290,6 +402,23 @@ def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> 
     gateway.process.kill()
     gateway.process.communicate(timeout=LIMIT_S)
     assert_ends(child)
+
+
+def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: Start) -> None:
+    gateway, _ = start()
+    body = json.dumps({"prompt": LONG_TEXT}).encode()
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        gateway_process = psutil.Process(gateway.process.pid)
+        while not (children := gateway_process.children()):
+            pass
+        gateway.process.kill()
+        gateway.process.communicate(timeout=LIMIT_S)
+    for child in children:
+        assert_ends(child.pid)
 
 
 def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(start: Start) -> None:
