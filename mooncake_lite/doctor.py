@@ -79,8 +79,8 @@ def examine() -> Report:
 
 def _system() -> Iterator[Finding]:
     version = platform.python_version()
-    right = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("Python", version, "ok" if right else "missing", "" if right else "3.11 or 3.12 is needed")
+    right = sys.version_info >= (3, 11)
+    yield Finding("Python", version, "ok" if right else "missing", "" if right else "3.11 or later is needed")
     system, machine = platform.system(), platform.machine()
     value = f"{system} {platform.release()} on {machine}"
     if system != "Linux":
