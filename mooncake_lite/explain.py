@@ -68,7 +68,7 @@ def from_cluster(request_id: str, folder: Path | None) -> Explanation:
     """Ask a conductor. Raises UserError for a request that it does not keep, or without a cluster."""
     from mooncake_lite.pool.live import LIVE, live_pool, run_folder
 
-    running = run_folder(folder or Path(LIVE))
+    running = run_folder(folder or Path(LIVE), "with --cluster")
     if running is None:
         raise UserError(f"{folder or LIVE} is no running cluster; give the run folder of one with --cluster")
     with live_pool(running) as conductor:
