@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv first, and only when something that decides about the
 # installation has changed. Variables that a user may set:
-#   PYTHON=python3.12         the interpreter that .venv is made with (3.11 or 3.12)
+#   PYTHON=python3.12         the interpreter that .venv is made with (3.11 or later)
 #   TORCH='torch==2.13.0'     what pip is asked for, first and alone; README, "Choosing a torch build"
 #   VENV=.venv                where the environment lies
 #   PYTEST_ARGS='-k pool'     handed to pytest by `make test` and `make soak`
@@ -50,10 +50,10 @@ FORCE:
 
 $(BIN)/python:
 	@command -v '$(PYTHON)' > /dev/null || { \
-	  echo "make: $(PYTHON) is not there; install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python3.12" >&2; \
+	  echo "make: $(PYTHON) is not there; install Python 3.11 or later, or name one: make PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; }
-	@'$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { \
-	  echo "make: $$('$(PYTHON)' --version 2>&1) is not supported; use 3.11 or 3.12: make PYTHON=python3.12" >&2; \
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$('$(PYTHON)' --version 2>&1) is too old; use 3.11 or later: make PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2> /dev/null || { \
 	  echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; \

@@ -128,13 +128,12 @@ def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, A
     """
     import httpx
 
+    from mooncake_lite.launch.running import where_else
+
     try:
         reply = client.get("/v1/models", timeout=CONNECT_LIMIT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(
-            f"no server answers at {url} ({_one_line(error)}); start one with mooncake-lite serve, "
-            "or say where it is with --url"
-        ) from None
+        raise UserError(f"no server answers at {url} ({_one_line(error)}); {where_else()}") from None
     if reply.status_code != 200:
         raise UserError(f"the server at {url} refuses: {problem_of(reply.status_code, reply.text)}")
     try:

@@ -79,8 +79,8 @@ def examine() -> Report:
 
 def _system() -> Iterator[Finding]:
     version = platform.python_version()
-    right = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("Python", version, "ok" if right else "missing", "" if right else "3.11 or 3.12 is needed")
+    right = sys.version_info >= (3, 11)
+    yield Finding("Python", version, "ok" if right else "missing", "" if right else "3.11 or later is needed")
     system, machine = platform.system(), platform.machine()
     value = f"{system} {platform.release()} on {machine}"
     if system != "Linux":
@@ -279,9 +279,10 @@ def _writable(folder: Path) -> bool:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from mooncake_lite.progress import wide_console
 
     marks = {
         "ok": Text("ok", "green"),
@@ -291,7 +292,7 @@ def _print(report: Report) -> None:
     table = Table("", "what", "found", "what follows", box=None, pad_edge=False)
     for found in report.findings:
         table.add_row(marks[found.state], found.name, Text(found.value), Text(found.follows))
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = wide_console(120)
     console.print(table)
     console.print(Text(_conclusion(report)))
 

@@ -21,9 +21,6 @@ from mooncake_lite.errors import ConfigError, RecordingError, UserError
 from mooncake_lite.recording import Digester, Entry, Recording
 from scheduler.placement import Candidate, Decisions, Explanation, explain
 
-PLAIN_WIDTH = 150
-"""Columns when the output is not a terminal: a row stays a line."""
-
 SHOWN_IDS = 3
 
 
@@ -68,7 +65,7 @@ def from_cluster(request_id: str, folder: Path | None) -> Explanation:
     """Ask a conductor. Raises UserError for a request that it does not keep, or without a cluster."""
     from mooncake_lite.pool.live import LIVE, live_pool, run_folder
 
-    running = run_folder(folder or Path(LIVE))
+    running = run_folder(folder or Path(LIVE), "with --cluster")
     if running is None:
         raise UserError(f"{folder or LIVE} is no running cluster; give the run folder of one with --cluster")
     with live_pool(running) as conductor:
@@ -162,8 +159,9 @@ def _known(request_id: str, ids: Sequence[str], where: str) -> str:
 
 
 def _show(found: Explanation) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from mooncake_lite.progress import wide_console
 
     click.echo(_headline(found))
     if not found.candidates:
@@ -175,8 +173,7 @@ def _show(found: Explanation) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.candidates:
         table.add_row(*_cells(row))
-    console = Console()
-    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
+    wide_console().print(table)
     click.echo(
         "times: predicted, in ms. start: loads from DRAM of its node, and messages. near, reused, best: "
         "leading blocks near the instance, not computed there, and anywhere in the pool"

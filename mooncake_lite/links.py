@@ -7,7 +7,6 @@ Explained in docs/reference/cli.md.
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Any
 
 import msgspec
@@ -56,9 +55,10 @@ def as_dict(found: Found) -> dict[str, Any]:
 
 def show(found: Found) -> None:
     """The matrix on stdout: a row per reader, a column per source."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from mooncake_lite.progress import wide_console
 
     ranks = range(len(found.hosts))
     cells = {(pair.reader, pair.source): pair for pair in found.pairs}
@@ -69,7 +69,7 @@ def show(found: Found) -> None:
     for reader in ranks:
         row = [Text(_cell(cells.get((reader, source)), reader == source)) for source in ranks]
         table.add_row(f"rank {reader} on {found.hosts[reader]}", *row)
-    console = Console(width=None if sys.stdout.isatty() else max(120, 26 * (1 + len(found.hosts))))
+    console = wide_console(max(120, 26 * (1 + len(found.hosts))))
     console.print(table)
     console.print("GB/s: reads of 8 MiB; us: reads of 4 KiB; the path that serves, and that of a second try")
 

@@ -1,22 +1,45 @@
-"""A bar on stderr for work that takes minutes. Nothing where stderr is no terminal.
+"""How commands show tables and progress: wide where stdout is no terminal, and no bar where stderr is none.
 
-Used by `bench.predictions`, `bench.goodput` and `simulator.experiment_commands`.
+Used by the commands that print tables or take a while. It knows nothing of what they show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+def wide_console(columns: int = 150) -> Console:
+    """Stdout. Where it is no terminal it has so many columns that a row stays a line."""
+    console = Console()
+    return console if console.is_terminal else Console(width=columns)
+
+
+@contextmanager
+def bar(what: str, total: float | None, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """Show on stderr how far work has come. Gives rich's `Progress.update` of this task.
+
+    columns   what follows the bar; by default the time that remains
+    """
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (TimeRemainingColumn(),)))
+    with Progress(*shown, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total))
 
 
 @contextmanager
 def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show how many of `total` are done. Gives a function to be called once for each."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+    with bar(what, total, MofNCompleteColumn(), TimeRemainingColumn()) as update:
+        yield partial(update, advance=1)

@@ -96,25 +96,17 @@ def command(file: Path) -> int:
     The command applies every recorded event to a new control plane. Exit code 0: the effects of every event
     equal those of the recorded run. Exit code 1: they differ, and the first difference is shown.
     """
+    from mooncake_lite.progress import bar
+
     recording = Recording(file)
     try:
         began = time.perf_counter()
-        outcome = _with_progress(recording)
+        with bar("replaying", recording.num_bytes) as update:
+            outcome = replay_events(recording, lambda done: update(completed=done))
         _show(file, recording, outcome, time.perf_counter() - began)
     finally:
         recording.close()
     return 1 if outcome.difference else 0
-
-
-def _with_progress(recording: Recording) -> Outcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("replaying"), BarColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=recording.num_bytes)
-        return replay_events(recording, lambda done: progress.update(task, completed=done))
 
 
 def _show(file: Path, recording: Recording, outcome: Outcome, wall_s: float) -> None:

@@ -30,6 +30,7 @@ from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
 from mooncake_lite.launch.run_dir import ENVIRONMENT
+from mooncake_lite.launch.running import ready_line
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.costs import serving_costs
@@ -96,6 +97,7 @@ def conduct(process: RankProcess) -> int:
     gateways = Gateways(world.node_of, host)
     kind = partial(TracedConductorRole, tracer) if tracer is not None else ConductorRole
     role = kind(config, hub, Control(decides), gateways, lost, stream, recorder)
+    role.on_ready = lambda: _say_ready(process)
     process.ready()
     stop = role.run()
     role.close()
@@ -164,6 +166,12 @@ def _address(config: ServeConfig, world: World) -> str:
         return ""
     others = [name for name, node in zip(world.hostnames, world.node_of) if node != world.node_of[world.rank]]
     return reachable_address(others, config.control_host)
+
+
+def _say_ready(process: RankProcess) -> None:
+    """Print the URL and the run folder, where no launcher of ours does."""
+    if ENVIRONMENT not in os.environ:
+        print(ready_line(process.config, process.run_dir.path), flush=True)
 
 
 def _say_stop(process: RankProcess, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:

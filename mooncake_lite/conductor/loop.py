@@ -93,6 +93,7 @@ class ConductorRole:
     clock     seconds; never moves backwards
     bodies    of the open requests
     impostors events that named another rank than the one that sent them; they change nothing
+    on_ready  called when the cluster is ready for the first time
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class ConductorRole:
         self.bodies = OpenBodies(config.enable_prefix_caching, config.has_pool)
         self.stop: m.Stop | None = None
         self.impostors = 0
+        self.on_ready: Callable[[], object] = lambda: None
         self._lost = lost
         self._stream = stream
         self._recorder = recorder
@@ -255,6 +257,9 @@ class ConductorRole:
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
         self.gateways.set_readiness(effect.ready, detail)
         self._tell_status()
+        if effect.ready:
+            self.on_ready()
+            self.on_ready = lambda: None
 
     def _read_degraded(self, peer: str, degraded: m.Degraded) -> ev.Event | None:
         self.gateways.set_degraded(degraded, self.config.role_of(degraded.rank))

@@ -34,10 +34,11 @@ PLAIN_WIDTH = 100
 def demo(json_file: Path | None) -> None:
     """Measure the same questions cold, from DRAM, from HDF5 after a restart, and with reuse off."""
     from mooncake_lite.demo.report import differences
+    from mooncake_lite.progress import wide_console
 
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder {json_file.resolve().parent} does not exist")
-    console = _console()
+    console = wide_console(PLAIN_WIDTH)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         rows = _play(console)
@@ -100,13 +101,6 @@ def _write(path: Path, rows: list[Row]) -> None:
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--json {path}: {error.strerror}") from None
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -28,6 +28,7 @@ from mooncake_lite.launch.mpirun import rank_command
 from mooncake_lite.launch.progress import Progress
 from mooncake_lite.launch.rank_process import STOP_SIGNALS
 from mooncake_lite.launch.run_dir import RankState, RunDir, sweep
+from mooncake_lite.launch.running import ready_line
 from mooncake_lite.launch.verdict import why_ended
 from mooncake_lite.tracing.merge import merged_line
 
@@ -155,7 +156,8 @@ class Launcher:
             )
         if not self._ranks_ready(states) or not answers(self._config):
             return False
-        self._announce()
+        self._progress.stop()
+        print(ready_line(self._config, job.run_dir.path), flush=True)
         return True
 
     def _ranks_ready(self, states: dict[int, RankState]) -> bool:
@@ -163,14 +165,6 @@ class Launcher:
         expected = 1 if self._config.hosts else self._config.ranks
         seen = 0 in states and len(states) >= expected
         return seen and all(state.state == "ready" for state in states.values())
-
-    def _announce(self) -> None:
-        config = self._config
-        self._progress.stop()
-        ranks = ", ".join(f"{rank} {config.role_of(rank)}" for rank in range(config.ranks))
-        name = config.served_model_name or os.path.basename(config.model.rstrip("/"))
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        print(f"serving {name} at http://{host}:{config.port} (ranks: {ranks})", flush=True)
 
     def _pump(self, job: Job, timeout_s: float) -> None:
         """Wait a little; show what ranks have printed."""

@@ -7,7 +7,7 @@ leaves last. It may not know what is said over the sockets. Explained in docs/ex
       alive                  whoever uses the folder holds a shared flock on it
       control, heart, ...    unix sockets, so the path must stay short
       rank-<n>.json          RankState: what rank n is doing
-      gateway.json           0600
+      gateway.json           0600: the configuration, with the address and the keys of the server
       mpirun.log             everything that mpirun printed
       session/               TMPDIR of mpirun and the ranks
 """

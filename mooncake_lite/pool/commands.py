@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from mooncake_lite.messages.pool import PoolRow
     from store.tier_at_rest import RestingBlock, RestingFolder
 
-PLAIN_WIDTH = 150
-"""Columns when the output is not a terminal: a row stays a line."""
-
 WHERE = click.argument("where", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -347,15 +344,13 @@ def _one_line() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str, total_bytes: int | None) -> Iterator[Any]:
-    """A bar on stderr, where that is a terminal; gives a function that takes more bytes done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    """A bar; gives a function that takes more bytes done."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total_bytes)
-        yield lambda nbytes: progress.advance(task, nbytes)
+    from mooncake_lite.progress import bar
+
+    with bar(what, total_bytes, DownloadColumn(), TransferSpeedColumn()) as update:
+        yield lambda nbytes: update(advance=nbytes)
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -366,13 +361,13 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
     if not rows:
         click.echo("nothing there")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from mooncake_lite.progress import wide_console
 
     table = Table(box=None, pad_edge=False)
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int) else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else value for value in row.values()))
-    console = Console()
-    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
+    wide_console().print(table)

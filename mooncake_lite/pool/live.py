@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lite.errors import ClusterError, UserError
-from mooncake_lite.launch.run_dir import RunDir, bases
+from mooncake_lite.launch.run_dir import RunDir
+from mooncake_lite.launch.running import running
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.pool import (
     POOL_ANSWERS,
@@ -35,20 +36,24 @@ LIVE = "live"
 ANSWER_LIMIT_S = 10.0
 
 
-def run_folder(where: Path) -> Path | None:
-    """The run folder that WHERE means; None when it means files at rest. Raises UserError."""
+def run_folder(where: Path, instead: str = "instead of live") -> Path | None:
+    """The run folder that WHERE means; None when it means files at rest. Raises UserError.
+
+    instead   how the command takes a run folder
+    """
     if (where / "control").is_socket():
         return where
     if str(where) != LIVE or where.exists():
         return None
-    pattern = f"mooncake-lite.{os.getuid()}.*"
-    running = [path for base in bases() for path in base.glob(pattern) if (path / "control").is_socket()]
-    if len(running) == 1:
-        return running[0]
-    if not running:
+    found = running()
+    if len(found) == 1:
+        return found[0].folder
+    if not found:
         raise UserError("no cluster of yours is running here; start one with `mooncake-lite serve`")
-    names = " ".join(map(str, sorted(running)))
-    raise UserError(f"{len(running)} clusters of yours are running here; name one instead of live: {names}")
+    raise UserError(
+        f"{len(found)} clusters of yours are running here: {', '.join(map(str, found))}; "
+        f"name the folder of one {instead}"
+    )
 
 
 class LivePool:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from mooncake_lite.config import DEFAULT_MODEL, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.progress import bar, wide_console
 
 if TYPE_CHECKING:
     from mooncake_lite.engine.engine import Engine
@@ -143,13 +142,10 @@ def _measured(
 
     todo = measure.plan(sizes.max_position, quick)
     engine = _engine(folder, used, measure.pages_needed(todo.shapes))
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring forward passes", total=todo.num_passes)
-        passes = measure.measure(engine, todo, lambda count: bar.update(task, completed=count))
+    with bar("measuring forward passes", todo.num_passes) as update:
+        passes = measure.measure(engine, todo, lambda count: update(completed=count))
         before = (todo.runs + 1) * len(todo.shapes)
-        prompts = measure.measure_prompts(
-            engine, todo, lambda count: bar.update(task, completed=before + count)
-        )
+        prompts = measure.measure_prompts(engine, todo, lambda count: update(completed=before + count))
     moves = measure_moves(engine, tier_folder, lambda text: click.echo(text, err=True))
     cost, whole = fit(passes), fit_prompts(prompts)
     return {
@@ -207,7 +203,7 @@ def _show(made: Profile) -> None:
             f"{1e3 * fitted:.1f}",
             f"{100 * (fitted / prompt.seconds - 1):+.0f}",
         )
-    Console().print(table)
+    wide_console().print(table)
     for kind, error in [*section.error.items(), ("prompt", prefill.error)]:
         click.echo(f"{kind}: the fit is off by {error.mean:.0%} on average, {error.largest:.0%} at most")
     for name, rate in (

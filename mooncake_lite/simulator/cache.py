@@ -27,9 +27,6 @@ from store.policies.learned import Bound, Learned
 BLOCKS = "1000,10000,30000,50000,100000,unbounded"
 """The columns of the table that everybody compares with."""
 
-PLAIN_WIDTH = 150
-"""Columns when the output is not a terminal: a row stays a line."""
-
 MOST_BLOCKS = 100_000_000
 """A hundred times the largest pool of KV blocks; what a policy keeps for as many still fits a machine."""
 
@@ -190,17 +187,14 @@ def write_whole(path: Path, option: str, content: bytes) -> None:
 
 def _measure(workloads: dict[str, Workload], names: Sequence[str], blocks: Sequence[int | None]) -> list[Row]:
     """Every policy with every size, twice: all blocks, and complete ones only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from mooncake_lite.progress import bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        total = sum(workload.references for workload in workloads.values()) * len(names) * len(blocks)
-        task = progress.add_task("", total=total)
+    total = sum(workload.references for workload in workloads.values()) * len(names) * len(blocks)
+    with bar("", total) as update:
 
         def one(name: str, size: int | None) -> Row:
-            progress.update(task, description=f"{name}, {_size(size)} blocks")
-            return _row(workloads, name, size, lambda references: progress.advance(task, references))
+            update(description=f"{name}, {_size(size)} blocks")
+            return _row(workloads, name, size, lambda references: update(advance=references))
 
         return [one(name, size) for name in names for size in blocks]
 
@@ -222,12 +216,11 @@ def _size(blocks: int | None) -> str:
 
 def _show(rows: Sequence[Row]) -> None:
     """Two tables, one line per policy, and what the learned policy guarantees."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    from mooncake_lite.progress import wide_console
+
+    console = wide_console()
     sizes = list(dict.fromkeys(row.blocks for row in rows))
     by_policy: dict[str, list[Row]] = {}
     for row in rows:

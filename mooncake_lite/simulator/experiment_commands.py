@@ -17,9 +17,9 @@ import click
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
-from mooncake_lite.progress import counted
+from mooncake_lite.progress import counted, wide_console
 from mooncake_lite.simulator import compare_admission, compare_policies
-from mooncake_lite.simulator.cache import PLAIN_WIDTH, check_files, write_whole
+from mooncake_lite.simulator.cache import check_files, write_whole
 from mooncake_lite.simulator.compare import Columns, Comparison
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
@@ -171,12 +171,9 @@ def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
 
 def show(title: str, result: Comparison, columns: Columns) -> None:
     """Print a table: the first column is left-aligned, numbers are right-aligned."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    console = wide_console()
     console.print(title, highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column(result.varied)

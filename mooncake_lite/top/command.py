@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.live import Live
 
 from mooncake_lite.errors import UserError
+from mooncake_lite.launch.running import where_else
 from mooncake_lite.options import NumberRange
 from mooncake_lite.top.sample import NoAnswer, harmless
 from mooncake_lite.top.scrape import ANSWER_LIMIT_S, CONNECT_LIMIT_S, scrape
@@ -136,10 +137,7 @@ async def _begin(client: httpx.AsyncClient, url: str, hint: str) -> Watch:
     try:
         first = await scrape(client)
     except NoAnswer as error:
-        raise UserError(
-            f"no server can be watched at {url} ({error}); start one with mooncake-lite serve, or say where "
-            "it is with --url"
-        ) from None
+        raise UserError(f"no server can be watched at {url} ({error}); {where_else()}") from None
     return Watch(harmless(client.base_url.netloc.decode("ascii")), hint, first)
 
 

@@ -60,7 +60,7 @@ class DummyCluster:
 
     def wait_until_serving(self) -> None:
         assert wait_for(lambda: self.said("serving ") or self.process.poll() is not None)
-        assert self.said("serving "), self.output.read_text()
+        assert self.said(f"; run folder: {self.run_dir})"), self.output.read_text()
         self.remember()
 
     def remember(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -148,21 +146,3 @@ def test_only_a_running_pool_has_pins(root, capsys) -> None:
         assert "is no running cluster" in capsys.readouterr().err
     assert main(["store", "pin", "live", "1", "--soft", "-1"]) == 2
     assert "more than 0" in capsys.readouterr().err
-
-
-def test_live_without_a_cluster_says_so_and_with_two_asks_which(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("mooncake_lite.pool.live.bases", lambda: [tmp_path])
-    assert main(["store", "ls", "live"]) == 2
-    assert "no cluster of yours is running here" in capsys.readouterr().err
-    sockets = []
-    for name in ("a", "b"):
-        folder = tmp_path / f"mooncake-lite.{os.getuid()}.{name}"
-        folder.mkdir()
-        sockets.append(socket.socket(socket.AF_UNIX))
-        sockets[-1].bind(str(folder / "control"))
-    assert main(["store", "verify", "live"]) == 2
-    error = capsys.readouterr().err
-    assert "2 clusters of yours are running here; name one instead of live" in error
-    assert str(folder) in error
-    for one in sockets:
-        one.close()

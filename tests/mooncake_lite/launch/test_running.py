@@ -1,0 +1,73 @@
+"""Which cluster a command means: of several it lists each URL with its run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mooncake_lite.cli import main
+from mooncake_lite.launch import running
+
+pytestmark = pytest.mark.quick
+
+NOBODY = ["--url", "http://127.0.0.1:1"]
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where run folders are looked for."""
+    monkeypatch.setattr(running, "bases", lambda: [tmp_path])
+    return tmp_path
+
+
+@pytest.fixture
+def two_clusters(base: Path) -> Iterator[str]:
+    """How commands list them."""
+    folders = [base / f"mooncake-lite.{os.getuid()}.{name}" for name in "ab"]
+    with ExitStack() as stack:
+        for folder, config in zip(folders, ({"port": 8001}, {"port": 8002, "host": "::1"})):
+            folder.mkdir()
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(folder / "control"))
+            (folder / "gateway.json").write_text(json.dumps({"config": config}))
+        yield f"http://127.0.0.1:8001 ({folders[0]}), http://[::1]:8002 ({folders[1]})"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            ["store", "ls", "live"],
+            "no cluster of yours is running here; start one with `mooncake-lite serve`",
+        ),
+        (["explain", "x"], "no cluster of yours is running here; start one with `mooncake-lite serve`"),
+        (["chat", *NOBODY], "start one with mooncake-lite serve, or say where it is with --url"),
+        (["top", *NOBODY], "start one with mooncake-lite serve, or say where it is with --url"),
+    ],
+)
+def test_where_no_cluster_runs_a_command_says_how_to_start_one(
+    command: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f"; {expected}\n" if "--url" in expected else f"{expected}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "choose"),
+    [
+        (["store", "verify", "live"], "name the folder of one instead of live"),
+        (["explain", "x"], "name the folder of one with --cluster"),
+        (["chat", *NOBODY], "name one with --url"),
+        (["top", *NOBODY], "name one with --url"),
+    ],
+)
+def test_of_several_clusters_a_command_lists_each_url_with_its_folder_and_says_how_to_choose(
+    command: list[str], choose: str, two_clusters: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f"running here: {two_clusters}; {choose}\n")
