@@ -6,17 +6,13 @@ port, so it talks to any such server. Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
-import re
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mooncake_lite.client import CONTROL, Answer, AnswerFailed, one_line, problem_of, stream_answer
 from mooncake_lite.errors import UserError
-from mooncake_lite.event_stream import BrokenStream, chunks, error_message, finish_reason, texts
 from mooncake_lite.options import NumberRange
 
 if TYPE_CHECKING:
@@ -33,39 +29,6 @@ answers with unrelated words; 0.2 is what the default model's authors use in the
 
 STOPPED = "stopped"
 """The finish of an answer that the user has interrupted."""
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal would obey: an answer must not move the cursor or set a title."""
-
-
-class ChatFailed(Exception):
-    """The server refused this turn or broke off; the conversation may go on."""
-
-
-@dataclass(slots=True)
-class Turn:
-    """One answer, as far as it has come.
-
-    first_s, last_s   seconds from the question to the first and the last piece of text
-    """
-
-    text: str = ""
-    finish: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-    def summary(self) -> str:
-        """The line under an answer: tokens of the prompt, how many were cached, and the speed."""
-        prompt = self.usage.get("prompt_tokens", 0)
-        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        tokens = self.usage.get("completion_tokens", 0)
-        parts = [f"{prompt} prompt tokens, {cached} cached", f"first text after {self.first_s:.2f} s"]
-        if tokens > 1 and self.last_s > self.first_s:
-            parts.append(f"{(tokens - 1) / (self.last_s - self.first_s):.1f} tok/s")
-        if self.finish == "length":
-            parts.append("cut at the token limit")
-        return " · ".join(parts) if self.finish != STOPPED else "stopped"
 
 
 @click.command("chat")
@@ -133,9 +96,9 @@ def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, A
     try:
         reply = client.get("/v1/models", timeout=CONNECT_LIMIT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"no server answers at {url} ({_one_line(error)}); {where_else()}") from None
+        raise UserError(f"no server answers at {url} ({one_line(error)}); {where_else()}") from None
     if reply.status_code != 200:
-        raise UserError(f"the server at {url} refuses: {problem_of(reply.status_code, reply.text)}")
+        raise UserError(f"the server at {url} refuses: {problem_of(reply)}")
     try:
         cards = [card for card in reply.json()["data"] if model in (None, card["id"])]
         return dict(cards[0]) if cards else {}
@@ -155,17 +118,17 @@ def converse(
             continue
         messages.append({"role": "user", "content": question})
         try:
-            turn = ask(client, console, {**fields, "messages": messages})
-        except ChatFailed as error:
+            answer = ask(client, console, {**fields, "messages": messages})
+        except AnswerFailed as error:
             # The question goes too: a history that the server refuses once would be refused for ever.
             messages.pop()
             console.print(f"error: {error}", style="red", markup=False)
             continue
-        if turn.text:
-            messages.append({"role": "assistant", "content": turn.text})
+        if answer.text:
+            messages.append({"role": "assistant", "content": answer.text})
         else:
             messages.pop()  # two questions in a row are no conversation that a template knows
-        console.print(turn.summary(), style="dim", markup=False)
+        console.print(summary(answer), style="dim", markup=False)
 
 
 def read_question(console: Console) -> str | None:
@@ -182,52 +145,32 @@ def read_question(console: Console) -> str | None:
     return None if question in ("/quit", "/exit") else question
 
 
-def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Turn:
-    """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises ChatFailed."""
-    import httpx
-
-    body = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-    turn, asked = Turn(), time.monotonic()
+def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Answer:
+    """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises AnswerFailed."""
+    answer = Answer()
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-            if reply.status_code != 200:
-                reply.read()
-                raise ChatFailed(problem_of(reply.status_code, reply.text))
-            for text in texts_of(reply.iter_lines(), turn):
-                turn.last_s = time.monotonic() - asked
-                turn.first_s = turn.first_s or turn.last_s
-                console.print(_CONTROL.sub("", text), end="", markup=False)
+        stream_answer(
+            client, fields, answer, lambda text: console.print(CONTROL.sub("", text), end="", markup=False)
+        )
     except KeyboardInterrupt:
-        turn.finish = STOPPED  # leaving the `with` above has closed the connection, and so ended the work
-    except httpx.HTTPError as error:
-        raise ChatFailed(f"the connection broke: {_one_line(error)}") from None
+        answer.finish = STOPPED  # the connection is closed, and so the work has ended
     finally:
-        if turn.text:
+        if answer.text:
             console.print()
-    return turn
+    return answer
 
 
-def texts_of(lines: Iterable[str], turn: Turn) -> Iterator[str]:
-    """The pieces of text in a stream of events; fills `turn` on the way.
-
-    Raises ChatFailed when the stream carries an error or breaks off.
-    """
-    try:
-        for chunk in chunks(lines):
-            turn.usage = chunk.get("usage") or turn.usage
-            turn.finish = finish_reason(chunk) or turn.finish
-            for text in texts(chunk):
-                turn.text += text
-                yield text
-    except BrokenStream as error:
-        raise ChatFailed(str(error)) from None
-
-
-def problem_of(status: int, text: str) -> str:
-    """One line from an answer that is not a success: OpenAI's message if there is one."""
-    message = error_message(text) or text[:200] or "no reason given"
-    return f"{_CONTROL.sub(' ', ' '.join(message.split()))} (HTTP {status})"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def summary(answer: Answer) -> str:
+    """The line under an answer: tokens of the prompt, how many were cached, and the speed."""
+    if answer.finish == STOPPED:
+        return "stopped"
+    cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    parts = [
+        f"{answer.prompt_tokens} prompt tokens, {cached} cached",
+        f"first text after {answer.ttft_s:.2f} s",
+    ]
+    if answer.tpot_s > 0:
+        parts.append(f"{1 / answer.tpot_s:.1f} tok/s")
+    if answer.finish == "length":
+        parts.append("cut at the token limit")
+    return " · ".join(parts)

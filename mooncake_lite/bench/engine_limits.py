@@ -1,18 +1,18 @@
 """What the machine allows: reading the weights once for a decode step, matrix products for a prefill.
 
-Measured by the `engine_*` benchmarks in the same run as the figures that they bound.
+Measured by `engine` in the same run as the figures that they bound.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from mooncake_lite.bench.kernels_attention import read_all
+from mooncake_lite.bench.kernels import read_all
+from mooncake_lite.bench.result import timed
 from mooncake_lite.model import Model, ModelConfig
 from mooncake_lite.model.projection import Projection, shape_of
 
@@ -112,10 +112,5 @@ def prefill_limit(model: Model, tokens: int) -> Callable[[], float]:
 
 def fastest(action: Callable[[], object]) -> float:
     """Return the seconds of the fastest of some runs, after one that does not count."""
-    action()
-    taken = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
+    seconds = timed(action)
+    return min(seconds() for _ in range(REPEATS))

@@ -13,14 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mooncake_lite.bench.goodput_cluster import Shape, memory_of, sleepers, slow_profile, thirds
-from mooncake_lite.bench.goodput_load import NEW_TOKENS, PROMPT_TOKENS, Load, Served, served
-from mooncake_lite.bench.open_loop import Reply, at_their_times
+from mooncake_lite.bench.cluster import Reply, at_their_times, model_folder, scaled_profile
+from mooncake_lite.bench.goodput_load import (
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    SLOWER,
+    Load,
+    Served,
+    Shape,
+    memory_of,
+    served,
+    sleepers,
+    thirds,
+)
 from mooncake_lite.bench.result import Other, Row
-from mooncake_lite.config import DEFAULT_MODEL
 from mooncake_lite.demo.cluster import Cluster
-from mooncake_lite.model import load_config, resolve_model
-from mooncake_lite.model.progress import console_progress
+from mooncake_lite.model import load_config
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.progress import counted
@@ -84,10 +92,8 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     folder   of the model; the default model where it is None
     """
     plan = QUICK if quick else FULL
-    if folder is None:
-        with console_progress() as progress:
-            folder = resolve_model(DEFAULT_MODEL, progress=progress)
-    bench = Bench(folder, slow_profile(folder), plan)
+    folder = model_folder(folder)
+    bench = Bench(folder, scaled_profile(folder, SLOWER), plan)
     with counted("loads", plan.probes + len(plan.forms) * len(plan.loads) + bool(plan.watch_s)) as told:
         capacity = bench.capacity(told)
         cells = [cell for form in plan.forms for cell in bench.form(form, capacity, told)]
@@ -171,14 +177,10 @@ class Bench:
 
         async def offer() -> tuple[list[Reply], dict[str, list[int]]]:
             async with memory_of(cluster.pid) as memory:
-                return await at_their_times(cluster.port, asks, _ignore, patience_s), memory
+                return await at_their_times(cluster.port, asks, lambda: None, patience_s), memory
 
         replies, memory = asyncio.run(offer())
         return served(replies, load, ttft_s, tpot_s), memory
-
-
-def _ignore() -> None:
-    """Take no notice of a single answer."""
 
 
 def capacity_rows(plan: Plan, capacity: float) -> list[Row]:

@@ -1,16 +1,20 @@
-"""One rank in this process, without a cluster: the planner's books and the real engine.
+"""Ideas inside one rank, without a cluster: prefix sharing, and several answers to a prompt.
 
-Used by `ideas_prefix` and `ideas_answers`. Unlike `generate`, a rank keeps its pages between requests.
+Run by `ideas`. The planner's books and the real engine answer in this process. Unlike `generate`, a rank
+keeps its pages between requests.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from mooncake_lite.bench.engine_sides import Prompts
+from mooncake_lite.bench.engine_sides import Ours, Prompts
+from mooncake_lite.bench.result import Other, Row, in_turns, medians
 from mooncake_lite.config import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.local import BLOCK_TOKENS
@@ -121,3 +125,53 @@ def _note(said: list[Outcome], found: dict[JobId, list[tuple[int, float]]], bega
     for outcome in said:
         if isinstance(outcome, Token):
             found[outcome.job].append((outcome.token, now))
+
+
+def prefix_sharing(ours: Ours, tokens: int, known: int, runs: int) -> list[Row]:
+    """TTFT of a prompt of `tokens` tokens, the first of which another prompt had before it: so many.
+
+    By hash and by radix tree, each beside no sharing. A known prefix that ends within a block shows the
+    difference: the hash shares whole blocks of 64 tokens, the tree whole pages of 16.
+    """
+    first, other = ours.prompts(2, tokens)
+    second = first[:known] + other[known:]
+
+    def ttft_ms(sharing: str) -> float:
+        rank = Rank(ours.model, 2 * tokens, sharing)
+        rank.ask([first], 1)
+        return 1e3 * rank.ask([second], 1).ttft_s
+
+    forms = ("off", "hash", "radix")
+    off, *found = medians(runs, *(partial(ttft_ms, form) for form in forms))
+    where = f"TTFT of {tokens} tokens, {known} of them in pages"
+    return [
+        Row(f"prefix sharing, {form}: {where}", "ms", figure, Other("off", off), None, runs)
+        for form, figure in zip(forms[1:], found)
+    ]
+
+
+def several_answers(ours: Ours, tokens: int, n: int, new: int, runs: int) -> list[Row]:
+    """n answers of `new` tokens to one prompt: one prefill and shared pages, beside n requests that share
+    nothing. Both sides draw the same tokens: a request is given the number of its answer."""
+    (prompt,) = ours.prompts(1, tokens)
+    rank = Rank(ours.model, n * (tokens + new + 16), "off")
+    together, apart = in_turns(
+        runs, lambda: rank.ask([prompt], new, n=n), lambda: separately(rank, prompt, n, new)
+    )
+    rows = []
+    for what, unit, field, factor in (
+        ("most pages in use at once", "pages", "pages", 1.0),
+        ("first tokens of all", "ms", "ttft_s", 1e3),
+        ("all answers", "ms", "total_s", 1e3),
+    ):
+        mine, theirs = (
+            factor * statistics.median(getattr(each, field) for each in side) for side in (together, apart)
+        )
+        name = f"n = {n}: {what}, {tokens} + {new} tokens"
+        rows.append(Row(name, unit, mine, Other(f"{n} requests", theirs), None, runs))
+    return rows
+
+
+def separately(rank: Rank, prompt: list[int], n: int, new: int) -> Answered:
+    """Ask for the same answers, each in a request of its own."""
+    return rank.run([rank.job(str(branch), prompt, new, branch=branch) for branch in range(n)])

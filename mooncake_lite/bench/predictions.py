@@ -6,7 +6,7 @@ recording tells what the conductor predicted. Explained in docs/explain/costs.md
 
 from __future__ import annotations
 
-import asyncio
+import random
 import statistics
 import subprocess
 import sys
@@ -16,19 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mooncake_lite.bench.engine_cluster import START_LIMIT_S
-from mooncake_lite.bench.open_loop import Ask, Reply, at_their_times, one_at_a_time, send
-from mooncake_lite.bench.predictions_pairs import predicted_ttft_s
-from mooncake_lite.bench.predictions_workload import MAX_TOKENS, NEW_TOKENS, Workload
+from mooncake_lite.bench.cluster import FOUR_RANKS, Ask, Reply, answers, model_folder, started
 from mooncake_lite.bench.result import Other, Row
-from mooncake_lite.config import DEFAULT_MODEL, ServeConfig
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.client import TRACED
+from mooncake_lite.config import ServeConfig
+from mooncake_lite.control import Control
+from mooncake_lite.control.effects import Decided
+from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.model import load_config, resolve_model
-from mooncake_lite.model.progress import console_progress
+from mooncake_lite.model import load_config
 from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.progress import counted
+from mooncake_lite.recording import Recording
 from mooncake_lite.sizes import block_layout
+
+LOAD = 0.7
+"""Share of the capacity that the overlapping requests offer."""
+
+MAX_TOKENS = 1024
+"""Of a prompt, at most; 64 at least."""
+
+DOCUMENTS = 16
+"""Beginnings that prompts share, of 64 to 768 tokens."""
+
+SHARING = 2 / 3
+NEW_TOKENS = (8, 32)
 
 ALONE, TOGETHER = "one at a time", "overlapping"
 
@@ -45,14 +57,29 @@ PAGES_TOKENS, POOL_TOKENS = 2112, 6144
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """requests: of each of the two replays; load: share of the capacity that the overlapping ones offer."""
+class Workload:
+    """vocab_size: of the model. Requests of another seed share no prefix with these."""
 
-    requests: int
-    load: float = 0.7
+    vocab_size: int
+    seed: int
 
+    def asks(self, count: int, every_s: float = 0.0) -> list[Ask]:
+        """Make requests that arrive as a Poisson process, one every `every_s` seconds in the mean."""
+        chosen = random.Random(f"requests {self.seed}")
+        documents = [self._tokens(chosen, 64, 768) for _ in range(DOCUMENTS)]
+        asks, at_s = [], 0.0
+        for _ in range(count):
+            prompt = self._tokens(chosen, 64, MAX_TOKENS)
+            if chosen.random() < SHARING:
+                prompt = (chosen.choice(documents) + self._tokens(chosen, 16, 256))[:MAX_TOKENS]
+            asks.append(Ask(at_s, prompt, chosen.randint(*NEW_TOKENS), TRACED))
+            at_s += chosen.expovariate(1.0) * every_s
+        return asks
 
-FULL, QUICK = Plan(200), Plan(16)
+    def _tokens(self, chosen: random.Random, least: int, most: int) -> list[int]:
+        """Draw tokens. The first eighth of the ids is left out: control tokens and single bytes are there."""
+        ids = range(self.vocab_size // 8, self.vocab_size)
+        return chosen.choices(ids, k=chosen.randint(least, most))
 
 
 class Compared(NamedTuple):
@@ -73,12 +100,10 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
 
     folder   of the model; the default model where it is None
     """
-    if folder is None:
-        with console_progress() as progress:
-            folder = resolve_model(DEFAULT_MODEL, progress=progress)
+    folder = model_folder(folder)
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
         flags = profile_flags(folder, Path(place) / "profile.json")
-        alone, together = measure(folder, QUICK if quick else FULL, flags, Path(place))
+        alone, together = measure(folder, 16 if quick else 200, flags, Path(place))
     return rows(ALONE, alone) + rows(TOGETHER, together)
 
 
@@ -97,23 +122,22 @@ def profile_flags(folder: Path, out: Path) -> list[str]:
 
 
 def measure(
-    folder: Path, plan: Plan, flags: Sequence[str], place: Path
+    folder: Path, requests: int, flags: Sequence[str], place: Path
 ) -> tuple[list[Compared], list[Compared]]:
-    """Replay requests one at a time, then overlapping. Raises ClusterError.
+    """Replay requests one at a time, then as many overlapping ones. Raises ClusterError.
 
     flags   further ones of `serve`
     place   a folder for the recording and the SSD tier
     """
     vocab_size, record = load_config(folder).vocab_size, place / "record"
     flags = [*cluster_flags(folder), *flags, "--ssd-dir", str(place / "tier"), "--record", str(record)]
-    with Cluster(flags, place / "log") as cluster, counted("requests", 2 * plan.requests) as told:
-        cluster.wait_ready(START_LIMIT_S)
-        port = cluster.port
-        asyncio.run(send(port, Ask(0.0, [1] * 32, 2)))
-        alone = asyncio.run(one_at_a_time(port, Workload(vocab_size, 1).asks(plan.requests), told))
+    with started(flags) as cluster, counted("requests", 2 * requests) as told:
+        alone = []
+        for ask in Workload(vocab_size, 1).asks(requests):
+            alone += answers(cluster.port, [ask], told)
         each_s = statistics.fmean(reply.whole_s for reply in alone)
-        asks = Workload(vocab_size, 2).asks(plan.requests, each_s / plan.load)
-        together = asyncio.run(at_their_times(port, asks, told))
+        asks = Workload(vocab_size, 2).asks(requests, each_s / LOAD)
+        together = answers(cluster.port, asks, told)
     predicted_s = predicted_ttft_s(record)
     return compared(alone, predicted_s), compared(together, predicted_s)
 
@@ -123,7 +147,7 @@ def cluster_flags(folder: Path) -> list[str]:
     config, model = ServeConfig(model=str(folder)), load_config(folder)
     token_nbytes = block_layout(config, model).nbytes // config.block_size
     return [
-        *(str(folder), "--prefill", "1", "--decode", "1", "--store", "1"),
+        *(str(folder), *FOUR_RANKS),
         *("--max-model-len", str(MAX_TOKENS + NEW_TOKENS[1])),
         *("--kv-cache-bytes", str(PAGES_TOKENS * token_nbytes)),
         *("--pool-bytes", str(POOL_TOKENS * token_nbytes)),
@@ -131,14 +155,34 @@ def cluster_flags(folder: Path) -> list[str]:
 
 
 def compared(replies: Sequence[Reply], predicted_s: dict[str, float]) -> list[Compared]:
-    """Put what was predicted beside what the client measured. Raises ClusterError for a refused request."""
+    """Put what was predicted beside what the client measured."""
     found = []
     for reply in replies:
-        if reply.status != 200:
-            raise ClusterError(f"the cluster answered a request with HTTP {reply.status}")
         cached = reply.trace.get("cached_tokens", {})
         tier = next((name for name in ("ssd", "dram", "pages") if cached.get(name)), "")
         found.append(Compared(tier, predicted_s[reply.request_id], reply.ttft_s))
+    return found
+
+
+def predicted_ttft_s(file: Path) -> dict[str, float]:
+    """Return the predicted seconds from arrival to first token, by request id. Raises RecordingError.
+
+    The first placement of a request counts. The time that it was held before is part of its prediction.
+    """
+    recording = Recording(file)
+    control = Control(recording.header.config)
+    arrived_s: dict[str, float] = {}
+    found: dict[str, float] = {}
+    try:
+        for entry in recording.entries():
+            if isinstance(entry.event, RequestArrived):
+                arrived_s[entry.event.request_id] = entry.now
+            for effect in control.on(entry.event, entry.now):
+                if isinstance(effect, Decided):
+                    held_s = entry.now - arrived_s[effect.request_id]
+                    found.setdefault(effect.request_id, held_s + effect.terms.ttft_s)
+    finally:
+        recording.close()
     return found
 
 

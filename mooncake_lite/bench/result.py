@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mooncake_lite.launch.machine import available_memory, usable_cores
 
@@ -75,75 +75,74 @@ class Row:
         }
 
 
-def median_seconds(runs: int, *actions: Callable[[], object]) -> list[float]:
-    """Median seconds of each action."""
-    return [statistics.median(taken) for taken in _times(runs, actions)]
-
-
-def against(
-    runs: int, ours: Callable[[], object], peer: Callable[[], object], limit: Callable[[], object]
-) -> tuple[float, float, float]:
-    """Seconds of ours and of the peer (medians), and of the limit: its best run.
-
-    A limit is what the machine can do, so a moment in which somebody else had the core must not lower it:
-    a median would let ours come out better than the limit.
-    """
-    mine, theirs, bound = _times(runs, (ours, peer, limit))
-    return statistics.median(mine), statistics.median(theirs), min(bound)
+Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """Something to be timed, and what it is called."""
+class Side:
+    """What ours is compared with: a peer, or a limit.
+
+    measure   measures once and returns the figure; None where a peer is missing. `note` then says why.
+    """
 
     name: str
-    run: Callable[[], object]
+    measure: Callable[[], float] | None
+    note: str = ""
 
 
 def compare(
     name: str,
     unit: str,
-    figure: Callable[[float], float],
     runs: int,
-    ours: Callable[[], object],
-    peers: Sequence[Action],
-    limit: Action | None = None,
+    ours: Callable[[], float],
+    peers: Sequence[Side],
+    limit: Side | None = None,
 ) -> list[Row]:
-    """One row for each peer, all timed in turns in the same run.
-
-    figure   seconds -> the figure in `unit`
-    """
-    others = [*peers, limit] if limit else [*peers]
-    mine, *taken = _times(runs, [ours, *(other.run for other in others)])
-    bound = Other(limit.name, figure(min(taken[-1]))) if limit else None
-    own = figure(statistics.median(mine))
-    return [
-        Row(name, unit, own, Other(peer.name, figure(statistics.median(seconds))), bound, runs)
-        for peer, seconds in zip(peers, taken)
-    ]
-
-
-def milliseconds(seconds: float) -> float:
-    """For `compare`."""
-    return seconds * 1e3
+    """Return one row for each peer, or one without a peer. All figures are in `unit`, measured in turns."""
+    there = [side for side in (*peers, limit) if side and side.measure]
+    mine, *found = in_turns(runs, ours, *(side.measure for side in there if side.measure))
+    figures = dict(zip((side.name for side in there), found))
+    best = min if unit in LOWER_IS_BETTER else max
+    bound = Other(limit.name, best(figures[limit.name])) if limit else None
+    own, rows = statistics.median(mine), []
+    for peer in peers:
+        beside = Other(peer.name, statistics.median(figures[peer.name])) if peer.measure else None
+        rows.append(Row(name, unit, own, beside, bound, runs, peer.note))
+    return rows or [Row(name, unit, own, None, bound, runs)]
 
 
-def gigabytes_per_second(nbytes: int) -> Callable[[float], float]:
-    """For `compare`: what moving so many bytes in some seconds comes to."""
-    return lambda seconds: nbytes / 1e9 / seconds
-
-
-def _times(runs: int, actions: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """Seconds of each run. Actions take turns, so that a slow moment of the machine hits all alike."""
-    times: list[list[float]] = [[] for _ in actions]
-    for action in actions:
-        action()  # compiles, touches pages
+def in_turns(runs: int, *actions: Callable[[], Figure]) -> list[list[Figure]]:
+    """Return what each action returned. They take turns, so that a slow moment of the machine hits all."""
+    figures: list[list[Figure]] = [[] for _ in actions]
     for _ in range(runs):
-        for action, taken in zip(actions, times):
-            started = time.perf_counter()
-            action()
-            taken.append(time.perf_counter() - started)
-    return times
+        for action, found in zip(actions, figures):
+            found.append(action())
+    return figures
+
+
+def medians(runs: int, *actions: Callable[[], float]) -> list[float]:
+    """Return the median of each action's figures. They take turns."""
+    return [statistics.median(figures) for figures in in_turns(runs, *actions)]
+
+
+def timed(action: Callable[[], object]) -> Callable[[], float]:
+    """Return a measurement of the seconds of an action.
+
+    The action runs once before, which does not count: that compiles it and touches its pages.
+    """
+    action()
+
+    def measure() -> float:
+        began = time.perf_counter()
+        action()
+        return time.perf_counter() - began
+
+    return measure
+
+
+def median_seconds(runs: int, *actions: Callable[[], object]) -> list[float]:
+    """Return the median seconds of each action."""
+    return medians(runs, *map(timed, actions))
 
 
 def report(rows: list[Row], measured_on: dict[str, Any]) -> dict[str, Any]:

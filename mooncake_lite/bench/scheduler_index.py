@@ -12,7 +12,7 @@ import statistics
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mooncake_lite.bench.result import Other, Row
 from scheduler import PrefixIndex
@@ -52,12 +52,9 @@ def walks(blocks: int) -> list[Row]:
     for number, keys in enumerate(prompts):
         index.stored_run(keys[: random_.randrange(PROMPT_BLOCKS)], 0, (number + 1) % NODES, "dram")
     asked = [[*random_.choice(prompts)] for _ in range(WALKS)]
-    known = {key: 1 for keys in prompts for key in keys}
     walk = median_us(index.leading, asked)
     columns = median_us(lambda keys: index.leading(keys).near_columns(), asked)
-    limit = Other(
-        "one dictionary access for each key", median_us(lambda keys: [*map(known.get, keys)], asked)
-    )
+    limit = accesses(asked)
     shape = f"{PROMPT_BLOCKS} blocks, index of {blocks:,}"
     return [
         Row(f"leading, {shape}", "us", walk, None, limit, WALKS),
@@ -145,7 +142,7 @@ def index_of(prompts: Prompts) -> PrefixIndex:
     return index
 
 
-def median_us(call: Callable[[list[int]], object], prompts: Sequence[list[int]]) -> float:
+def median_us(call: Callable[[list[int]], object], prompts: Prompts) -> float:
     """Return the median time of a call in us."""
     settle()
     taken = []
@@ -154,6 +151,14 @@ def median_us(call: Callable[[list[int]], object], prompts: Sequence[list[int]])
         call(keys)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken) * 1e6
+
+
+def accesses(prompts: Prompts) -> Other:
+    """Measure the limit of any prefix index in Python, in us per prompt."""
+    known = {key: 1 for keys in prompts for key in keys}
+    return Other(
+        "one dictionary access for each key", median_us(lambda keys: [*map(known.get, keys)], prompts)
+    )
 
 
 def seconds(action: Callable[[], None]) -> float:

@@ -1,7 +1,7 @@
 """Our MooncakeDistributedStore beside Mooncake's own: gets and puts of one client, and of four together.
 
-Both run the same worker program (`store_worker`), each with a master and a lender of its own, on loopback,
-and take turns. Without an installed peer its figures are missing, and the rows say why.
+Both run the same program (`peer_program`), each with a master and a lender of its own, on loopback, and take
+turns. Without an installed peer its figures are missing, and the rows say why.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from mooncake_lite.bench.result import Other, Row
-from mooncake_lite.bench.store_peer import Peer, find_peer, peer_master
-from mooncake_lite.bench.worker import Worker
+from mooncake_lite.bench.peers import StorePeer, Worker, find_store_peer, store_peer_master, wait_for_end
+from mooncake_lite.bench.result import Other, Row, in_turns, medians
 from mooncake_lite.errors import ClusterError
 
 KIB, MIB = 2**10, 2**20
@@ -31,72 +31,68 @@ TOGETHER, TOGETHER_BYTES, PROCESSES = 64, 256 * KIB, 4
 """Gets that are under way at once, their size, and who makes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A store under measurement. clients: PROCESSES of them; the first works alone in most rows."""
-
-    clients: list[Worker]
+Clients = list[Worker]
+"""PROCESSES of one store; the first works alone in most rows."""
 
 
 def run(quick: bool) -> list[Row]:
     """Measure both. Raises ClusterError."""
-    peer = find_peer()
+    peer = find_store_peer()
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(_side(sys.executable, "store", dict(os.environ), None))
-        theirs = None
-        if isinstance(peer, Peer):
-            theirs = stack.enter_context(_side(peer.python, "mooncake.store", peer.environment, peer))
-        note = "" if isinstance(peer, Peer) else peer
+        sides = [stack.enter_context(_clients(sys.executable, "store", dict(os.environ), _our_master()))]
+        if isinstance(peer, StorePeer):
+            master = store_peer_master(peer, 10_000)
+            sides.append(
+                stack.enter_context(_clients(peer.python, "mooncake.store", peer.environment, master))
+            )
+        note = "" if isinstance(peer, StorePeer) else peer
         rows = []
         for name, nbytes, puts in (("4 KiB", 4 * KIB, 60), ("1 MiB", MIB, 20)):
-            rows += _alone(ours, theirs, name, nbytes, puts, 200 if quick else 1000, note)
-        return [*rows, _four(ours, theirs, 10 if quick else 40, note)]
+            rows += _alone(sides, name, nbytes, puts, 200 if quick else 1000, note)
+        return [*rows, _four(sides, 10 if quick else 40, note)]
 
 
 @contextlib.contextmanager
-def _side(python: str, module: str, environment: dict[str, str], peer: Peer | None) -> Iterator[Side]:
+def _clients(
+    python: str, module: str, environment: dict[str, str], master: AbstractContextManager[str]
+) -> Iterator[Clients]:
     """A master, a process that lends memory, and clients that lend none."""
     with contextlib.ExitStack() as stack:
-        master = stack.enter_context(_our_master() if peer is None else peer_master(peer, 10_000))
+        address = stack.enter_context(master)
         workers = []
         for segment in (SEGMENT_BYTES, *[0] * PROCESSES):
-            arguments = [module, master, str(segment)]
-            worker = Worker("store_worker.py", arguments, python, environment, LIMIT_S)
+            worker = Worker([module, address, str(segment)], python, environment, LIMIT_S)
             stack.callback(worker.close)
             workers.append(worker)
-        if [worker.answer() for worker in workers] != [0] * len(workers):
-            raise ClusterError(f"a client of {module} could not be set up")
-        yield Side(workers[1:])
+        for worker in workers:
+            worker.answer()
+        yield workers[1:]
 
 
 @contextlib.contextmanager
 def _our_master() -> Iterator[str]:
     line = [sys.executable, "-m", "mooncake_lite", "store", "master", "--rpc-port", "0"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        words = process.stdout.readline().replace(",", "").split()
-        if len(words) < 4:
-            raise ClusterError("our master does not start")
-        yield words[3]
-    finally:
-        process.terminate()
-        process.wait(10)
-        process.stdout.close()  # type: ignore[union-attr]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            words = process.stdout.readline().replace(",", "").split()
+            if len(words) < 4:
+                raise ClusterError("our master does not start")
+            yield words[3]
+        finally:
+            process.terminate()
+            wait_for_end(process)
 
 
-def _alone(
-    ours: Side, theirs: Side | None, name: str, nbytes: int, puts: int, gets: int, note: str
-) -> list[Row]:
+def _alone(sides: list[Clients], name: str, nbytes: int, puts: int, gets: int, note: str) -> list[Row]:
     """One client: puts of new objects, then gets that go round 16 of them; both sides in turns."""
-    sides = [ours] if theirs is None else [ours, theirs]
     put: list[list[float]] = [[] for _ in sides]
     got: list[list[float]] = [[] for _ in sides]
     for turn in range(ROUNDS):
-        for at, side in enumerate(sides):
+        for at, clients in enumerate(sides):
             prefix = f"{name}-{turn}-"
-            put[at] += side.clients[0].ask("put", prefix=prefix, count=puts, nbytes=nbytes)
-            got[at] += side.clients[0].ask("get", prefix=prefix, count=16, runs=gets // ROUNDS, nbytes=nbytes)
+            put[at] += clients[0].ask("put", prefix=prefix, count=puts, nbytes=nbytes)
+            got[at] += clients[0].ask("get", prefix=prefix, count=16, runs=gets // ROUNDS, nbytes=nbytes)
     rows = []
     for verb, times in (("get", got), ("put", put)):
         for words, figure in ((f"{verb} {name}", statistics.median), (f"{verb} {name}, p99", _p99)):
@@ -110,37 +106,32 @@ def _p99(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
 
 
-def _four(ours: Side, theirs: Side | None, runs: int, note: str) -> Row:
+def _four(sides: list[Clients], runs: int, note: str) -> Row:
     """All clients at once, each with its share of the objects; the limit copies the same bytes."""
-    sides = [ours] if theirs is None else [ours, theirs]
     fd = os.memfd_create("mooncake-lite-bench")
     try:
         os.pwrite(fd, os.urandom(TOGETHER * TOGETHER_BYTES), 0)
-        for side in sides:
-            side.clients[0].ask("put", prefix="four-", count=TOGETHER, nbytes=TOGETHER_BYTES)
-        path = f"/proc/{os.getpid()}/fd/{fd}"
-        figures: list[list[float]] = [[] for _ in range(len(sides) + 1)]
-        for _ in range(ROUNDS + 1):  # the first touches pages
-            for at, side in enumerate(sides):
-                figures[at].append(_rate(side, "together", runs, prefix="four-"))
-            figures[-1].append(_rate(ours, "copy", runs, path=path))
+        for clients in sides:
+            clients[0].ask("put", prefix="four-", count=TOGETHER, nbytes=TOGETHER_BYTES)
+        gets = [partial(_rate, clients, "together", runs, prefix="four-") for clients in sides]
+        copies = partial(_rate, sides[0], "copy", runs, path=f"/proc/{os.getpid()}/fd/{fd}")
+        in_turns(1, *gets, copies)  # touches pages
+        mine, *other, bound = medians(ROUNDS, *gets, copies)
     finally:
         os.close(fd)
-    mine, *other = [statistics.median(rates[1:]) for rates in figures[:-1]]
     beside = Other(PEER, other[0]) if other else None
     name = f"{TOGETHER} gets of {TOGETHER_BYTES // KIB} KiB by {PROCESSES} processes"
-    limit = Other(f"{PROCESSES} processes that copy the same bytes", statistics.median(figures[-1][1:]))
+    limit = Other(f"{PROCESSES} processes that copy the same bytes", bound)
     return Row(name, "GB/s", mine, beside, limit, ROUNDS * runs, note)
 
 
-def _rate(side: Side, do: str, runs: int, **values: Any) -> float:
+def _rate(clients: Clients, do: str, runs: int, **values: Any) -> float:
     """GB/s of all clients together, from the first one's start to the last one's end."""
     share = TOGETHER // PROCESSES
     start = time.monotonic() + 0.05
-    for at, client in enumerate(side.clients):
-        client.tell(
-            do, first=at * share, count=share, runs=runs, nbytes=TOGETHER_BYTES, start=start, **values
-        )
-    spans = [client.answer() for client in side.clients]
+    each = {"count": share, "runs": runs, "nbytes": TOGETHER_BYTES, "start": start, **values}
+    for at, client in enumerate(clients):
+        client.tell(do, first=at * share, **each)
+    spans = [client.answer() for client in clients]
     seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
     return TOGETHER * TOGETHER_BYTES * runs / seconds / 1e9

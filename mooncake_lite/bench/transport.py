@@ -1,13 +1,14 @@
 """Transfers between ranks: on one node, and between two (network namespaces of this machine).
 
-Ranks under mpirun run `transport_near` and `transport_far`, which measure; here they are started and their
-rows collected. Explained in docs/explain/transport.md.
+Ranks under mpirun run `transport_ranks`, which measures; here they are started and their rows collected.
+Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -30,23 +31,22 @@ def run(quick: bool) -> list[Row]:
     Where no namespaces can be made (they need root and iproute2) a note says that its rows are left out.
     """
     speed = "quick" if quick else "full"
-    rows = _rows(run_ranks(4, "mooncake_lite.bench.transport_near", [speed], LIMIT_S))
+    rows = _rows(4, ["near", speed])
     if reason := namespaces.problem():
         click.echo(f"mooncake-lite: note: no rows between two nodes: {reason}", err=True)
         return rows
     folder = tempfile.TemporaryDirectory(prefix="mooncake-lite-nodes-")
     with folder as path, namespaces.two_nodes(Path(path)) as nodes:
-        far, spread = "mooncake_lite.bench.transport_far", nodes.mpirun_args(1, 1)
-        rows += _rows(run_ranks(2, far, [speed], LIMIT_S, prefix=nodes.on(0), mpirun_args=spread))
+        prefix, spread = nodes.on(0), nodes.mpirun_args(1, 1)
+        rows += _rows(2, ["far", speed], prefix=prefix, mpirun_args=spread)
         if reason := inspect_open_mpi(find_mpirun()).refusal("fast"):
             click.echo(f"mooncake-lite: note: no rows for one-sided MPI: {reason}", err=True)
             return rows
         spread += ONLY_TCP
-        found = run_ranks(
-            2, far, [speed, "one_sided"], LIMIT_S, profile="fast", prefix=nodes.on(0), mpirun_args=spread
-        )
-    return rows + _rows(found)
+        one_sided = ["far", speed, "one_sided"]
+        return rows + _rows(2, one_sided, profile="fast", prefix=prefix, mpirun_args=spread)
 
 
-def _rows(data: bytes) -> list[Row]:
+def _rows(ranks: int, arguments: list[str], **how: Any) -> list[Row]:
+    data = run_ranks(ranks, "mooncake_lite.bench.transport_ranks", arguments, LIMIT_S, **how)
     return msgspec.json.decode(data, type=list[Row])

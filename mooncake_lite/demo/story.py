@@ -1,6 +1,6 @@
 """What the demo plays: three questions about one document, in three clusters.
 
-Called by `demo.command`. Everything about HTTP is in `demo.client`, about the child process in
+Called by `demo.command`. Everything about HTTP is in `mooncake_lite.client`, about the child process in
 `demo.cluster`, about judgement in `demo.report`; here is only the order of things and what to notice.
 """
 
@@ -11,17 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from mooncake_lite.client import TRACED, Answer, AnswerFailed, stream_answer
 from mooncake_lite.config import ServeConfig
-from mooncake_lite.demo.client import Answer, Message, ask
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.demo.document import DOCUMENT_TOKENS, document_text, shorten
 from mooncake_lite.demo.report import Row
 
 START_LIMIT_S = 120.0
+SILENT_LIMIT_S = 120.0
+"""Before the demo gives up: a cold prefill of the document on one slow core."""
+
 CLUSTER = ServeConfig(prefill=1, decode=1, store=1)
 QUESTIONS = {
     "a": "What is the main idea of the paper?",
@@ -86,27 +90,14 @@ class Story:
     @contextlib.contextmanager
     def _cluster(self, name: str, what: str, flags: list[str]) -> Iterator[Cluster]:
         """A ready cluster, stopped at the end whatever happens."""
-        roles = [
-            "--prefill",
-            str(CLUSTER.prefill),
-            "--decode",
-            str(CLUSTER.decode),
-            "--store",
-            str(CLUSTER.store),
-        ]
+        roles = ("--prefill", "--decode", "--store")
+        counts = (CLUSTER.prefill, CLUSTER.decode, CLUSTER.store)
+        ranks = [word for role, count in zip(roles, counts) for word in (role, str(count))]
         # Every scene is about the pool, so that ranks may not find prefixes in their own pages.
-        sizes = [
-            "--prefix-sharing",
-            "off",
-            "--pool-bytes",
-            "256MiB",
-            "--kv-cache-bytes",
-            "256MiB",
-            "--max-model-len",
-            "2560",
-        ]
+        sizes = ["--prefix-sharing", "off", "--max-model-len", "2560"]
+        sizes += ["--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB"]
         log = self._work_dir / f"{name.replace(' ', '-')}.log"
-        cluster = Cluster([str(self._model_dir), *roles, *sizes, *flags], log)
+        cluster = Cluster([str(self._model_dir), *ranks, *sizes, *flags], log)
         with cluster:
             with self._progress(f"Starting a cluster ({what})") as status:
                 cluster.wait_ready(START_LIMIT_S, lambda detail: status.update(f"Starting: {escape(detail)}"))
@@ -116,22 +107,26 @@ class Story:
 
     def _ask(self, cluster: Cluster, name: str, question: str) -> None:
         """One question: ask, keep the row, say in a line what came back."""
-        messages = self._messages(question)
-        pieces: list[str] = []
-        with self.console.status("waiting for the first token") as status:
+        body = {"messages": self._messages(question), "temperature": 0, "max_tokens": MAX_TOKENS[question]}
+        limits, answer = httpx.Timeout(10.0, read=SILENT_LIMIT_S), Answer()
+        with (
+            self.console.status("waiting for the first token") as status,
+            httpx.Client(base_url=cluster.base_url, trust_env=False, timeout=limits) as client,
+        ):
 
-            def show(text: str) -> None:
-                pieces.append(text)
-                status.update(escape("".join(pieces).replace("\n", " ")[-80:]))
+            def show(_: str) -> None:
+                status.update(escape(answer.text.replace("\n", " ")[-80:]))
 
-            answer = ask(cluster.base_url, messages, MAX_TOKENS[question], on_text=show)
+            stream_answer(client, body, answer, show, TRACED)
+        if not answer.usage:
+            raise AnswerFailed("the server broke off in the middle of an answer: no usage came")
         row = Row(
             question=question, cluster=name, answer=answer, prefill_ranks=tuple(CLUSTER.ranks_of("prefill"))
         )
         self.rows.append(row)
         self._tell(row)
 
-    def _messages(self, question: str) -> list[Message]:
+    def _messages(self, question: str) -> list[dict[str, str]]:
         """The conversation that ends with this question. What is shared, the document, comes first."""
         system = {"role": "system", "content": f"Answer questions about this document.\n\n{self._document}"}
         if question != "c":
@@ -155,7 +150,7 @@ class Story:
         self.console.print(f"{what}: {time.monotonic() - started:.1f} s", highlight=False)
 
 
-def _user(question: str) -> Message:
+def _user(question: str) -> dict[str, str]:
     return {"role": "user", "content": QUESTIONS[question]}
 
 

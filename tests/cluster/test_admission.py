@@ -13,7 +13,7 @@ from openai._legacy_response import LegacyAPIResponse
 from openai.types import Completion
 
 from mooncake_lite.bench.goodput import Bench, Plan
-from mooncake_lite.bench.goodput_cluster import Shape
+from mooncake_lite.bench.goodput_load import Shape
 from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.profiles.compute import ComputeCost, Terms
 from tests import emulation

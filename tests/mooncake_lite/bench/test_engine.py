@@ -1,24 +1,21 @@
-"""The engine's benchmark: what its figures mean, missing peers, its clients and its workers."""
+"""The engine's benchmark: what its figures mean, missing peers, and its workers."""
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooncake_lite.bench import engine, engine_batches, engine_cluster, engine_peers, result
-from mooncake_lite.bench.engine_gaps import longest_gap_s
+from mooncake_lite.bench import engine, engine_sides, peers, result
+from mooncake_lite.bench.engine import decode_seconds, longest_gap_s, of_peer, of_times
 from mooncake_lite.bench.engine_limits import prefill_flops
-from mooncake_lite.bench.engine_sides import Bound, Prompts, Side, decode_seconds, random_prompts, rows
-from mooncake_lite.bench.result import Row
-from mooncake_lite.bench.worker import Worker
+from mooncake_lite.bench.engine_sides import Peer, Prompts, random_prompts, start_peers
+from mooncake_lite.bench.peers import Worker
+from mooncake_lite.bench.result import Row, Side, compare
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model import load_config
 from tests.mooncake_lite.model.conftest import tiny_model
@@ -49,9 +46,9 @@ def test_decode_is_a_whole_run_less_a_run_with_one_token() -> None:
 
 @pytest.mark.quick
 def test_there_is_a_row_for_each_peer_and_a_missing_one_says_why() -> None:
-    peers = [Side("slow", seconds_per_token(0.5)), Side("absent", None, "absent is not installed")]
-    bound = Bound("the machine", lambda: 16.0)
-    found = rows("d", "tokens/s", 3, lambda it: 1 / (it([[1]], 2) - 1), seconds_per_token(0.25), peers, bound)
+    peers = [Peer("slow", seconds_per_token(0.5)), Peer("absent", None, "absent is not installed")]
+    sides = [peer.measured(lambda answer: 1 / (answer([[1]], 2) - 1)) for peer in peers]
+    found = compare("d", "tokens/s", 3, lambda: 4.0, sides, Side("the machine", lambda: 16.0))
     first, second = [row.to_dict() for row in found]
     assert (first["peer"], first["ratio_to_peer"]) == ({"name": "slow", "value": 2.0}, 2.0)
     assert (second["peer"], second["note"]) == (None, "absent is not installed")
@@ -62,8 +59,7 @@ def test_there_is_a_row_for_each_peer_and_a_missing_one_says_why() -> None:
 @pytest.mark.parametrize(("unit", "limit"), [("ms", 1.0), ("tokens/s", 3.0)])
 def test_the_limit_is_its_best_run_whatever_the_unit(unit: str, limit: float) -> None:
     runs = iter([2.0, 1.0, 3.0])
-    bound = Bound("b", lambda: next(runs))
-    (row,) = rows("r", unit, 3, lambda answer: answer([], 1), lambda *_: 1.0, [], bound)
+    (row,) = compare("r", unit, 3, lambda: 1.0, [], Side("b", lambda: next(runs)))
     assert row.limit is not None
     assert row.limit.value == limit
 
@@ -86,27 +82,10 @@ def test_causal_attention_counts_half_of_the_square(tiny: Path) -> None:
 
 @pytest.mark.quick
 def test_ttft_and_tpot_of_a_batch_are_means_over_its_requests() -> None:
-    found = engine_batches.of_times([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
+    found = of_times([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
     assert found == (1.0, 1500.0, 1500.0)
-    peer = engine_batches.of_peer(seconds_per_token(0.5), [[1], [1]], 3, gaps=True)
+    peer = of_peer(seconds_per_token(0.5), [[1], [1]], 3, gaps=True)
     assert peer == (3.0, 1000.0, 500.0)
-
-
-@pytest.mark.quick
-def test_tpot_of_streams_counts_only_while_all_are_decoded() -> None:
-    early = [0.0, 5.0, 6.0, 7.0]  # waits for the other one's prompt
-    late = [5.0, 6.0, 7.0, 8.0]
-    assert engine_cluster.tpot_s([early, late], 4) == pytest.approx(1.0)
-
-
-@pytest.mark.quick
-def test_tpot_of_streams_that_never_met_is_that_of_each_alone() -> None:
-    assert engine_cluster.tpot_s([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], 3) == pytest.approx(1.0)
-
-
-@pytest.mark.quick
-def test_a_piece_of_several_tokens_is_not_taken_for_one() -> None:
-    assert engine_cluster.tpot_s([[0.0, 2.0, 4.0]], 5) == pytest.approx(1.0)
 
 
 @pytest.mark.quick
@@ -114,35 +93,35 @@ def test_the_longest_gap_lies_between_two_tokens() -> None:
     assert longest_gap_s([9.0, 10.0, 14.0, 15.0]) == 4.0
 
 
-# ------------------------------------------------------------------------------------ peers and clients
+# ------------------------------------------------------------------------------------ peers
 
 
 @pytest.mark.quick
 def test_a_peer_that_is_not_installed_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_peers, "interpreter_with", lambda package: None)
+    monkeypatch.setattr(engine_sides, "interpreter_with", lambda package: None)
     (tmp_path / "m.gguf").touch()
-    with engine_peers.start_peers(tmp_path, 2) as peers:
-        assert peers.generate.answer is peers.generate_batch.answer is peers.llama.answer is None
-        assert peers.generate.note.endswith("pip install 'mooncake-lite[peers]'")
-        assert peers.llama.note.endswith("pip install 'mooncake-lite[peers-llama]'")
+    with start_peers(tmp_path) as found:
+        assert found.generate.answer is found.generate_batch.answer is found.llama.answer is None
+        assert found.generate.note.endswith("pip install 'mooncake-lite[peers]'")
+        assert found.llama.note.endswith("pip install 'mooncake-lite[peers-llama]'")
 
 
 @pytest.mark.quick
 def test_a_peer_may_be_installed_for_another_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOONCAKE_LITE_PEER_PYTHON", raising=False)
-    assert engine_peers.interpreter_with("json") == sys.executable
-    assert engine_peers.interpreter_with("no_such_package") is None
+    assert peers.interpreter_with("json") == sys.executable
+    assert peers.interpreter_with("no_such_package") is None
     monkeypatch.setenv("MOONCAKE_LITE_PEER_PYTHON", "/nonexistent/python")
-    assert engine_peers.interpreter_with("no_such_package") is None
+    assert peers.interpreter_with("no_such_package") is None
 
 
 @pytest.mark.quick
 def test_a_worker_that_ends_is_an_error_and_no_answer() -> None:
-    worker = Worker("engine_worker.py", ["no such peer", "-", "2"], sys.executable, os.environ, 30.0)
+    worker = Worker(["no such peer", "-", "2"], sys.executable, os.environ, 30.0)
     try:
-        with pytest.raises(ClusterError, match="engine_worker did not answer"):
+        with pytest.raises(ClusterError, match="no such peer did not answer"):
             worker.answer()
     finally:
         worker.close()
@@ -150,52 +129,11 @@ def test_a_worker_that_ends_is_an_error_and_no_answer() -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_transformers_answers_with_as_many_tokens_as_asked_both_ways(tiny: Path) -> None:
-    with engine_peers.start_peers(tiny, 2) as peers:
-        assert "has 0" in peers.llama.note
-        for side in (peers.generate, peers.generate_batch):
+    with start_peers(tiny) as found:
+        assert "has 0" in found.llama.note
+        for side in (found.generate, found.generate_batch):
             assert side.answer is not None
             assert side.answer(random_prompts(2, 20, VOCABULARY), 3) > 0
-
-
-class Streams(http.server.BaseHTTPRequestHandler):
-    """Answers as many pieces as tokens are asked for; a prompt of one token is broken off."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["ignore_eos"] is True
-        self.send_response(200)
-        self.end_headers()
-        for _ in range(body["max_tokens"]):
-            self.wfile.write(b'data: {"choices": []}\n\n')
-        if len(body["prompt"]) > 1:
-            self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Streams)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.quick
-def test_every_stream_has_the_times_of_its_own_pieces(port: int) -> None:
-    times = engine_cluster.stream_times(port, [[1, 2], [3, 4]], 5)
-    assert [len(each) for each in times] == [5, 5]
-    assert all(each == sorted(each) for each in times)
-
-
-@pytest.mark.quick
-def test_a_stream_that_breaks_off_is_an_error(port: int) -> None:
-    with pytest.raises(ClusterError, match="broke off: 3 pieces came, and the end did not"):
-        engine_cluster.stream_times(port, [[1, 2], [3]], 3)
 
 
 # ------------------------------------------------------------------------------------ all of it
@@ -203,14 +141,14 @@ def test_a_stream_that_breaks_off_is_an_error(port: int) -> None:
 
 def test_a_quick_run_has_a_row_for_each_promise(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With neither peers nor a cluster, whose parts are tested above."""
-    monkeypatch.setattr(engine_peers, "interpreter_with", lambda package: None)
+    monkeypatch.setattr(engine_sides, "interpreter_with", lambda package: None)
 
-    def no_cluster(ours: Any, folder: Path, threads: int, streams: Prompts, *_: object) -> list[Row]:
+    def no_cluster(ours: Any, folder: Path, streams: Prompts, *_: object) -> list[Row]:
         return [
             Row(f"TPOT through a cluster, {count} streams", "ms", 1.0, None, None, 1) for count in streams
         ]
 
-    monkeypatch.setattr(engine_cluster, "run", no_cluster)
+    monkeypatch.setattr(engine, "cluster", no_cluster)
     found = result.report(engine.run(quick=True, folder=tiny), result.machine())
     names = [row["name"] for row in json.loads(json.dumps(found))["rows"]]
     assert list(dict.fromkeys(names)) == [

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.bench import goodput, goodput_cluster
+from mooncake_lite.bench import goodput
+from mooncake_lite.bench.cluster import GIVEN_UP, Ask, Reply, scaled_profile
 from mooncake_lite.bench.goodput import Bench, Cell, Plan, cell_rows
-from mooncake_lite.bench.goodput_load import NEW_TOKENS, PROMPT_TOKENS, Load, Served, served
-from mooncake_lite.bench.open_loop import GIVEN_UP, Ask, Reply
+from mooncake_lite.bench.goodput_load import NEW_TOKENS, PROMPT_TOKENS, Load, Served, served, thirds
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.compute import ComputeCost, Terms
 from tests import emulation
@@ -97,11 +97,11 @@ def test_rows_compare_with_no_admission_and_with_the_best_and_tell_of_refusals()
 
 
 def test_memory_is_compared_between_the_middle_and_the_end_of_a_run() -> None:
-    assert goodput_cluster.thirds([1, 9, 4, 6, 7, 9, 20]) == (5.0, pytest.approx(12.0))
+    assert thirds([1, 9, 4, 6, 7, 9, 20]) == (5.0, pytest.approx(12.0))
 
 
-def test_the_profile_is_the_shipped_one_with_longer_times(tmp_path: Path) -> None:
-    folder = tmp_path / "SmolLM2-135M-Instruct"
-    assert goodput_cluster.slow_profile(folder).compute.time_scale == goodput_cluster.SLOWER
+def test_the_profile_is_the_shipped_one_with_other_times(tmp_path: Path) -> None:
+    shipped, slow = (scaled_profile(tmp_path / "SmolLM2-135M-Instruct", factor).compute for factor in (1, 3))
+    assert (slow.time_scale, slow.fit) == (3 * shipped.time_scale, shipped.fit)
     with pytest.raises(ConfigError, match="no profile of other comes with this program"):
-        goodput_cluster.slow_profile(tmp_path / "other")
+        scaled_profile(tmp_path / "other", 3)

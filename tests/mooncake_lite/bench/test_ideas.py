@@ -8,18 +8,19 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mooncake_lite.bench import ideas, ideas_answers, ideas_cluster, ideas_loading
+from mooncake_lite.bench import ideas, ideas_cluster
+from mooncake_lite.bench.cluster import Ask, Reply, stream_times
 from mooncake_lite.bench.engine_sides import random_prompts
-from mooncake_lite.bench.ideas_preemption import Shape
-from mooncake_lite.bench.ideas_rank import Rank
+from mooncake_lite.bench.ideas_cluster import Crowd, figures, on_a_fast_engine
+from mooncake_lite.bench.ideas_rank import Rank, separately
 from mooncake_lite.bench.result import Row
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model import Model, load_config, load_model
-from mooncake_lite.profiles.file import read_profile, shipped_profile
 from scheduler.costs.load_or_compute import PROBE_EVERY
 from tests import emulation
 from tests.mooncake_lite.model.conftest import tiny_model
@@ -46,7 +47,7 @@ def model(tiny: Path) -> Model:
 def test_n_answers_are_those_of_n_requests_and_take_fewer_pages(model: Model) -> None:
     (prompt,) = random_prompts(1, 40, VOCABULARY)
     rank = Rank(model, 400, "off")
-    together, apart = rank.ask([prompt], 20, n=4), ideas_answers.separately(rank, prompt, 4, 20)
+    together, apart = rank.ask([prompt], 20, n=4), separately(rank, prompt, 4, 20)
     assert together.tokens == apart.tokens
     assert len({tuple(answer) for answer in apart.tokens}) == 4
     # 40 + 20 tokens are 4 pages; the first 2 are full pages of the prompt
@@ -77,15 +78,13 @@ class Cluster(http.server.BaseHTTPRequestHandler):
         assert body["ignore_eos"] is True
         self.send_response(200)
         self.end_headers()
-        if body.get("stream"):
-            for _ in range(body["max_tokens"]):
-                self.wfile.write(b'data: {"choices": []}\n\n')
-            self.wfile.write(b"data: [DONE]\n\n")
-            return
-        Cluster.asked += 1
+        Cluster.asked += body["max_tokens"] == 1
         reused = 128 * (Cluster.asked % (PROBE_EVERY + 1) == 0)
         span = {"stage": "compute", "seconds": 0.1, "count": len(body["prompt"]) - reused}
-        self.wfile.write(json.dumps({"mooncake_lite": {"spans": [span]}}).encode())
+        event = json.dumps({"choices": [], "mooncake_lite": {"spans": [span]}}).encode()
+        for _ in range(body["max_tokens"]):
+            self.wfile.write(b"data: " + event + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -105,54 +104,43 @@ def port() -> Iterator[int]:
 @pytest.mark.quick
 def test_ttft_begins_when_a_request_is_sent_and_the_longest_gap_is_a_median_of_answers() -> None:
     found = [(0.0, [1.0, 2.0, 3.0]), (2.0, [5.0, 6.0, 11.0]), (4.0, [6.0, 8.0, 10.0])]
-    assert ideas_cluster.figures(found, 3) == pytest.approx((2000.0, 2000.0, 2000.0))
+    replies = [Reply(Ask(0.0, [1], 3), sent_s, times=times) for sent_s, times in found]
+    assert figures(replies) == pytest.approx((2000.0, 2000.0, 2000.0))
 
 
 @pytest.mark.quick
-def test_requests_are_sent_at_equal_intervals(port: int) -> None:
-    found = ideas_cluster.at_intervals(port, random_prompts(3, 8, VOCABULARY), 3, 0.01)
-    assert all(figure > 0 for figure in found)
+def test_every_stream_has_the_times_of_its_own_pieces(port: int) -> None:
+    times = stream_times(port, random_prompts(2, 8, VOCABULARY), 5)
+    assert [len(each) for each in times] == [5, 5]
+    assert all(each == sorted(each) for each in times)
 
 
 @pytest.mark.quick
 def test_enough_pages_are_more_than_any_answer_needs() -> None:
-    assert Shape(sequences=8, tokens=128, new=130, pages=80).enough == 8 * 18
+    assert Crowd(sequences=8, tokens=128, new=130, pages=80).enough == 8 * 18
 
 
 @pytest.mark.quick
 def test_a_fast_engine_that_never_loads_is_an_error(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ideas_loading, "ROUNDS", 0)
+    monkeypatch.setattr(ideas_cluster, "ROUNDS", 0)
     with pytest.raises(ClusterError, match="of 0 requests to a fast engine 0 loaded their prefix"):
-        ideas_loading._fast(port, VOCABULARY, 20, 10)
-
-
-@pytest.mark.quick
-def test_a_faster_profile_is_the_shipped_one_with_other_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = emulation.model_folder(tmp_path / "SmolLM2-135M-Instruct", emulation.SMOL)
-    shipped = emulation.profile_of(folder)
-    monkeypatch.setattr(ideas_loading, "profile_of", lambda *_: shipped)
-    assert shipped_profile(folder) is not None
-    found = read_profile(ideas_loading.faster_profile(folder, tmp_path / "fast.json")).compute
-    assert found.time_scale == 1 / ideas_loading.SPEED_UP
-    assert found.fit == shipped.compute.fit
+        on_a_fast_engine(port, VOCABULARY, 20, 10)
 
 
 def test_a_quick_run_has_each_idea_beside_its_absence(
-    tiny: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a server that answers at once in place of each cluster."""
     flags: list[list[str]] = []
 
     @contextlib.contextmanager
-    def started(given: list[str]) -> Iterator[int]:
+    def started(given: list[str]) -> Iterator[SimpleNamespace]:
         flags.append(given)
-        yield port
+        yield SimpleNamespace(port=port)
 
-    for module in ("preemption", "loading", "modes", "trace"):
-        monkeypatch.setattr(f"mooncake_lite.bench.ideas_{module}.started", started)
-    monkeypatch.setattr(ideas_loading, "faster_profile", lambda folder, path: path)
+    shipped = emulation.profile_of(emulation.model_folder(tmp_path / "model"))
+    monkeypatch.setattr(ideas_cluster, "started", started)
+    monkeypatch.setattr(ideas_cluster, "scaled_profile", lambda *_: shipped)
     rows = ideas.run(quick=True, folder=tiny)
     assert list(dict.fromkeys(row.name.partition(":")[0] for row in rows)) == NAMES
     assert all(row.ours > 0 and row.peer is not None and row.peer.value > 0 for row in rows)

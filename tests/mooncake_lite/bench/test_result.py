@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_lite.bench import result
 from mooncake_lite.bench.command import show
-from mooncake_lite.bench.result import Other, Row, against
+from mooncake_lite.bench.result import Other, Row, Side, compare, timed
 from mooncake_lite.cli import main
 
 pytestmark = pytest.mark.quick
@@ -29,16 +29,16 @@ def test_a_row_without_a_peer_has_no_ratio_to_one() -> None:
     assert (row["peer"], row["limit"], row["ratio_to_peer"], row["ratio_to_limit"]) == (None,) * 4
 
 
-def test_ours_and_the_peer_are_medians_and_the_limit_is_its_best_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        result, "_times", lambda runs, actions: [[5.0, 1.0, 3.0], [6.0, 2.0, 4.0], [9.0, 0.5, 7.0]]
-    )
-    assert against(3, int, int, int) == (3.0, 4.0, 0.5)
+def test_ours_and_the_peer_are_medians_and_the_limit_is_its_best_run() -> None:
+    ours, peer, limit = iter([5.0, 1.0, 3.0]), iter([6.0, 2.0, 4.0]), iter([9.0, 0.5, 7.0])
+    sides = Side("peer", lambda: next(peer)), Side("limit", lambda: next(limit))
+    (row,) = compare("t", "ms", 3, lambda: next(ours), [sides[0]], sides[1])
+    assert row == Row("t", "ms", 3.0, Other("peer", 4.0), Other("limit", 0.5), 3)
 
 
 def test_actions_take_turns_after_a_first_run_that_does_not_count() -> None:
     done: list[str] = []
-    result.median_seconds(2, lambda: done.append("a"), lambda: done.append("b"))
+    result.medians(2, timed(lambda: done.append("a")), timed(lambda: done.append("b")))
     assert done == ["a", "b", "a", "b", "a", "b"]
 
 

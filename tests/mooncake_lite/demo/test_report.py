@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mooncake_lite.demo.client import Answer
+from mooncake_lite.client import Answer
 from mooncake_lite.demo.report import Row, differences, speedups, table, warnings
-from mooncake_lite.messages import Span
 
 pytestmark = pytest.mark.quick
 
@@ -26,22 +25,22 @@ GOOD = [  # question, cluster, TTFT, prompt tokens, cached
 
 
 def row(question: str, cluster: str, ttft_s: float, prompt: int, cached: dict[str, int]) -> Row:
+    names = ("stage", "rank", "seconds", "nbytes", "count")
+    spans = [
+        ("decide", 0, 0.001, 0, 0),
+        ("promote", 3, 0.05, 40_000_000, 14),
+        ("load", 1, 0.05, 40_000_000, 14),
+        ("compute", 1, 0.1, 0, 32),
+        ("store", 1, 0.1, 100_000_000, 2),
+        ("load", 2, 0.2, 220_000_000, 28),
+    ]
     answer = Answer(
         text=f"answer {question}",
         finish="length",
-        prompt_tokens=prompt,
-        completion_tokens=11,
+        usage={"prompt_tokens": prompt, "completion_tokens": 11},
+        trace={"cached_tokens": cached, "spans": [dict(zip(names, span)) for span in spans]},
         ttft_s=ttft_s,
         answer_s=ttft_s + 1.0,
-        cached=cached,
-        spans=[
-            Span("decide", 0, 0.001),
-            Span("promote", 3, 0.05, 40_000_000, 14),
-            Span("load", 1, 0.05, 40_000_000, 14),
-            Span("compute", 1, 0.1, 0, 32),
-            Span("store", 1, 0.1, 100_000_000, 2),
-            Span("load", 2, 0.2, 220_000_000, 28),
-        ],
     )
     return Row(question=question, cluster=cluster, answer=answer, prefill_ranks=(1,))
 
@@ -82,11 +81,11 @@ def test_speedups_are_cold_over_warm() -> None:
     [
         (1, {"ttft_s": 0.5}, "TTFT from DRAM is 8.0x shorter than cold; 10x is expected"),
         (3, {"ttft_s": 1.0}, "TTFT from HDF5 is 4.0x shorter than cold; 8x is expected"),
-        (0, {"cached": {"dram": 64}}, "the first question was not cold"),
-        (1, {"cached": {"ssd": 64}}, "took nothing from DRAM"),
-        (2, {"cached": {"dram": 1600}}, "did not reuse the answer's own KV"),
-        (3, {"cached": {"dram": 1600}}, "nothing came from HDF5"),
-        (8, {"cached": {"dram": 64}}, "although reuse is off"),
+        (0, {"trace": {"cached_tokens": {"dram": 64}}}, "the first question was not cold"),
+        (1, {"trace": {"cached_tokens": {"ssd": 64}}}, "took nothing from DRAM"),
+        (2, {"trace": {"cached_tokens": {"dram": 1600}}}, "did not reuse the answer's own KV"),
+        (3, {"trace": {"cached_tokens": {"dram": 1600}}}, "nothing came from HDF5"),
+        (8, {"trace": {"cached_tokens": {"dram": 64}}}, "although reuse is off"),
     ],
 )
 def test_what_did_not_go_as_told_is_a_warning(index: int, changes: dict[str, object], says: str) -> None:
@@ -95,7 +94,9 @@ def test_what_did_not_go_as_told_is_a_warning(index: int, changes: dict[str, obj
     assert says in warning
 
 
-@pytest.mark.parametrize("changes", [{"text": "answer x"}, {"completion_tokens": 12}, {"finish": "stop"}])
+@pytest.mark.parametrize(
+    "changes", [{"text": "answer x"}, {"usage": {"completion_tokens": 12}}, {"finish": "stop"}]
+)
 def test_other_text_other_length_or_another_end_is_a_difference(changes: dict[str, object]) -> None:
     [difference] = differences(changed(6, **changes))
 

@@ -19,8 +19,9 @@ from click.testing import CliRunner
 
 from mooncake_lite import chat as chat_module
 from mooncake_lite import messages as m
-from mooncake_lite.chat import TEMPERATURE, ChatFailed, Turn, chat, texts_of
+from mooncake_lite.chat import TEMPERATURE, chat, summary
 from mooncake_lite.cli import main
+from mooncake_lite.client import Answer
 from mooncake_lite.errors import UserError
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
@@ -177,16 +178,15 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
 def test_what_was_said_of_a_stopped_answer_stays_in_the_history(
     gateway: GatewayProcess, cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter(["half an ans", ""])
+    answers = iter(["half an ans", "", ""])
 
-    def interrupted(lines: Any, turn: Turn) -> Iterator[str]:
-        turn.text = next(answers)
-        yield turn.text
+    def interrupted(_: object, __: object, answer: Answer, on_text: object) -> None:
+        answer.text = next(answers)
         raise KeyboardInterrupt
 
     history: list[list[dict[str, str]]] = []
     real = chat_module.ask
-    monkeypatch.setattr(chat_module, "texts_of", interrupted)
+    monkeypatch.setattr(chat_module, "stream_answer", interrupted)
     monkeypatch.setattr(
         chat_module, "ask", lambda *given: (history.append(list(given[2]["messages"])), real(*given))[1]
     )
@@ -229,28 +229,12 @@ def test_an_answer_cannot_command_the_terminal(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (['data: {"error": {"message": "rank 2 was lost"}}'], "rank 2 was lost"),
-        (['data: {"choices": []}'], "broke off"),
-        (["data: {"], "not JSON"),
-        (["data: 5"], "no object"),
-        ([], "broke off"),
-    ],
-)
-def test_a_stream_that_does_not_end_well_is_told(lines: list[str], reason: str) -> None:
-    with pytest.raises(ChatFailed, match=reason):
-        list(texts_of(lines, Turn()))
-
-
-@pytest.mark.quick
 def test_the_line_under_an_answer() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 64}}
 
-    turn = Turn("text", "length", usage, 0.5, 2.5)
+    answer = Answer("text", "length", usage, {}, 0.5, 2.5)
 
-    assert turn.summary() == (
+    assert summary(answer) == (
         "100 prompt tokens, 64 cached · first text after 0.50 s · 5.0 tok/s · cut at the token limit"
     )
 

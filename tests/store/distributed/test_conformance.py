@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.bench.store_peer import Peer, find_peer, peer_master
+from mooncake_lite.bench.peers import StorePeer, find_store_peer, store_peer_master
 from tests.store.distributed.running import ENVIRONMENT, ROOT, master_process
 
 PROGRAM = Path(__file__).with_name("conformance.py")
@@ -47,10 +47,10 @@ def over_tcp() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, str]:
-    peer = find_peer()
-    if not isinstance(peer, Peer):
+    peer = find_store_peer()
+    if not isinstance(peer, StorePeer):
         pytest.skip(peer)
-    with peer_master(peer, LEASE_MS) as master:
+    with store_peer_master(peer, LEASE_MS) as master:
         return results(peer.python, "mooncake.store", master, peer.environment)
 
 
