@@ -282,6 +282,7 @@ class ServeConfig:
         kv_events_config(self.kv_events_config)
         parse_tenants(self.tenants, self.service_classes, self.api_key)
         parse_origins(self.allowed_origins)
+        parse_hosts(self.allowed_hosts)
         check_weight_choice(self.weights, self.dtype, self.device)
         check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         check_engine(self)
