@@ -19,7 +19,7 @@ from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.errors import ConfigError, RecordingError, UserError
 from mooncake_lite.recording import Digester, Entry, Recording
-from scheduler.placement import Candidate, Decisions, Explanation, explain
+from scheduler.placement import OTHER_SCORES, Candidate, Decisions, Explanation, explain
 
 SHOWN_IDS = 3
 
@@ -167,16 +167,20 @@ def _show(found: Explanation) -> None:
     if not found.candidates:
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("prefill", "decode", "score", "TTFT", "queue", "transfer", "start", "compute"):
+    unit = OTHER_SCORES.get(found.policy, "ms")
+    for name in ("prefill", "decode"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("near", "reused", "best", "fetch", "batch", "TBT"):
+    for name in (f"score {unit}".strip(), "TTFT ms", "queue ms", "transfer ms", "start ms", "compute ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("near", "reused", "best", "fetch", "batch", "TBT ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.candidates:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, unit))
     wide_console().print(table)
     click.echo(
-        "times: predicted, in ms. start: loads from DRAM of its node, and messages. near, reused, best: "
-        "leading blocks near the instance, not computed there, and anywhere in the pool"
+        "times are predicted. start: loads from DRAM of its node, and messages; a part of TTFT, and not of "
+        "the score. near, reused, best: leading blocks near the instance, not computed there, and anywhere "
+        "in the pool"
     )
 
 
@@ -190,11 +194,12 @@ def _headline(found: Explanation) -> str:
     return f"{start}waits: {found.reason}"
 
 
-def _cells(row: Candidate) -> list[str]:
+def _cells(row: Candidate, unit: str) -> list[str]:
     terms = row.terms
     times = terms.ttft_s, terms.queue_s, terms.transfer_s, terms.start_s, terms.prefill_s
+    score = f"{1e3 * terms.score:,.1f}" if unit == "ms" else f"{terms.score:.4g}"
     return [
-        str(row.prefill), str(row.decode), f"{terms.score:.4g}", *(f"{1e3 * each:,.1f}" for each in times),
+        str(row.prefill), str(row.decode), score, *(f"{1e3 * each:,.1f}" for each in times),
         str(terms.near_blocks), str(terms.reused_blocks), str(terms.best_blocks),
         "yes" if row.fetch else "no", str(terms.decode_batch), f"{1e3 * terms.tbt_s:,.1f}",
     ]  # fmt: skip

@@ -25,7 +25,7 @@ HELP = {
     "predicted_ttft_ratio": "Predicted / measured time to first token of a request, by what the ranks report",
     "predicted_tbt_ratio": "Predicted / measured time between tokens of an answer, by what the ranks report",
     "requests_rejected_total": "Requests refused with 429",
-    "requests_finished_total": "Requests that were answered to their end or cancelled while decoding",
+    "requests_finished_total": "Requests that were answered to their end",
     "class_requests_total": "Requests that have ended, by service class and outcome",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",

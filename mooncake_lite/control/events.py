@@ -117,10 +117,14 @@ class RequestArrived(Event, frozen=True):
 
 
 class RequestCancelled(Event, frozen=True):
-    """The client has left, or needs no more tokens: of one branch, or with -1 of all."""
+    """The client has left, or needs no more tokens: of one branch, or with -1 of all.
+
+    answered   the client has all that it asked for: a stop string has ended its answers
+    """
 
     request_id: str
     branch: int = -1
+    answered: bool = False
 
 
 class PrefillEnded(RequestEvent, frozen=True):

@@ -36,7 +36,7 @@ class Reports:
         record.branches -= {*ended.finished, *record.dropped}
         if record.stage is Stage.CANCELLED:
             self._requests.move(record, Step.DROP)
-            self._requests.end(record, "cancelled", now)
+            self._requests.end(record, record.cancelled_as, now)
         elif not record.branches:
             self._release(record)
             self._requests.move(record, Step.FINISH)
@@ -118,7 +118,7 @@ class Reports:
             record.branches.remove(ended.branch)
             self._requests.keep_slots(record)
         else:
-            self._finish(record, "finished", now)
+            self._finish(record, now)
 
     @staticmethod
     def _may_end(record: RequestRecord, branch: int) -> bool:
@@ -127,7 +127,8 @@ class Reports:
             return False
         return len(record.branches) > 1 or record.may(Step.FINISH) or record.may(Step.DROP)
 
-    def _finish(self, record: RequestRecord, outcome: str, now: float) -> None:
+    def _finish(self, record: RequestRecord, now: float) -> None:
+        outcome = record.cancelled_as if record.stage is Stage.CANCELLED else "finished"
         self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
         self._requests.end(record, outcome, now)
 
@@ -163,7 +164,7 @@ class Reports:
             record.branches.remove(preempted.branch)
             self._requests.keep_slots(record)
         else:
-            self._finish(record, "cancelled" if record.stage is Stage.CANCELLED else "finished", now)
+            self._finish(record, now)
 
     def _hold_again(
         self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float

@@ -57,6 +57,7 @@ class RequestRecord:
         attempt         number of starts; answers to an earlier one change nothing
         n               answers to the one prompt
         branches        those that have not ended; dropped: those of them that the client does not want
+        cancelled_as    its outcome once it is cancelled: "finished" when a stop string has ended its answers
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
         started_s       when it took its prefill slot; ordered_s: when its prefill was ordered, after loads
@@ -98,6 +99,7 @@ class RequestRecord:
     attempt: int = 0
     resumed: bool = False
     dropped: set[int] = field(default_factory=set)
+    cancelled_as: str = "cancelled"
     prefill: int = -1
     fetch: bool = True
     most_blocks: int | None = None

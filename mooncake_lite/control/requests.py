@@ -155,6 +155,7 @@ class Requests:
             if event.branch in record.branches:
                 record.dropped.add(event.branch)
             if event.branch < 0 or record.branches <= record.dropped:
+                record.cancelled_as = "finished" if event.answered else "cancelled"
                 self._cancel(record, now)
             elif event.branch in record.branches and record.worker == record.decode >= 0:
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, event.branch))
@@ -165,7 +166,7 @@ class Requests:
             return
         self.move(record, Step.CANCEL)
         if record.stage is Stage.OVER:
-            self.end(record, "cancelled", now)
+            self.end(record, record.cancelled_as, now)
         elif record.worker >= 0:
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
 
@@ -181,7 +182,7 @@ class Requests:
         self.move(record, Step.FAIL)
         if not gone:
             self._emit(fx.Fail(record.request_id, reason))
-        self.end(record, "cancelled" if gone else "failed", now, may_still_write=may_still_write)
+        self.end(record, record.cancelled_as if gone else "failed", now, may_still_write=may_still_write)
         if not gone:
             self.on_cancelled(ev.RequestCancelled(record.client_id), now)
 

@@ -120,7 +120,7 @@ class OpenRequest:
         if prompt.orders[branch].ended:
             return None
         prompt.orders[branch].end()
-        return RequestCancelled(request_id, -1 if prompt.ended else branch)
+        return RequestCancelled(request_id, -1 if prompt.ended else branch, answered=True)
 
     def unfinished(self) -> list[str]:
         """The prompts that were submitted and have answers that have not ended."""

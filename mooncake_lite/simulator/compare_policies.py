@@ -16,7 +16,7 @@ from typing import Any
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
-from mooncake_lite.simulator.compare import Columns, Comparison, Measure, Row, Told, of_seeds
+from mooncake_lite.simulator.compare import Columns, Comparison, Measure, Told, of_seeds
 from mooncake_lite.simulator.compare import compare as compare_values
 from mooncake_lite.simulator.experiment import Experiment, capacity
 from mooncake_lite.simulator.sessions import SessionMix
@@ -36,18 +36,14 @@ MEASURES: dict[str, Measure] = {
 """Mean time to first token, and the share of the requests that met both limits."""
 
 
-def _capacity(row: Row) -> str:
-    found = row.facts["capacity"]
-    return "" if found is None else f"{found:.2f}"
-
-
 COLUMNS: Columns = {
-    "capacity, requests/s": _capacity,
+    "capacity, requests/s": lambda row: format(row.facts["capacity"], ".2f"),
     "mean TTFT, s: median": of_seeds("ttft_s", ".2f"),
     "least": of_seeds("ttft_s", ".2f", min),
     "most": of_seeds("ttft_s", ".2f", max),
     "share within limits": of_seeds("good_shares", ".3f"),
 }
+"""With a rate that was given, no capacity is known: see `columns`."""
 
 
 def cluster(profile: Profile, prefills: int, decodes: int, requests: int) -> Experiment:
@@ -86,8 +82,15 @@ def compare(
             )
     result = compare_values(replace(experiment, rate=rate), "policy", policies, seeds, MEASURES, told)
     for row in result.rows:
-        row.facts["capacity"] = found.get(row.name)
+        if found:
+            row.facts["capacity"] = found[row.name]
     return result
+
+
+def columns(result: Comparison) -> Columns:
+    """Return the columns of a table: without that of the capacity when none was searched."""
+    is_known = all("capacity" in row.facts for row in result.rows)
+    return {head: text for head, text in COLUMNS.items() if is_known or not head.startswith("capacity")}
 
 
 def pairs(result: Comparison) -> list[dict[str, Any]]:

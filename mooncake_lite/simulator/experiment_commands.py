@@ -100,7 +100,7 @@ def policies(
     numbers = range(1, seeds + 1)
     with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
         result = compare_policies.compare(experiment, names, numbers, rate, told)
-    show(f"at {result.rate:.2f} requests/s, {seeds} seeds", result, compare_policies.COLUMNS)
+    show(f"at {result.rate:.2f} requests/s, {seeds} seeds", result, compare_policies.columns(result))
     pairs = compare_policies.pairs(result)
     for pair in pairs:
         click.echo(f"{pair['slower']} is slower than {pair['faster']} for {pair['seeds']} of {seeds} seeds")

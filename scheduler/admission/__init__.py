@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.admission.after_prefill import AfterPrefill
-from scheduler.admission.bounded_queue import BoundedQueue, predicted_wait_s
+from scheduler.admission.bounded_queue import BoundedQueue
 from scheduler.admission.contract import Admission, AdmitAll
 from scheduler.admission.early import Early
+from scheduler.admission.predicted import predicted_wait_s
 from scheduler.admission.predictive import Predictive
 from scheduler.admission.shed import Shed
 

@@ -6,9 +6,8 @@ with it, so that no line grows without bound.
 
 from __future__ import annotations
 
-import numpy as np
-
 from scheduler.admission.contract import AdmitAll, retry_after_s
+from scheduler.admission.predicted import begins_s, predicted_wait_s
 from scheduler.requests import Rejection, Request
 from scheduler.state import State
 
@@ -26,7 +25,7 @@ class BoundedQueue(AdmitAll):
         name = request.request_id
         if state.num_waiting >= state.max_queue:
             reason = f"{state.num_waiting} requests are waiting, the limit is {state.max_queue}"
-            return Rejection(name, reason, retry_after_s(turn_s(state, now)))
+            return Rejection(name, reason, retry_after_s(begins_s(state, request, now)))
         if state.costs.is_measured:  # a guess is no reason to refuse
             wait_s = predicted_wait_s(state, now)
             if wait_s > request.wait_limit_s:
@@ -37,23 +36,3 @@ class BoundedQueue(AdmitAll):
                 )
                 return Rejection(name, reason, retry_after_s(wait_s - request.wait_limit_s))
         return None
-
-
-def predicted_wait_s(state: State, now: float) -> float:
-    """Predict the time until the prefill of a new request could begin.
-
-    The prefill instances share the held line. The request then waits for the instance that is free first. The
-    time until a decode slot is free is not predicted.
-    """
-    if not state.prefills:
-        return 0.0
-    held_s = state.costs.held_s(state.held.prefill_s) / len(state.prefills)
-    return float(state.queue_s(now).min()) + held_s
-
-
-def turn_s(state: State, now: float) -> float:
-    """Predict the time until the shortest queue moves by one request."""
-    if not state.prefills:
-        return 0.0
-    waiting = np.array([len(one.queue) + 1 for one in state.prefills.values()])
-    return float((state.queue_s(now) / waiting).min())

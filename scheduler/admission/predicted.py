@@ -5,7 +5,6 @@ Used by the forms of admission. Times are 0 as long as the costs are a guess: a 
 
 from __future__ import annotations
 
-from scheduler.admission.bounded_queue import predicted_wait_s
 from scheduler.requests import Placement, Request
 from scheduler.state import State
 
@@ -21,7 +20,24 @@ def ttft_s(state: State, request: Request, placement: Placement | None, now: flo
         return placement.terms.ttft_s
     cached = request.cached_tokens(state.index.leading(request.keys).blocks)
     prefill_s = state.costs.held_s(float(state.costs.config.prefill.seconds(request.num_tokens, cached)))
-    return max(_slots_s(state, request), predicted_wait_s(state, now)) + prefill_s
+    return begins_s(state, request, now) + prefill_s
+
+
+def begins_s(state: State, request: Request, now: float) -> float:
+    """Predict the time until all that waits now has begun, and the slots are free that the request needs."""
+    return max(_slots_s(state, request), predicted_wait_s(state, now))
+
+
+def predicted_wait_s(state: State, now: float) -> float:
+    """Predict the time until the prefill of a new request could begin.
+
+    The prefill instances share the held line. The request then waits for the instance that is free first. The
+    time until a decode slot is free is not predicted.
+    """
+    if not state.prefills:
+        return 0.0
+    held_s = state.costs.held_s(state.held.prefill_s) / len(state.prefills)
+    return float(state.queue_s(now).min()) + held_s
 
 
 def _slots_s(state: State, request: Request) -> float:

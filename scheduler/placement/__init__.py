@@ -30,6 +30,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 """By the names that configurations use."""
 
+OTHER_SCORES = {DynamoCost.name: "blocks", RoundRobin.name: "", RandomChoice.name: ""}
+"""Units of the scores that are not in seconds, as all others are."""
+
 COPYING = frozenset({KVCacheCentric.name})
 """Those under which hot blocks are copied to the nodes that read them: the last line of Algorithm 1."""
 

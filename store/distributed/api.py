@@ -54,7 +54,8 @@ Parts = Sequence[memoryview]
 class MooncakeDistributedStore(Tensors):
     """A store of objects by name, shared by all clients of one master.
 
-    Call setup() first. Before it, and after close(), writes return -600, reads find nothing.
+    Call setup() first. Before it, and after close(), writes return -600, reads find nothing. A store whose
+    last reference goes closes itself.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class MooncakeDistributedStore(Tensors):
                 return OK
             keys = os.environ.get(KEYS_VARIABLE)
             curve = CurveKeys.from_bytes(Path(keys).read_bytes()) if keys else None
-            self._session = Session(setup, curve, use_tcp=os.environ.get(PATH_VARIABLE) == "tcp")
+            self._session = Session(self, setup, curve, use_tcp=os.environ.get(PATH_VARIABLE) == "tcp")
         except CodeError as error:
             log.error("setup: %s", error)
             return error.code

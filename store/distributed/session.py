@@ -19,11 +19,16 @@ from store.distributed.copying import Copying
 from store.errors import StoreError
 from transport.curve import CurveKeys
 from transport.errors import ChannelError
+from transport.threads import start_thread
 
 REJOIN_S = 0.5
 """Between two looks for a new master."""
 
 log = logging.getLogger("mooncake_lite.store")
+
+LEAVE_S = 1.0
+"""A store that is collected waits so long for its session to end. The session ends later all the same: the
+garbage collector may run below a lock that the session needs for its end."""
 
 _holders: weakref.WeakSet[Any] = weakref.WeakSet()
 _left_behind: list[Session] = []
@@ -39,27 +44,38 @@ def _forget() -> None:
     for holder in list(_holders):
         if holder._session is not None:
             _left_behind.append(holder._session)  # not collected: that would close what is the parent's
+            holder._session.ending.detach()
             holder._session = None
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
+def _leave(session: Session) -> None:
+    """End the session of a store that is collected, or of one that is left at the end of the program.
+
+    A thread of its own ends it, since the collector runs on any thread, also on one that the end waits for.
+    """
+    start_thread("store end", session.close).join(LEAVE_S)
+
+
 class Session:
     """The client of the present master, replaced when that has ended and another one answers.
 
     client, copying   may change at any time; who holds the old ones gets codes
+    ending            closes the session when its holder is collected, for no thread refers to the holder
 
     Raises CodeError as Client does.
     """
 
-    def __init__(self, setup: Setup, curve: CurveKeys | None, *, use_tcp: bool):
+    def __init__(self, holder: Any, setup: Setup, curve: CurveKeys | None, *, use_tcp: bool):
         self._setup, self._curve, self._use_tcp = setup, curve, use_tcp
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.client = self._joined()
         self.copying = Copying(self.client)
         self._setup = replace(setup, local_hostname=self.client.hostname)
+        self.ending = weakref.finalize(holder, _leave, self)
 
     def _joined(self) -> Client:
         return Client(self._setup, self._curve, use_tcp=self._use_tcp, on_end=self._rejoin)
@@ -85,6 +101,7 @@ class Session:
 
     def close(self) -> None:
         """Leave. May be called twice."""
+        self.ending.detach()
         with self._lock:
             self._closed.set()
         self.copying.close()

@@ -120,11 +120,12 @@ def test_the_command_prints_a_table_or_json_and_names_the_nearest_ids(
     assert main(["explain", "second", "--recording", run]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "second: kvcache-centric chose prefill 2 and decode 3"
-    assert lines[1].split()[:4] == ["prefill", "decode", "score", "TTFT"]
+    assert lines[1].split()[:6] == ["prefill", "decode", "score", "ms", "TTFT", "ms"]
+    assert "a part of TTFT, and not of the score" in lines[-1]
     assert lines[2].split() == [
         "2",
         "3",
-        "0.101",
+        "101.0",
         "111.0",
         "0.0",
         "41.0",

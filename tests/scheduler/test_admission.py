@@ -21,8 +21,8 @@ def test_one_request_more_than_may_wait_is_refused_with_a_time_to_retry() -> Non
         assert ADMISSION.on_arrival(state, request(name), 0.0) is None
         placed(state, name)
     assert ADMISSION.on_arrival(state, request("d"), 0.0) == s.Rejection(
-        "d", "2 requests are waiting, the limit is 2", 3.2
-    )
+        "d", "2 requests are waiting, the limit is 2", 9.6
+    ), "the rest of a, and those that wait"
 
 
 def test_held_requests_count_as_waiting() -> None:
@@ -55,8 +55,18 @@ def test_retry_after_follows_the_measured_rate_within_its_limits() -> None:
         assert refused is not None
         return refused.retry_after_s
 
-    assert retry_after_s(10.0) == pytest.approx(20.0)  # 4000 tokens at 10 ms, half of them: one of two turns
+    assert retry_after_s(10.0) == pytest.approx(40.0)  # 4000 tokens at 10 ms
     assert (retry_after_s(0.1), retry_after_s(1000.0)) == (1.0, 60.0)
+
+
+def test_retry_after_of_a_full_line_is_when_all_that_waits_has_begun() -> None:
+    state = cluster(slots=64, max_queue=40)
+    state.costs.measured_prefill(1, 1000, 0, 0.5)
+    for number in range(40):
+        placed(state, f"r{number}")
+    refused = ADMISSION.on_arrival(state, request("one more"), 0.0)
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(40 * 0.32)
 
 
 def test_a_request_that_would_wait_longer_than_its_client_is_refused_at_once() -> None:

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 import scheduler as s
-from scheduler.admission import DEFAULT, NEED_LIMITS, Predictive, Shed
+from scheduler.admission import DEFAULT, NEED_LIMITS, BoundedQueue, Predictive, Shed
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.decode_load import DecodeLoad
 from scheduler.placement import other_decode
@@ -287,6 +287,18 @@ def test_a_request_without_a_place_waits_for_slots_with_those_before_it() -> Non
     refused = refusal("early-rejection", state, request("c", ttft_s=1.7))
     assert refused is not None
     assert "is 4.6 s, the limit 1.7 s" in refused.reason
+
+
+def test_retry_after_of_a_full_line_waits_for_decode_slots_too() -> None:
+    state = cluster(slots=1)
+    state.max_queue = 4
+    state.decode_load.answered(1000)
+    decoding(state, "a")
+    for name in "bcde":
+        state.hold(request(name), 0.0)
+    refused = BoundedQueue().on_arrival(state, request("f"), 0.0)
+    assert refused is not None
+    assert refused.retry_after_s == 60.0, "five answers of 20 s"
 
 
 def test_a_prefix_in_the_pool_counts_for_a_request_without_a_place() -> None:

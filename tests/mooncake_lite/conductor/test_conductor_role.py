@@ -413,6 +413,19 @@ def test_a_cancelled_request_leaves_nothing_whatever_its_stage() -> None:
         assert cluster.idle_bytes == (2 * LAYOUT.nbytes if stage == "waiting" else 0)
 
 
+@pytest.mark.parametrize(("answered", "outcome"), [(False, "cancelled"), (True, "finished")])
+def test_a_stream_that_its_client_cuts_is_cancelled_and_one_with_a_stop_string_finished(
+    answered: bool, outcome: str
+) -> None:
+    cluster = Cluster()
+    cluster.prefill_done(cluster.submit("a", list(range(150)))[0])
+    cluster.tell("gateway-0", m.RequestCancelled("a", answered=answered))
+    cluster.says(2, m.DecodeEnded, "a")
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+    ended = [one for one in reply.metrics if one.name == "class_requests_total"]
+    assert [(one.labels["outcome"], one.value) for one in ended] == [(outcome, 1)]
+
+
 def test_a_request_cancelled_while_its_blocks_come_from_ssd_ends_when_they_are_there() -> None:
     tokens = list(range(150))
     keys = prefix_keys(tokens, BLOCK, b"model")

@@ -4,7 +4,7 @@
     arrived a 40 tokens answers 3                      a request for three answers: branches 0, 1 and 2
     arrived a 16 tokens ttft 500 tbt 35                limits in milliseconds
     arrived a 16 tokens class 2 tenant t               a service class, 0 the highest; a tenant
-    cancelled a | cancelled a branch 1
+    cancelled a | cancelled a branch 1 | cancelled a answered
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
     ended a tokens 5                                   its answer was whole, and had 5 tokens
     computed a 8                                       8 prompt tokens, on a rank that decodes on
@@ -234,7 +234,9 @@ def undelivered(context: Context, words: list[str]) -> ev.Event:
 
 COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "arrived": arrived,
-    "cancelled": lambda context, words: ev.RequestCancelled(words[1], int(after(words, "branch") or -1)),
+    "cancelled": lambda context, words: ev.RequestCancelled(
+        words[1], int(after(words, "branch") or -1), "answered" in words
+    ),
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
     "computed": lambda context, words: ev.PromptComputed(

@@ -85,6 +85,7 @@ def test_the_commands_print_a_table_and_write_json_and_a_figure(
         result = json.loads(json_file.read_text())
         assert (result["seeds"], result["requests"], result["prefills"]) == ([1, 2], 40, 2)
         out = capsys.readouterr().out
+        assert "capacity" not in out, "a column without a number"
         assert all(name in out and name.encode() in figure.read_bytes() for name in names)
 
 

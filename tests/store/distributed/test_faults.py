@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from tests.store.distributed.running import (
     LIMIT_S,
     MIB,
     address,
+    eventually,
     heard,
     master_process,
     master_thread,
@@ -290,10 +292,60 @@ def test_all_objects_are_removed_in_portions_between_which_others_are_served(
         assert master.stats()["objects"] == 0
 
 
-def test_descriptors_and_threads_do_not_grow_with_setups() -> None:
-    def counts() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+def counts() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
 
+
+def test_a_store_without_a_reference_gives_back_its_segment_threads_and_descriptors() -> None:
+    with master_thread() as master, stores(address(master), segment=0) as (other,):
+        before = counts()
+        for _ in range(5):
+            holder = [new_store(address(master), MIB)]
+            assert holder[0].put("a", b"1") == 0
+            assert other.is_exist("a") == 1
+            holder.append(holder)  # type: ignore[arg-type]  # a cycle, which only the collector finds
+            del holder
+            gc.collect()
+            assert other.is_exist("a") == 0
+        assert eventually(lambda: counts() == before)
+
+
+@pytest.mark.parametrize("where", ["below a lock of its own", "on a thread of its own"])
+def test_a_store_may_lose_its_last_reference_anywhere(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.distributed.session.LEAVE_S", 0.1)
+    with master_thread() as master:
+        holder = [new_store(address(master), MIB)]
+        client, session = holder[0]._client, holder[0]._session
+        assert client is not None
+        assert session is not None
+        if where == "on a thread of its own":
+            monkeypatch.setattr(client._writer, "rest", holder.clear)
+        else:
+            with client._link._lock, session._lock:
+                holder.clear()
+        assert eventually(lambda: not holder and master.stats()["clients"] == 0)
+
+
+def test_a_program_may_end_with_its_store_in_use() -> None:
+    text = """
+import sys, threading
+from store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 2**24, 2**24, "tcp", "", sys.argv[1]) == 0
+began = threading.Event()
+def put():
+    while True:
+        store.upsert("a", b"1")
+        began.set()
+threading.Thread(target=put, daemon=True).start()
+began.wait()
+"""
+    with master_thread() as master, program(text, address(master)) as process:
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_descriptors_and_threads_do_not_grow_with_setups() -> None:
     with master_process() as (master, _):
         store = MooncakeDistributedStore()
         before: tuple[int, int] | None = None
