@@ -611,8 +611,10 @@ def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
 
 def test_a_rank_that_reports_an_error_ends_the_cluster_and_is_named() -> None:
     cluster = Cluster()
-    told = cluster.tell("rank-2", m.RankLost(2, 0, "failed: out of paper"))
+    cluster.submit("a", list(range(150)))
+    cluster.role.step([("rank-2", m.RankLost(2, 0, "failed: out of paper"))])
     assert cluster.role.stop is not None
+    told = [message for _, message in cluster.hub.sent]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
     assert cluster.role.stop.reason == "rank 2 (decode) failed: out of paper"
 
