@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from mooncake_lite.config import ServeConfig, config_from
-from mooncake_lite.launch.run_dir import bases
+from mooncake_lite.launch.run_dir import bases, sweep
 
 
 class Running(NamedTuple):
@@ -27,7 +27,8 @@ class Running(NamedTuple):
 
 
 def running() -> list[Running]:
-    """Every cluster of this user, by URL."""
+    """Every cluster of this user, by URL. What killed ones have left is removed."""
+    sweep()
     pattern = f"mooncake-lite.{os.getuid()}.*"
     folders = [path for base in bases() for path in base.glob(pattern) if (path / "control").is_socket()]
     return sorted(Running(_url(folder), folder) for folder in folders)
