@@ -14,7 +14,7 @@ import msgspec
 
 from mooncake_lite.config import ServeConfig
 from mooncake_lite.config_reading import config_from
-from mooncake_lite.launch.run_dir import bases
+from mooncake_lite.launch.run_dir import bases, sweep
 
 
 class Running(NamedTuple):
@@ -28,7 +28,8 @@ class Running(NamedTuple):
 
 
 def running() -> list[Running]:
-    """Every cluster of this user, by URL."""
+    """Every cluster of this user, by URL. What killed ones have left is removed."""
+    sweep()
     pattern = f"mooncake-lite.{os.getuid()}.*"
     folders = [path for base in bases() for path in base.glob(pattern) if (path / "control").is_socket()]
     return sorted(Running(_url(folder), folder) for folder in folders)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.launch import running
+from mooncake_lite.launch import run_dir, running
 
 pytestmark = pytest.mark.quick
 
@@ -22,17 +22,22 @@ NOBODY = ["--url", "http://127.0.0.1:1"]
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where run folders are looked for."""
-    monkeypatch.setattr(running, "bases", lambda: [tmp_path])
+    for module in (running, run_dir):
+        monkeypatch.setattr(module, "bases", lambda: [tmp_path])
     return tmp_path
 
 
 @pytest.fixture
 def two_clusters(base: Path) -> Iterator[str]:
-    """How commands list them."""
-    folders = [base / f"mooncake-lite.{os.getuid()}.{name}" for name in "ab"]
+    """How commands list them; a third one has been killed."""
+    folders = [base / f"mooncake-lite.{os.getuid()}.{name}" for name in "abc"]
     with ExitStack() as stack:
-        for folder, config in zip(folders, ({"port": 8001}, {"port": 8002, "host": "::1"})):
-            folder.mkdir()
+        for folder, config in zip(folders, ({"port": 8001}, {"port": 8002, "host": "::1"}, {"port": 8003})):
+            used = run_dir.RunDir.join(folder)
+            if folder == folders[2]:
+                os.close(used._lock)
+            else:
+                stack.callback(used.leave)
             stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(folder / "control"))
             (folder / "gateway.json").write_text(json.dumps({"config": config}))
         yield f"http://127.0.0.1:8001 ({folders[0]}), http://[::1]:8002 ({folders[1]})"
