@@ -8,7 +8,7 @@ and our linear kernels multiply every layer. Knows arrays, not models. A layer:
     `-> x += delta -> norm -> gate, up -> SwiGLU -> down -> delta, which the next layer adds
 
 Every kernel is called at the address where it was compiled for its other callers: so the bits are those of
-single calls, and compiling this file compiles no kernel again. What it saves: docs/model.md.
+single calls, and compiling this file compiles no kernel again. What it saves: docs/explain/model.md.
 """
 
 # Kernels are typed by Numba, from their arguments; annotations would say less.

@@ -5,7 +5,7 @@ memory is linear_blocks.py. The ladder:
     v0  NumPy in float64 over the dequantised weight, the oracle of the tests
     v1  plain loops, one value after the other
     v2  (linear_tiles.py) tiles of 4 rows x 1 or 4 columns whose sums stay in registers; quantised weights
-        become float32 on the way; several weights of one x in one call. Measured: docs/model.md.
+        become float32 on the way; several weights of one x in one call. Measured: docs/explain/model.md.
     v3  (linear_tiles_fixed.py) quantised weights times few rows of x in fixed point, by exact products of
         bytes, where the processor has an instruction for them: 1.1 to 1.5 times the speed of v2
 

@@ -23,34 +23,34 @@ from mooncake_lite.launch.place import world_from_environment
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": (
-        "mooncake_lite.launch.serve_command:serve",
+        "mooncake_lite.serve_command:serve",
         "Start a cluster with an OpenAI-compatible server.",
     ),
-    "chat": ("mooncake_lite.chat:chat", "Talk to a running server in the terminal."),
-    "top": ("mooncake_lite.top.command:top", "Watch a running cluster in the terminal."),
+    "chat": ("mooncake_lite.tools.chat:chat", "Talk to a running server in the terminal."),
+    "top": ("mooncake_lite.tools.top.command:top", "Watch a running cluster in the terminal."),
     "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
-    "demo": ("mooncake_lite.demo.command:demo", "Show how much time reusing the KVCache saves."),
+    "demo": ("mooncake_lite.tools.demo.command:demo", "Show how much time reusing the KVCache saves."),
     "model": ("mooncake_lite.model.commands:model_group", "Download and inspect models."),
     "cache": ("mooncake_lite.model.commands:cache_group", "Show or empty the cache folder."),
     "store": (
-        "mooncake_lite.pool.commands:store",
+        "mooncake_lite.tools.pool.commands:store",
         "Inspect and manage the KV blocks of a pool; run the master of a store.",
     ),
     "bench": (
-        "mooncake_lite.bench.command:bench",
+        "mooncake_lite.tools.bench.command:bench",
         "Measure kernels, transport, store, scheduler, engine or ideas.",
     ),
     "profile": (
-        "mooncake_lite.profiles.command:profile",
+        "mooncake_lite.tools.profile.command:profile",
         "Measure the real engine, for `serve --engine emulated`.",
     ),
     "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
     "replay-events": (
-        "mooncake_lite.replay_events:command",
+        "mooncake_lite.tools.replay_events:command",
         "Replay a recording of `serve --record` and compare the effects.",
     ),
     "explain": (
-        "mooncake_lite.explain:command",
+        "mooncake_lite.tools.explain:command",
         "Show what was compared when a request was placed or refused.",
     ),
     "join-trace": (
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Join the parts of a trace after a run of `serve --trace` was killed.",
     ),
     "labs": ("mooncake_lite.labs.commands:labs", "Do the labs of a course, hand them in, and grade them."),
-    "doctor": ("mooncake_lite.doctor:doctor", "Report what this machine has and what it can run."),
+    "doctor": ("mooncake_lite.tools.doctor:doctor", "Report what this machine has and what it can run."),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""
 

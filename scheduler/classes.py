@@ -1,7 +1,7 @@
 """Service classes: what a request of each class may expect. Plain data and its checks.
 
-Made by `mooncake_lite.service_classes` from the configuration; part of ControlConfig. A class is named in
-configurations and by clients; everywhere else it is its index in the list, 0 for the highest class.
+Made by `mooncake_lite.config.service_classes` from the configuration; part of ControlConfig. A class is named
+in configurations and by clients; everywhere else it is its index in the list, 0 for the highest class.
 Explained in docs/explain/eviction.md.
 """
 

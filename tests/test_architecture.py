@@ -24,9 +24,41 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """package -> which of ours it may import beside itself."""
 
+ROOMS = {
+    "config": set(),
+    "control": {"config"},
+    "messages": {"control"},
+    "model": {"config"},
+    "profiles": {"config", "model"},
+    "tracing": set(),
+    "launch": {"config", "messages", "model", "profiles", "tracing"},
+    "engine": {"config", "launch", "messages", "model", "profiles"},
+    "gateway": {"config", "launch", "messages", "model", "tracing"},
+    "ranks": {"config", "control", "engine", "launch", "messages", "model", "tracing"},
+    "conductor": {"config", "control", "launch", "messages", "model", "profiles", "ranks", "tracing"},
+    "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks"},
+    "labs": set(),
+    "tools": {
+        "conductor",
+        "config",
+        "control",
+        "engine",
+        "launch",
+        "messages",
+        "model",
+        "profiles",
+        "simulator",
+    },
+}
+"""folder of mooncake_lite -> which of the others it may import, besides `errors` and the version. `cli`,
+`serve_command` and `rank`, which stand above all folders, import what they start."""
+
+MOST_ENTRIES = 21
+"""Of mooncake_lite itself: what a newcomer reads first."""
+
 LIGHT = (
     *("store", "scheduler", "scheduler.instance", "transport"),
-    *("mooncake_lite.conductor.loop", "mooncake_lite.store_rank.loop", "mooncake_lite.gateway"),
+    *("mooncake_lite.conductor.loop", "mooncake_lite.ranks.store.loop", "mooncake_lite.gateway"),
 )
 HEAVY = ("torch", "mpi4py", "numba", "transformers")
 
@@ -84,6 +116,22 @@ def test_imports_follow_the_arrows(package: str) -> None:
         if module.split(".")[0] in MAY_IMPORT.keys() - {package} - MAY_IMPORT[package]
     ]
     assert wrong == []
+
+
+def test_the_folders_of_the_system_import_one_way_too() -> None:
+    graph = import_graph("mooncake_lite")
+    found = {(_room(name), _room(other)) for name, others in graph.items() for other in others}
+    allowed = {(room, other) for room, others in ROOMS.items() for other in {room, "errors", "", *others}}
+    assert {(room, other) for room, other in found if room in ROOMS} <= allowed
+    assert cycles(ROOMS) == []
+    entries = {path.name for path in (ROOT / "mooncake_lite").iterdir()} - {"__pycache__"}
+    assert ROOMS.keys() < entries
+    assert len(entries) <= MOST_ENTRIES
+
+
+def _room(name: str) -> str:
+    """ "config" for mooncake_lite.config.modes, "" for mooncake_lite itself."""
+    return name.partition(".")[2].partition(".")[0]
 
 
 def test_every_package_has_files_to_check() -> None:

@@ -21,8 +21,8 @@ OUTPUT = (
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    """A script of docs/tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs/tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -66,20 +66,20 @@ def test_the_page_of_benchmarks_shows_what_was_measured() -> None:
     benchmarks = script("make_benchmarks")
     page = benchmarks.page()
 
-    assert benchmarks.PAGE.read_text(encoding="utf-8") == page, "run python docs/make_benchmarks.py"
+    assert benchmarks.PAGE.read_text(encoding="utf-8") == page, "run docs/tools/make_benchmarks.py"
     assert all(f"`mooncake-lite bench {part}` on 2" in page for part in ("kernels", "transport", "store"))
 
 
 def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
     reference = script("make_reference")
 
-    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python docs/make_reference.py"
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run docs/tools/make_reference.py"
 
 
 def test_the_page_of_equality_is_the_one_that_its_script_writes() -> None:
     equality = script("make_equality")
 
-    assert equality.PAGE.read_text(encoding="utf-8") == equality.page(), "run python docs/make_equality.py"
+    assert equality.PAGE.read_text(encoding="utf-8") == equality.page(), "run docs/tools/make_equality.py"
 
 
 def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class Request:
 
 
 class Store(threading.Thread):
-    """A thread that keeps blocks. Messages name its methods: see mooncake_lite/store_rank/loop.py."""
+    """A thread that keeps blocks. Messages name its methods: see mooncake_lite/ranks/store/loop.py."""
 
     def __init__(self, name, conductor, capacity):
         super().__init__(name=name, daemon=True)
@@ -142,7 +142,7 @@ class Store(threading.Thread):
         self.inbox, self.running, self.stopping = SimpleQueue(), [], threading.Event()
 
     def run(self) -> None:
-        """Read, compute, tell, until `stopping` is set: see mooncake_lite/computing_rank/loop.py."""
+        """Read, compute, tell, until `stopping` is set: see mooncake_lite/ranks/computing/loop.py."""
         try:
             while not self.stopping.is_set():
                 with suppress(Empty):
@@ -173,7 +173,7 @@ class Store(threading.Thread):
 
 
 class Rank(Store):
-    """A thread that also computes prompts and answers: see mooncake_lite/computing_rank/connections.py."""
+    """A thread that also computes prompts and answers: see mooncake_lite/ranks/computing/connections.py."""
 
     def prefill(self, request, fetch, decode) -> None:
         """Reuse blocks, compute the other tokens, pass all on: see scheduler/instance/planner.py."""
@@ -213,7 +213,7 @@ class Rank(Store):
 
 
 class Mooncake:
-    """The Conductor and its threads. Prefill ranks decode if no other does: see mooncake_lite/modes.py."""
+    """The Conductor and its threads. Prefill ranks decode if no other does: mooncake_lite/config/modes.py."""
 
     def __init__(self, prefills=2, decodes=1, pool_blocks=512, folder=CACHE / "models/SmolLM2-135M-Instruct"):
         self.model, self.inbox, self.store = Model(folder), SimpleQueue(), Store("store", self, pool_blocks)
@@ -226,7 +226,7 @@ class Mooncake:
             thread.start()
 
     def close(self) -> None:
-        """End the threads: see mooncake_lite/rank/process.py."""
+        """End the threads: see mooncake_lite/ranks/process.py."""
         for thread in self.threads:
             thread.stopping.set()
             thread.join(LIMIT_S)

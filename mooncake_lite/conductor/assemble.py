@@ -21,25 +21,25 @@ from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
 from mooncake_lite.conductor.loop import ConductorRole, control_config
 from mooncake_lite.conductor.losses import Losses
+from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.traced import TracedConductorRole
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.kv_events import kv_events_config
+from mooncake_lite.config.scheduling_options import parse_racks
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.control.events import GatewayLost, RankLost
 from mooncake_lite.errors import ConfigError, UserError
-from mooncake_lite.kv_events import kv_events_config
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.running import ready_line
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.sizes import block_layout, context_length
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.costs import serving_costs
-from mooncake_lite.rank.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
-from mooncake_lite.rank.process import RankProcess
-from mooncake_lite.rank.traced import keep_lines, rank_tracer
-from mooncake_lite.recording import Recorder
-from mooncake_lite.scheduling_options import parse_racks
-from mooncake_lite.sizes import block_layout, context_length
+from mooncake_lite.ranks.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
+from mooncake_lite.ranks.process import RankProcess
+from mooncake_lite.ranks.traced import keep_lines, rank_tracer
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub
 from transport.curve import CurveKeys

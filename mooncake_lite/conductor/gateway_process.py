@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RunDir

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.config.kv_events import KVEventsConfig
 from mooncake_lite.control import effects as fx
-from mooncake_lite.kv_events import KVEventsConfig
 from store.kv_events import EventTranslator
 from store.objects import BlockRemoved, BlockStored
 from transport.publisher import Publisher

@@ -26,14 +26,14 @@ from mooncake_lite.conductor.kv_event_stream import KVEventStream
 from mooncake_lite.conductor.open_bodies import OpenBodies
 from mooncake_lite.conductor.pool_answers import PoolAnswers
 from mooncake_lite.conductor.predictions import Predictions
+from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.timed_choice import TimedChoice
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES, without_pool
+from mooncake_lite.config.scheduling_options import parse_racks
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.modes import COMPUTE_ROLES, DUTIES, without_pool
-from mooncake_lite.recording import Recorder
-from mooncake_lite.scheduling_options import parse_racks
 from scheduler.costs import CostConfig
 from scheduler.placement import Decisions
 from store.layout import BlockLayout

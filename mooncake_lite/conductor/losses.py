@@ -1,6 +1,6 @@
 """Lost ranks, as rank 0 sees them: processes and hearts that have ended, and threads of rank 0 that died.
 
-Made by `assemble_conductor.py`, asked by the conductor role in each turn. Explained in
+Made by `assemble.py`, asked by the conductor role in each turn. Explained in
 docs/explain/lifecycle.md, "When a rank dies".
 """
 

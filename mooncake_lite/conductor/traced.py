@@ -1,6 +1,6 @@
 """Tracing of the conductor: each event of the control plane, and the life of each request.
 
-Made by `assemble_conductor.py` under --trace. It watches what goes into the control plane and what comes
+Made by `assemble.py` under --trace. It watches what goes into the control plane and what comes
 out; neither the control plane nor a policy knows of it. See docs/how-to/trace.md.
 """
 
@@ -17,7 +17,7 @@ from mooncake_lite.conductor.loop import ConductorRole
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import Stage
-from mooncake_lite.rank.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
+from mooncake_lite.ranks.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
 from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.tracer import Tracer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake_lite.modes import MODES, Handover
+from mooncake_lite.config.modes import MODES, Handover
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig

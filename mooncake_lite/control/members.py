@@ -5,9 +5,9 @@ Used by `machine.py`. Books only.
 
 from __future__ import annotations
 
+from mooncake_lite.config.modes import COMPUTE_ROLES
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.events import RankJoined
-from mooncake_lite.modes import COMPUTE_ROLES
 
 
 class Members:

@@ -1,6 +1,6 @@
 """Builds the engine of a rank: the real one, or one that computes nothing.
 
-Called by `rank/assemble.py`. What the real one needs is imported when it is asked for.
+Called by `ranks/assemble.py`. What the real one needs is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.sizes import block_layout, num_pages
 from mooncake_lite.profiles.file import profile_of
-from mooncake_lite.sizes import block_layout, num_pages
 
 if TYPE_CHECKING:
     from mooncake_lite.engine.engine import Engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.model import ModelConfig
 
 

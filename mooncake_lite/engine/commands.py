@@ -8,9 +8,14 @@ from typing import Literal
 
 import click
 
-from mooncake_lite.config import DEFAULT_MODEL, check_batch_invariant, check_device_name, check_weight_choice
+from mooncake_lite.config.options import NumberRange
+from mooncake_lite.config.serve import (
+    DEFAULT_MODEL,
+    check_batch_invariant,
+    check_device_name,
+    check_weight_choice,
+)
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.options import NumberRange
 
 
 @click.command()
@@ -56,9 +61,9 @@ def generate(
     check_weight_choice(weights, dtype, device)
     check_batch_invariant(batch_invariant, dtype, device)
 
+    from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
     from mooncake_lite.engine.local import generate_tokens, use_threads
-    from mooncake_lite.launch.machine import usable_cores
     from mooncake_lite.messages import Sampling
     from mooncake_lite.model import load_model, load_tokenizer, resolve_model
     from mooncake_lite.model.progress import console_progress

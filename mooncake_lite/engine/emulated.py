@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of

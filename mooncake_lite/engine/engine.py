@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import kernels_numba
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.logprobs import score

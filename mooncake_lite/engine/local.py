@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
 from scheduler.instance import JobId, pages_for

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvicorn
 
+from mooncake_lite.config.origins import hosts_of, parse_origins
 from mooncake_lite.errors import ConfigError, UserError
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.connection import connection_type
@@ -31,7 +32,6 @@ from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model import load_tokenizer
-from mooncake_lite.origins import hosts_of, parse_origins
 
 PARENT_END_S = 0.2
 """How long rank 0 may take to end after its first thread has; mpirun kills it 0.5 s after its own SIGTERM."""

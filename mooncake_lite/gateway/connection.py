@@ -13,12 +13,12 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from mooncake_lite.config.origins import Origins
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
 from mooncake_lite.gateway.problems import error_object
 from mooncake_lite.gateway.shapes import to_json
-from mooncake_lite.origins import Origins
 
 LINGER_S = 1.0
 """Longest time that bytes are dropped after the refusal of a request that was not read to its end."""

@@ -13,10 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mooncake_lite.config.origins import ANY, LOOPBACK_PATTERN, Hosts, Origins
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.plumbing import error_answer
 from mooncake_lite.gateway.problems import SHOWN
-from mooncake_lite.origins import ANY, LOOPBACK_PATTERN, Hosts, Origins
 
 METHODS = ("GET", "HEAD", "POST")
 

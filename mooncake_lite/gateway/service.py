@@ -11,9 +11,9 @@ from math import inf, isfinite
 
 import msgspec
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.config.service_classes import Tenant
 from mooncake_lite.errors import RequestError
-from mooncake_lite.service_classes import Tenant
 from scheduler.classes import default_class
 
 CLASS_HEADER = "x-service-class"

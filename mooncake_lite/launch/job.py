@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.mpirun import mpirun_environment, mpirun_line

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.machine import find_mpirun
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.launch.job import Job
-from mooncake_lite.launch.machine import find_mpirun
 from mooncake_lite.launch.mpirun import rank_command
 from mooncake_lite.launch.progress import Progress
 from mooncake_lite.launch.rank_process import STOP_SIGNALS

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 
 KEPT_LINES = 20
 LOG_LIMIT_BYTES = 16 * 2**20

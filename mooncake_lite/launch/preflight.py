@@ -16,18 +16,18 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.machine import Machine, find_mpirun
+from mooncake_lite.config.modes import COMPUTE_ROLES
+from mooncake_lite.config.scheduling_options import parse_racks
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, LaunchError
-from mooncake_lite.launch.machine import Machine, find_mpirun
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
-from mooncake_lite.modes import COMPUTE_ROLES
 from mooncake_lite.profiles.file import profile_of
-from mooncake_lite.scheduling_options import parse_racks
-from mooncake_lite.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.tracing.tracer import parts_folder
 
 RANK_BYTES = 256 * 2**20

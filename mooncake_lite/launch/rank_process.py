@@ -1,6 +1,6 @@
 """What a rank does about being a process: its place, its signals, its file, its end.
 
-Called by `mooncake_lite.rank` before MPI is imported, and nothing here imports MPI or torch. It may
+Called by `mooncake_lite.ranks` before MPI is imported, and nothing here imports MPI or torch. It may
 not know roles' work. Explained in docs/explain/lifecycle.md, "Before the first request" and "Stopping".
 """
 

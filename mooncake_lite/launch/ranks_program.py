@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.launch.child import start_child
-from mooncake_lite.launch.machine import find_mpirun
 from mooncake_lite.launch.mpirun import AS_ROOT, COMMON, PROFILES
 
 

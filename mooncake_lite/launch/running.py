@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.config_reading import config_from
+from mooncake_lite.config.reading import config_from
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.run_dir import bases, sweep
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.modes import COMPUTE_ROLES
+from mooncake_lite.config.modes import COMPUTE_ROLES
+from mooncake_lite.config.serve import ServeConfig
 
 ROOMY_CORES = 4
 """From this many cores per compute rank on, ranks get cores of their own."""

@@ -6,7 +6,7 @@ docs/explain/lifecycle.md, "When a rank dies".
 
 from __future__ import annotations
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RankState
 

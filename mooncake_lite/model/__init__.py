@@ -2,7 +2,7 @@
 
 Used by the engine, the gateway (its tokenizer only) and the command line; it knows nothing of
 requests, ranks or the pool. Names load their module at first use, so that a process which only
-tokenises never imports torch. Explained in docs/model.md.
+tokenises never imports torch. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The chat template of a model folder: messages in, the prompt's text out.
 
 Used by tokenizer.py. A template comes with the weights, so it is foreign text: it runs in Jinja's
-sandbox, with the handful of helpers that templates count on. Explained in docs/model.md.
+sandbox, with the handful of helpers that templates count on. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The commands `model pull|path` and `cache path|clear`.
 
 Attached by the command line, which turns a UserError into one line and exit code 2.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mooncake_lite.cache import cache_folder, clear_cache, size_bytes
+from mooncake_lite.config.cache import cache_folder, clear_cache, size_bytes
 
 
 @click.group("model")

@@ -2,7 +2,7 @@
 
 Used by everything that needs a shape; it knows no tensors. What this project cannot compute is
 refused here, before a weight is read: the message names what was found and what is supported.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes a Hugging Face folder out of a GGUF file of a Llama model.
 
 Used by resolve.py, for the default model. It knows the GGUF format (through `gguf`) and what GGUF changes
-of a Llama model, and no network and no cache. Explained in docs/model.md.
+of a Llama model, and no network and no cache. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

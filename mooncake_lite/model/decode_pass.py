@@ -1,7 +1,7 @@
 """The decoder layers of a decode step in one compiled call, where our kernels multiply every layer.
 
 Used by forward.py, whose loop over the layers is the general form and gives the same bits. Knows weights and
-projections; what is computed stands in kernels_numba/decode_layers.py. Explained in docs/model.md.
+projections; what is computed stands in kernels_numba/decode_layers.py. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Used to notice a damaged model folder and to tell weights apart. A remembered digest is believed while
 the file's path, size, inode and times are what they were; where the cache folder cannot be written,
-nothing is remembered and everything still works. Explained in docs/model.md.
+nothing is remembered and everything still works. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from mooncake_lite import cache
+from mooncake_lite.config import cache
 from mooncake_lite.errors import CacheError
 
 DIGEST_BYTES = 16

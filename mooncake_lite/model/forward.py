@@ -2,7 +2,7 @@
 
 Used by the engine; knows pages and slots, never requests. Attention and the writing of KV are
 `kernels_numba`; on a CPU in float32 also norms, SwiGLU and the linear layers of small batches; all else is
-torch. Explained in docs/model.md.
+torch. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 
 from kernels_numba import PagedPass, rms_norm, silu_multiply
-from mooncake_lite.config import check_batch_invariant
+from mooncake_lite.config.serve import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.decode_pass import DecodePass

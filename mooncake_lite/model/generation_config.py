@@ -1,6 +1,7 @@
 """The sampling that a model's authors name in generation_config.json: the defaults of its requests.
 
-Used by the gateway. The end tokens of the same file are read by config.py. Explained in docs/model.md.
+Used by the gateway. The end tokens of the same file are read by config.py. Explained in
+docs/explain/model.md.
 """
 
 from __future__ import annotations

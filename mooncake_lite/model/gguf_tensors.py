@@ -2,7 +2,7 @@
 
 Used by weights.py for weights in their published format; the conversion to a folder reads the same file with
 `gguf`, which takes seconds because it decodes every token. Knows the layout of the file and no model.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

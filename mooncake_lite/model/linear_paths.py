@@ -1,7 +1,7 @@
 """Which kernels multiply how many rows, for each kind of linear layer: measured.
 
 Used by forward.py. Measured once per machine: path_table.py keeps the results on disk. Explained in
-docs/model.md.
+docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The manifest of a built model folder: what lies in it, so that damage is noticed.
 
-Used by resolve.py. Written last, so a folder without one was never finished. Explained in docs/model.md.
+Used by resolve.py. Written last, so a folder without one was never finished. Explained in
+docs/explain/model.md.
 """
 
 from __future__ import annotations

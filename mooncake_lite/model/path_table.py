@@ -2,7 +2,7 @@
 
 Used by linear_paths.py, and by `doctor`, which shows it. All ranks of a machine read the same table, so they
 take the same paths and get the same bits. Ranks start together and would disturb each other's measurements.
-Knows files and locks, no kernels. Explained in docs/model.md.
+Knows files and locks, no kernels. Explained in docs/explain/model.md.
 
     <cache folder>/linear-paths/<digest of the machine>.json
     {"machine": {"cpu": ..., "threads": 2, ...},
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels_numba
-from mooncake_lite.cache import cache_errors, locked, subfolder
+from mooncake_lite.config.cache import cache_errors, locked, subfolder
 from mooncake_lite.errors import CacheError
 from mooncake_lite.model.projection import MAX_ROWS_OF_X, Paths
 

@@ -1,6 +1,7 @@
 """Shows a pull in the terminal: a bar for each stage, or a line where there is no terminal.
 
-Used by the commands, and by whatever else resolves a model in front of a user. Explained in docs/model.md.
+Used by the commands, and by whatever else resolves a model in front of a user. Explained in
+docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Linear layers of the forward pass: our kernels for a few tokens on a CPU, torch for many and elsewhere.
 
 Used by forward.py. Knows tensors and weights, no attention. Which kernels multiply how many rows is measured
-once per machine (linear_paths.py). Explained in docs/model.md and docs/explain/batch-invariance.md.
+once per machine (linear_paths.py). Explained in docs/explain/model.md and docs/explain/batch-invariance.md.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The default model as it is published: which package holds it, and the digests it must have.
 
 Used by resolve.py. Data only; a test describes a tiny file of its own the same way.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mooncake_lite.config import DEFAULT_MODEL
+from mooncake_lite.config.serve import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Finds a model folder by name or path; builds the default model's in the cache when it is not there.
 
 Used by the command line and by every process that loads a model. A folder in the cache is either
-whole or not there: it is built beside its place and renamed. Explained in docs/model.md.
+whole or not there: it is built beside its place and renamed. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mooncake_lite import cache
+from mooncake_lite.config import cache
 from mooncake_lite.errors import CacheError, ModelError
 from mooncake_lite.model.convert import convert
 from mooncake_lite.model.fetch import Progress, fetch_gguf

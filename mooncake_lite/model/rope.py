@@ -1,7 +1,7 @@
 """The tables of the rotary position embedding, made once; scatter_kv of kernels_numba rotates with them.
 
 Used by forward.py. Plain functions on tensors; knows no model and no cache.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes a safetensors file one tensor at a time: a model is converted in the memory of its largest one.
 
-Used by convert.py. Knows arrays and the file format only. Explained in docs/model.md.
+Used by convert.py. Knows arrays and the file format only. Explained in docs/explain/model.md.
 
     8 bytes    length of the header, little-endian
     header     JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}}, padded with blanks

@@ -1,7 +1,8 @@
 """How much text one token can stand for: a text that is long enough is too long, and need not be tokenised.
 
 Used by tokenizer.py. Reads the description in tokenizer.json and runs nothing. A kind of step that it does
-not know may shrink a text or leave parts of it out: then there is no bound. Explained in docs/model.md.
+not know may shrink a text or leave parts of it out: then there is no bound. Explained in
+docs/explain/model.md.
 """
 
 from __future__ import annotations

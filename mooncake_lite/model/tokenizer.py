@@ -1,7 +1,7 @@
 """Text to token ids and back, and messages to text, by the files of a model folder.
 
 Used by the gateway, the engine's callers and the command line; needs no torch. No code of a model
-folder is ever run: the tokenizer is data, the template runs in a sandbox. Explained in docs/model.md.
+folder is ever run: the tokenizer is data, the template runs in a sandbox. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

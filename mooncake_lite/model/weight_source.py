@@ -1,7 +1,7 @@
 """Which files a model computes on: GGUF blocks as they were published, tensors, or each where it is faster.
 
 Used by weights.py, which reads them, by the fingerprint and by the checks before a start. Knows files, no
-tensors. Explained in docs/model.md.
+tensors. Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lite.config import check_weight_choice
+from mooncake_lite.config.serve import check_weight_choice
 from mooncake_lite.errors import ConfigError, ModelError
 from mooncake_lite.model.config import DType, read_json
 from mooncake_lite.model.manifest import MANIFEST, damage

@@ -2,7 +2,7 @@
 
 Used by forward.py. On a CPU, weights that are stored in the wanted dtype are views
 of the file: the processes of a node share them, and nothing here may copy or join them.
-Explained in docs/model.md.
+Explained in docs/explain/model.md.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.bench.result import machine
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.machine import machine
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost
 from mooncake_lite.profiles.file import (

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from mooncake_lite.bench.result import machine
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.machine import machine
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad

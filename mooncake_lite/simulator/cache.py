@@ -19,7 +19,7 @@ import click
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.replay import Workload, replay, workload_of
-from mooncake_lite.traces import read_trace
+from mooncake_lite.simulator.traces import read_trace
 from store.errors import UnknownPolicy
 from store.policies import NAMES, policy_factory
 from store.policies.learned import Bound, Learned
@@ -187,7 +187,7 @@ def write_whole(path: Path, option: str, content: bytes) -> None:
 
 def _measure(workloads: dict[str, Workload], names: Sequence[str], blocks: Sequence[int | None]) -> list[Row]:
     """Every policy with every size, twice: all blocks, and complete ones only."""
-    from mooncake_lite.progress import bar
+    from mooncake_lite.config.progress import bar
 
     total = sum(workload.references for workload in workloads.values()) * len(names) * len(blocks)
     with bar("", total) as update:
@@ -218,7 +218,7 @@ def _show(rows: Sequence[Row]) -> None:
     """Two tables, one line per policy, and what the learned policy guarantees."""
     from rich.table import Table
 
-    from mooncake_lite.progress import wide_console
+    from mooncake_lite.config.progress import wide_console
 
     console = wide_console()
     sizes = list(dict.fromkeys(row.blocks for row in rows))

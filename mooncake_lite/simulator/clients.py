@@ -12,10 +12,10 @@ from random import Random
 from typing import Literal
 
 from mooncake_lite import messages as m
+from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import client_id_of
-from mooncake_lite.modes import DUTIES
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.tokens import STOP
 from mooncake_lite.simulator.workload import Block, Request, Source

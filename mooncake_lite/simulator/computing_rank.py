@@ -1,4 +1,4 @@
-"""A computing rank in virtual time: the live rank, driven as `mooncake_lite.computing_rank.loop` drives it.
+"""A computing rank in virtual time: the live rank, driven as `mooncake_lite.ranks.computing.loop` drives it.
 
 Used by `world.py`. What the rank does is decided by the machine that serves; only its runner is modelled.
 Explained in docs/explain/control.md.
@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 
 from mooncake_lite import messages as m
-from mooncake_lite.computing_rank.machine import ComputingRank, Order, Told
+from mooncake_lite.ranks.computing.machine import ComputingRank, Order, Told
 from mooncake_lite.simulator.kv import KV
 from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.surroundings import Surroundings

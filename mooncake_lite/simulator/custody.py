@@ -12,11 +12,11 @@ from random import Random
 from typing import Any, get_args
 
 from mooncake_lite.conductor.open_bodies import OpenBody
+from mooncake_lite.config.modes import Handover
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.grants import TRANSFER_S
 from mooncake_lite.control.request import client_id_of
-from mooncake_lite.modes import Handover
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import LATE_WRITE_S
 from mooncake_lite.simulator.memory import Memory, Use

@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
+from mooncake_lite.config.progress import counted, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
-from mooncake_lite.progress import counted, wide_console
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.cache import check_files, write_whole
 from mooncake_lite.simulator.compare import Columns, Comparison

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooncake_lite.traces import BLOCK_TOKENS, TraceRequest
+from mooncake_lite.simulator.traces import BLOCK_TOKENS, TraceRequest
 from store.policies import BlockFacts, Policy
 
 KV_BYTES_PER_TOKEN = 320 * 1024

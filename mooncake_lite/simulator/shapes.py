@@ -12,9 +12,9 @@ from random import Random
 
 from msgspec.structs import replace
 
+from mooncake_lite.config.modes import DUTIES, MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankJoined
-from mooncake_lite.modes import DUTIES, MODES, ROLES
 from scheduler.admission import ADMISSIONS
 from scheduler.classes import DEFAULT_CLASSES
 from scheduler.instance import Limits, Pages, Preemption, Staging, State, new_prefix_cache

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake_lite.simulator.sessions import opaque_request
+from mooncake_lite.simulator.traces import BLOCK_TOKENS, TraceRequest
 from mooncake_lite.simulator.workload import Block, Request, mixed
-from mooncake_lite.traces import BLOCK_TOKENS, TraceRequest
 
 
 class TraceRequests:

@@ -15,13 +15,13 @@ from functools import partial
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.computing_rank.machine import ComputingRank
 from mooncake_lite.conductor.open_bodies import OpenBodies
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
 from mooncake_lite.control.requests import MOST_TRIES
+from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.computing_rank import SimulatedRank

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.demo.cluster import Cluster
-from mooncake_lite.demo.cluster import free_port as find_free_port
 from mooncake_lite.model import load_config, resolve_model
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.demo.cluster import free_port as find_free_port
 
 START_LIMIT_S = 120.0
 

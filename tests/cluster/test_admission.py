@@ -12,10 +12,10 @@ import pytest
 from openai._legacy_response import LegacyAPIResponse
 from openai.types import Completion
 
-from mooncake_lite.bench.goodput import Bench, Plan
-from mooncake_lite.bench.goodput_load import Shape
-from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.profiles.compute import ComputeCost, Terms
+from mooncake_lite.tools.bench.goodput import Bench, Plan
+from mooncake_lite.tools.bench.goodput_load import Shape
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import machine
 from tests.cluster.conftest import START_LIMIT_S

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from mooncake_lite.cache import VARIABLE
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.config.cache import VARIABLE
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
 from tests.patience import patient

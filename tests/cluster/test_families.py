@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.demo.cluster import Cluster
-from mooncake_lite.launch.machine import find_mpirun
+from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests import two_nodes
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.test_families import store_command

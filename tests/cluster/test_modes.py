@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooncake_lite.bench.result import machine as machine_here
+from mooncake_lite.conductor.recording import Recording
+from mooncake_lite.config.machine import machine as machine_here
 from mooncake_lite.control import events as ev
-from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.profiles.compute import ComputeCost, Terms
-from mooncake_lite.recording import Recording
-from mooncake_lite.replay_events import replay_events
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.replay_events import replay_events
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.emulation import profile_file

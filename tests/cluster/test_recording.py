@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooncake_lite.demo.cluster import Cluster
-from mooncake_lite.recording import Recording
+from mooncake_lite.conductor.recording import Recording
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import machine
 
 pytestmark = pytest.mark.cluster

@@ -11,11 +11,10 @@ from random import Random
 import httpx
 import pytest
 
+from mooncake_lite.conductor.recording import Recording
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.demo.cluster import Cluster
-from mooncake_lite.recording import Recording
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -23,6 +22,7 @@ from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.tokens import Opaque
 from mooncake_lite.simulator.workload import Block, Request
 from mooncake_lite.simulator.world import World
+from mooncake_lite.tools.demo.cluster import Cluster
 from store.allocator import padded_size
 from tests import emulation
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 import torch
 
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import machine, reference
 from tests.cluster.conftest import SMALL
 from tests.patience import patient

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooncake_lite.demo.cluster import Cluster, free_port
-from mooncake_lite.demo.document import document_text
+from mooncake_lite.tools.demo.cluster import Cluster, free_port
+from mooncake_lite.tools.demo.document import document_text
 from tests import two_nodes
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S

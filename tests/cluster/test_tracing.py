@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.mooncake_lite.tracing.reading import Slice, Trace, read

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mooncake_lite.cache import VARIABLE
-from mooncake_lite.demo.cluster import Cluster
+from mooncake_lite.config.cache import VARIABLE
+from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mooncake_lite.labs.judging import Judge
-from mooncake_lite.traces import read_trace
+from mooncake_lite.simulator.traces import read_trace
 from tests.labs.lab02.data import made_trace
 
 

@@ -10,7 +10,7 @@ import msgspec
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import ConductorRole, control_config
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.wording import kind

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.messages.pool import PoolQuery
 from store.keys import prefix_keys
 from store.layout import BlockLayout

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.store_rank.loop import StoreRole
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.ranks.store.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
 from tests.mooncake_lite.conductor.fake_hub import ROLES, FakeHub, new_role

@@ -25,10 +25,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mooncake_lite.config.modes import DUTIES, MODES, ROLES
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.modes import DUTIES, MODES, ROLES
 from mooncake_lite.simulator.workload import digest_of
 from scheduler import Terms
 from scheduler.admission import DEFAULT

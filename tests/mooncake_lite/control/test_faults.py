@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mooncake_lite.conductor.recording import Digester, Recorder
+from mooncake_lite.config.modes import MODES
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -27,8 +29,6 @@ from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
-from mooncake_lite.modes import MODES
-from mooncake_lite.recording import Digester, Recorder
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State

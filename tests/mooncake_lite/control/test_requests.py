@@ -214,7 +214,7 @@ def test_every_stage_but_the_last_can_be_cancelled_and_no_step_leads_out_of_over
 def test_the_picture_in_the_docs_is_drawn_from_the_table() -> None:
     from docs.draw_life import PAGE, drawn
 
-    assert PAGE.read_text() == drawn(PAGE.read_text()), "run docs/draw_life.py"
+    assert PAGE.read_text() == drawn(PAGE.read_text()), "run docs/tools/draw_life.py"
 
 
 def test_policies_see_the_class_the_tenant_and_the_limits_of_a_request() -> None:

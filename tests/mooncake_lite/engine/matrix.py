@@ -1,6 +1,6 @@
 """The matrix of ways in which an answer can come about, and a small set of cells that covers all pairs.
 
-Used by the tests of the matrix and by docs/make_equality.py. It computes nothing.
+Used by the tests of the matrix and by docs/tools/make_equality.py. It computes nothing.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner, StagingBlocks
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.messages import Sampling

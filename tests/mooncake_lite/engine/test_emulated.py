@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import EmulatedEngine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of
@@ -159,17 +159,17 @@ def test_a_pass_waits_for_what_the_profile_says_of_its_chunks() -> None:
 RANK = """
 import sys
 from pathlib import Path
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine import Runner, StagingBlocks
 from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config
-from mooncake_lite.computing_rank import connections, loop, machine
+from mooncake_lite.ranks.computing import connections, loop, machine
 from mooncake_lite.conductor import gateway_process
-from mooncake_lite.rank import assemble, plan, start
-from mooncake_lite.store_rank import loop as store_loop
-from mooncake_lite.store_rank.tier_folder import open_tier
-from mooncake_lite.sizes import block_layout
+from mooncake_lite.ranks import assemble, plan, start
+from mooncake_lite.ranks.store import loop as store_loop
+from mooncake_lite.ranks.store.tier_folder import open_tier
+from mooncake_lite.model.sizes import block_layout
 import mooncake_lite.gateway.__main__
 import numpy as np
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels_numba.codecs import CODECS
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine
 from mooncake_lite.model import load_model
 from scheduler.instance import pages_for

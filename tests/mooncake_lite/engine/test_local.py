@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
 from mooncake_lite.engine.local import BLOCK_TOKENS, generate_all
 from mooncake_lite.messages import Sampling

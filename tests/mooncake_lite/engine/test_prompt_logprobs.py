@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mooncake_lite.config import PAGE_TOKENS
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
 from mooncake_lite.engine.logprobs import ROWS
 from mooncake_lite.messages import Logprobs, Sampling

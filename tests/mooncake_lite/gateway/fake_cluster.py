@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.demo.cluster import free_port
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.tools.demo.cluster import free_port
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
 

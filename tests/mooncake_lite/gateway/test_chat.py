@@ -17,12 +17,12 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mooncake_lite import chat as chat_module
 from mooncake_lite import messages as m
-from mooncake_lite.chat import TEMPERATURE, chat, summary
 from mooncake_lite.cli import main
-from mooncake_lite.client import Answer
 from mooncake_lite.errors import UserError
+from mooncake_lite.tools import chat as chat_module
+from mooncake_lite.tools.chat import TEMPERATURE, chat, summary
+from mooncake_lite.tools.client import Answer
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,

@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.rank_process import RankFile

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.prompt_work import (
     MAX_ECHOED_LOGPROBS,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.service import Service, Services
 from tests.mooncake_lite.gateway.conftest import Start

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.gateway.settings import Limits
 from mooncake_lite.gateway.traced_view import TracedClusterView
 from mooncake_lite.tracing.merge import merge

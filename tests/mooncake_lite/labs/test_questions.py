@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mooncake_lite.cli import cli, main
-from mooncake_lite.demo.cluster import Cluster
 from mooncake_lite.errors import LabError
-from mooncake_lite.explain import from_recording
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
 from mooncake_lite.labs.starting import data_module
 from mooncake_lite.labs.variant import class_of, sizes
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.explain import from_recording
 from tests import emulation
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree
 from tests.mooncake_lite.tracing.reading import read

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.demo.cluster import free_port
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
+from mooncake_lite.tools.demo.cluster import free_port
 
 PROGRAM = Path(__file__).with_name("run_launcher.py")
 LIMIT_S = 30.0

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.launch import launcher
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from mooncake_lite.conductor.assemble import _wrong_racks
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.machine import Machine
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
-from mooncake_lite.launch.machine import Machine
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model import ModelConfig

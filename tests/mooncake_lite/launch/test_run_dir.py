@@ -16,7 +16,7 @@ from mooncake_lite.errors import LaunchError
 from mooncake_lite.launch import run_dir as module
 from mooncake_lite.launch.rank_process import RankFile
 from mooncake_lite.launch.run_dir import RunDir, bases, remove_segments, sweep
-from mooncake_lite.rank.process import RankProcess
+from mooncake_lite.ranks.process import RankProcess
 
 pytestmark = pytest.mark.quick
 

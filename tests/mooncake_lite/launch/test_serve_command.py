@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import COMMANDS, main
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.config_reading import help_texts
+from mooncake_lite.config.reading import help_texts
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.mpirun import SECRETS, dry_run, mpirun_environment, mpirun_line, rank_flags
-from mooncake_lite.launch.serve_command import build_config
+from mooncake_lite.serve_command import build_config
 from tests.mooncake_lite.launch.conftest import free_port
 
 pytestmark = pytest.mark.quick

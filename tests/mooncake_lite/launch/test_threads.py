@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mooncake_lite.config import ServeConfig
-from mooncake_lite.launch import machine
+from mooncake_lite.config import machine
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.place import ranks_near
 from mooncake_lite.launch.threads import SPINS, set_thread_environment, threads_for
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.output import Output, RankLine
 from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RankState

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_lite.cache import VARIABLE
+from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.model.published import Published
 
 PAGE_TOKENS = 16

@@ -10,11 +10,11 @@ import numba
 import pytest
 import torch
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.local import use_threads
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model import load_model
-from mooncake_lite.rank.plan import pool_fingerprint
+from mooncake_lite.ranks.plan import pool_fingerprint
 
 SEQUENCES = 32
 LENGTHS = [1 + 37 * i % 90 for i in range(SEQUENCES - 2)] + [300, 470]

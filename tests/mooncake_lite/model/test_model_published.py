@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernels_numba.linear_layers import GgufRows, dequantize_v0
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, ModelError
 from mooncake_lite.model import load_model, weights_fingerprint
 from mooncake_lite.model.forward import Model

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from mooncake_lite import cache
+from mooncake_lite.config import cache
 from mooncake_lite.errors import CacheError, ModelError
 from mooncake_lite.model import fetch, resolve
 from mooncake_lite.model.commands import cache_group, model_group

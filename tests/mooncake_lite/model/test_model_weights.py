@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mooncake_lite.cache import VARIABLE
+from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model import load_model, weights_fingerprint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.file import read_profile

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mooncake_lite.config import ServeConfig
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles import costs as profile_costs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.simulator.replay import prefill_s, replay, workload_of
-from mooncake_lite.traces import TraceRequest, read_trace
+from mooncake_lite.simulator.traces import TraceRequest, read_trace
 from store.policies import NAMES, policy_factory
 from tests.mooncake_lite.simulator.traces import made_trace
 

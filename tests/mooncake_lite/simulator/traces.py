@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from mooncake_lite.traces import TraceRequest
+from mooncake_lite.simulator.traces import TraceRequest
 
 
 def made_trace(requests: int = 300) -> list[TraceRequest]:

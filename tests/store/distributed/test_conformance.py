@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.bench.peers import StorePeer, find_store_peer, store_peer_master
+from mooncake_lite.tools.bench.peers import StorePeer, find_store_peer, store_peer_master
 from tests.store.distributed.running import ENVIRONMENT, ROOT, master_process
 
 PROGRAM = Path(__file__).with_name("conformance.py")

@@ -1,0 +1,131 @@
+"""Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
+
+    for part in kernels transport store scheduler engine ideas predictions goodput; do
+        mooncake-lite bench $part --json docs/reference/measured/$part.json
+    done
+    python docs/tools/make_benchmarks.py
+
+A test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "reference"
+PAGE = FOLDER / "benchmarks.md"
+PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput")
+
+HEAD = """# Benchmarks
+
+`python docs/tools/make_benchmarks.py` writes this page from the results of `mooncake-lite bench`, which
+are in [measured/](measured/). Each command measures our code, a peer where one exists, and a limit,
+in the same run.
+
+* *Ratio* is above 1 where our code is faster than the peer.
+* *Share* compares with the limit: the simplest program for the same job, such as one copy by torch or one
+  read of all bytes. It is not a bound of the hardware: our read of 16 MiB copies with two threads,
+  `np.copyto` with one, and its share is above 1.
+* Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
+
+The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data
+through shared memory, so these ratios compare two systems as they are installed, and not two implementations
+of one path.
+
+No peer of the scheduler runs here. *Published* figures of other projects are in columns of their own. They
+were measured on other machines and with other work, so they have no ratio. Dynamo counts the block operations
+of [its index](https://docs.dynamo.nvidia.com/dynamo/dev/blog/flash-indexer), which many threads share; ours
+has one thread. llm-d counts the requests whose latency
+[one sidecar](https://llm-d.ai/docs/guide/Installation/predicted-latency-based-scheduling) predicts; ours
+counts whole decisions.
+
+The engine and its peers answer the same prompts of random tokens with 2 threads each. Ours computes in the
+process of the benchmark, transformers and llama.cpp each in a process of its own, and they take turns. Decode
+is the time of a whole run less that of a run with one new token. llama.cpp is an extra of its own, which pip
+builds from source: `pip install 'mooncake-lite[peers-llama]'`; `MOONCAKE_LITE_PEER_PYTHON` may name another
+interpreter that has it.
+
+In the table of ideas, *ours* is the figure with the idea. *Peer* is the figure of the same engine without the
+idea, or of another way to do the same. Modes, loading and `--trace` are measured with emulated ranks,
+all else with the real engine. The parts of this table were measured one after the other. The load is the
+highest of them.
+
+The table of predictions compares predicted with measured times to first token. The peer is the median TTFT
+of all requests, as one prediction for each.
+
+In the last table, the peer is the cluster without admission, and the limit is the best goodput of all forms
+and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
+"""
+
+TITLES = {
+    "kernels": "Kernels, float32 unless named otherwise",
+    "transport": "Transport",
+    "store": "Store: objects, tier and directory",
+    "scheduler": "Scheduler: one decision of the control plane",
+    "engine": "Engine: the default model on 2 threads",
+    "ideas": "Ideas of the engine, on and off",
+    "predictions": "Predicted against measured time to first token",
+    "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
+}
+
+
+def page() -> str:
+    """The whole page: every part whose result is there."""
+    there = [part for part in PARTS if (FOLDER / "measured" / f"{part}.json").is_file()]
+    return "\n".join([HEAD, *map(section, there)])
+
+
+def section(part: str) -> str:
+    """One command's results: where and when, and a table with one number in a cell."""
+    found = json.loads((FOLDER / "measured" / f"{part}.json").read_text(encoding="utf-8"))
+    machine = found["machine"]
+    heads = ["measured", "ours", "peer", "peer's figure", "ratio", "limit", "limit's figure", "share"]
+    rules = ["---", "---:", "---", "---:", "---:", "---", "---:", "---:"]
+    has_published = any("published" in entry for entry in found["rows"])
+    if has_published:
+        heads, rules = [*heads, "published by", "published figure"], [*rules, "---", "---:"]
+    lines = [
+        f"## {TITLES[part]}",
+        "",
+        f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of "
+        f"{machine['cpu']}, Python {machine['python']}, load {machine['load']} before the run.",
+        "",
+        f"| {' | '.join(heads)} |",
+        f"|{'|'.join(rules)}|",
+        *(row(entry, has_published) for entry in found["rows"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def row(entry: dict[str, Any], has_published: bool) -> str:
+    """One entry of a table, which may have columns for published figures; a line for each further one."""
+    unit = entry["unit"]
+    cells = [entry["name"], with_unit(entry["ours"], unit)]
+    for other, ratio in (("peer", "ratio_to_peer"), ("limit", "ratio_to_limit")):
+        known = entry[other] or {"name": "", "value": None}
+        cells += [known["name"], with_unit(known["value"], unit), number(entry[ratio])]
+    lines = [cells]
+    if has_published:
+        known = entry.get("published", [])
+        found = [[other["name"], with_unit(other["value"], unit)] for other in known] or [["", ""]]
+        lines = [cells + found[0], *([""] * len(cells) + other for other in found[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_unit(value: float | None, unit: str) -> str:
+    """A figure with its unit, or nothing."""
+    return f"{number(value)} {unit}" if value is not None else ""
+
+
+def number(value: float | None) -> str:
+    """Three digits that mean something, with commas in what is large."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

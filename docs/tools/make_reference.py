@@ -1,0 +1,80 @@
+"""Writes docs/reference/cli.md from the commands themselves. Run it when a command or a flag has changed.
+
+    python docs/tools/make_reference.py
+
+A test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from mooncake_lite.cli import cli
+
+PAGE = Path(__file__).parents[1] / "reference" / "cli.md"
+HEAD = """# The command line
+
+`python docs/tools/make_reference.py` writes this page from the commands themselves. `--help` prints the
+same text.
+
+Exit codes: 0 success; 1 the cluster was lost, or a check failed; 2 wrong usage or an impossible setting,
+with one line that states the fix; 130 interrupted.
+"""
+
+
+def commands(
+    command: click.Command, path: str, context: click.Context
+) -> Iterator[tuple[str, click.Command]]:
+    """(path, command) of every command below and including this one that does something itself."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        if child is not None and not child.hidden:
+            yield from commands(child, f"{path} {name}", context)
+
+
+def section(path: str, command: click.Command) -> str:
+    """One command: its words, its arguments, a table of its options."""
+    words = inspect.cleandoc(command.help or "").replace("\b", "").replace("\f", "")
+    arguments = [param.make_metavar(click.Context(command)) for param in command.params if is_argument(param)]
+    lines = [f"## `{' '.join([path, *arguments])}`", "", words, ""]
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    if options:
+        lines += ["| option | default | what it does |", "|---|---|---|"]
+        lines += [row(option, click.Context(command)) for option in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def is_argument(param: click.Parameter) -> bool:
+    """Whether a parameter is given by its position."""
+    return isinstance(param, click.Argument)
+
+
+def row(option: click.Option, context: click.Context) -> str:
+    """One option as a row of a table."""
+    names = " / ".join([*option.opts, *option.secondary_opts])
+    value = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
+    words, _, told = " ".join((option.help or "").split()).partition(" [default: ")
+    shown = told.rstrip("]") or (
+        str(option.default) if option.show_default and option.default is not None else ""
+    )
+    cells = [f"`{names}{value}`", f"`{shown}`" if shown else "", words]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    """The whole page."""
+    context = click.Context(cli, info_name="mooncake-lite")
+    found = list(commands(cli, "mooncake-lite", context))
+    return HEAD + "\n" + "\n".join(section(path, command) for path, command in found)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

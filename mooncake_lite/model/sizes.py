@@ -1,0 +1,119 @@
+"""Sizes that follow from a configuration and a model: blocks, pages, segments, the context.
+
+Used by preflight (before launch) and by every rank, so that both compute the same. Raises ConfigError with
+the fix when something cannot hold what it must.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
+from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.model import ModelConfig
+from mooncake_lite.model.config import ITEMSIZE
+from store.allocator import padded_size
+from store.errors import LayoutError
+from store.layout import BlockLayout
+
+MIN_STAGING_BLOCKS = 6
+"""Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""
+
+SAVE_SLOTS, LOAD_SLOTS = 16, 8
+"""Blocks of a store rank's own memory, through which it writes lent blocks to its tier and reads blocks of
+the tier for other ranks' DRAM. 16 is what the tier's writer takes at once: fewer would keep it waiting."""
+
+
+def block_layout(config: ServeConfig, model: ModelConfig) -> BlockLayout:
+    """Layout of one pool block. Raises ConfigError when the codec cannot encode this model's heads."""
+    sizes = (model.layers, model.kv_heads, config.block_size, model.head_dim, ITEMSIZE[config.dtype])
+    try:
+        return BlockLayout(*sizes, config.kv_codec)
+    except LayoutError as error:
+        raise ConfigError(f"kv_{error}") from None
+
+
+def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
+    """Bytes of one engine page, all layers, keys and values."""
+    return block_layout(config, model).cache_nbytes * PAGE_TOKENS // config.block_size
+
+
+def num_pages(config: ServeConfig, model: ModelConfig) -> int:
+    """Pages of the KV cache of one rank that computes."""
+    return config.kv_cache_bytes // page_nbytes(config, model)
+
+
+def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes at the start of a rank's segment that the control plane gives out: whole blocks, as allocated."""
+    block = padded_size(block_layout(config, model).nbytes)
+    lent = config.lend_bytes if role in mode_of(config.mode).lenders else 0
+    return (config.pool_bytes if role == "store" else lent) // block * block
+
+
+def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes of a rank's segment: its part of the pool, and behind it a compute rank's staging blocks.
+
+    Few of these are enough where no KV moves.
+    """
+    in_pool = pool_bytes(config, model, role)
+    if role not in COMPUTE_ROLES:
+        return in_pool
+    moves = config.has_pool or mode_of(config.mode).handover != "none"
+    block = block_layout(config, model).nbytes
+    return in_pool + max(config.staging_bytes // block if moves else 0, MIN_STAGING_BLOCKS) * block
+
+
+def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes of a store rank's private memory for saving and loading what other ranks hold of the pool."""
+    if role != "store" or not config.ssd_dir:
+        return 0
+    slots = SAVE_SLOTS + LOAD_SLOTS if config.lend_bytes else LOAD_SLOTS if config.store > 1 else 0
+    return slots * block_layout(config, model).nbytes
+
+
+def context_length(config: ServeConfig, model: ModelConfig) -> int:
+    """Tokens of prompt and answer together.
+
+    Raises ConfigError when --max-model-len is beyond the model's context, when a KV cache or the memory
+    between prefill and decode cannot hold one such request, or when ranks lend less than one block.
+    """
+    length = config.max_model_len or model.max_position
+    if length > model.max_position:
+        raise ConfigError(f"max_model_len={length}, but the model's context is {model.max_position} tokens")
+    block = padded_size(block_layout(config, model).nbytes)
+    if 0 < config.lend_bytes < block:
+        raise ConfigError(
+            f"lend_bytes={config.lend_bytes} holds no block of {block} B; raise it to that, or to 0"
+        )
+    _check_handover(config, block, length)
+    page = page_nbytes(config, model)
+    pages = -(-length // PAGE_TOKENS)
+    if config.kv_cache_bytes // page < pages:
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes} holds {config.kv_cache_bytes // page * PAGE_TOKENS} "
+            f"tokens, max_model_len is {length}; raise kv_cache_bytes to {pages * page} or lower "
+            "max_model_len"
+        )
+    return length
+
+
+def _check_handover(config: ServeConfig, block: int, length: int) -> None:
+    """Raise ConfigError when a request's KV does not fit where it lies between prefill and decode.
+
+    block   bytes of one block, as allocated
+    """
+    mode = mode_of(config.mode)
+    blocks = -(-length // config.block_size) + 1
+    lent = config.lend_bytes // block
+    if mode.handover == "direct" and lent < blocks:
+        raise ConfigError(
+            f"lend_bytes={config.lend_bytes} holds {lent} blocks of {block} B, a request of {length} tokens "
+            f"needs {blocks}; raise lend_bytes to {blocks * block} or lower max_model_len"
+        )
+    all_lent = sum(getattr(config, role) for role in mode.lenders) * lent
+    if mode.handover == "pool" and config.store * (config.pool_bytes // block) + all_lent < blocks:
+        needed = -(-(blocks - all_lent) // config.store) * block
+        size = f"{block} B" + (f" beside {all_lent} that are lent" if all_lent else "")
+        raise ConfigError(
+            f"pool_bytes={config.pool_bytes} holds {config.pool_bytes // block} blocks of {size}, a "
+            f"request of {length} tokens needs {blocks}; raise pool_bytes to {needed} or lower max_model_len"
+        )

@@ -1,0 +1,64 @@
+"""What the ranks agree on as they start: where the conductor listens, and what determines a block's bytes.
+
+Used by `assemble.py` and `conductor/assemble.py`. See docs/explain/lifecycle.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.model import load_config, weights_fingerprint
+from transport.world import World
+
+STOP_EXTRA_S = 1.0
+"""What the conductor waits beyond the grace for the last rank to report that it has flushed."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What rank 0 broadcasts over MPI before any ZeroMQ connection exists.
+
+    control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)
+    ..._keys         of control, of heart and of the gateway, as CurveKeys.to_bytes
+    refused          why the cluster does not start; all ranks then leave with exit code 2
+    """
+
+    control: list[str] = []
+    heart: list[str] = []
+    control_keys: bytes = b""
+    heart_keys: bytes = b""
+    gateway_keys: bytes = b""
+    refused: str = ""
+
+
+def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
+    """Return a fingerprint of everything that determines a block's bytes: the weights, the family of kernels,
+    and a lossy codec.
+
+    The base of every key's salt: a lossy codec taints what is computed on its blocks, so that they are never
+    found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
+    """
+    if config.engine == "emulated":  # KV of its own kind: an SSD tier must not give it to a real engine
+        kind = f"emulated 1 {config.dtype} {load_config(folder).kv_identity()}"
+        return xxhash.xxh3_128_digest(kind.encode())
+    weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
+    if config.batch_invariant:
+        weights = xxhash.xxh3_128_digest(weights + b"batch invariant")
+    if config.kv_codec == "none":
+        return weights
+    return xxhash.xxh3_128_digest(weights + b"codec " + config.kv_codec.encode())
+
+
+def pids_here(world: World) -> list[tuple[int, int]]:
+    """Return (rank, pid) of every other rank on this host."""
+    found = world.allgather_bytes(str(os.getpid()).encode())
+    mine = world.node_of[world.rank]
+    return [
+        (rank, int(pid))
+        for rank, pid in enumerate(found)
+        if rank != world.rank and world.node_of[rank] == mine
+    ]

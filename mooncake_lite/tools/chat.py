@@ -1,0 +1,176 @@
+"""`mooncake-lite chat`: a conversation with a running server, in the terminal.
+
+Mounted by `mooncake_lite.cli`. Speaks the OpenAI API over HTTP and knows nothing of what lies behind the
+port, so it talks to any such server. Explained in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mooncake_lite.config.options import NumberRange
+from mooncake_lite.errors import UserError
+from mooncake_lite.tools.client import CONTROL, Answer, AnswerFailed, one_line, problem_of, stream_answer
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.console import Console
+
+CONNECT_LIMIT_S = 5.0
+READ_LIMIT_S = 600.0
+"""Longest silence inside an answer: as long as the server itself waits for a token."""
+
+TEMPERATURE = 0.2
+"""Used where neither the user nor the model names one. The API's own default is 1, at which a small model
+answers with unrelated words; 0.2 is what the default model's authors use in their examples."""
+
+STOPPED = "stopped"
+"""The finish of an answer that the user has interrupted."""
+
+
+@click.command("chat")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
+@click.option("--model", default=None, help="Model id; left out, the server's own.")
+@click.option("--system", default=None, help="A system message before everything.")
+@click.option(
+    "--temperature",
+    type=NumberRange(0, 2),
+    default=None,
+    help=f"0 is greedy. Left out, the model's own, or {TEMPERATURE} where it names none.",
+)
+@click.option("--top-p", type=NumberRange(0, 1, min_open=True), default=None)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer.")
+@click.option("--seed", type=int, default=None)
+@click.option("--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY.")
+def chat(
+    url: str,
+    model: str | None,
+    system: str | None,
+    temperature: float | None,
+    top_p: float | None,
+    max_tokens: int | None,
+    seed: int | None,
+    api_key: str | None,
+) -> None:
+    """Talk to a running server.
+
+    Ctrl-C stops an answer. A second Ctrl-C, Ctrl-D or /quit ends the conversation.
+    """
+    import httpx
+    from rich.console import Console
+
+    given = {
+        "model": model, "temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed,
+    }  # fmt: skip
+    fields = {name: value for name, value in given.items() if value is not None}
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Timeout(CONNECT_LIMIT_S, read=READ_LIMIT_S)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=limits)
+    except (httpx.InvalidURL, UnicodeError, ValueError) as error:
+        raise UserError(f"--url {url!r} is no URL: {error}") from None
+    with client:
+        card = model_card(client, url, model)
+        if temperature is None and "temperature" not in (card.get("default_sampling") or {}):
+            fields["temperature"] = TEMPERATURE
+        messages = [{"role": "system", "content": system}] if system else []
+        try:
+            converse(client, console, messages, fields)
+        except KeyboardInterrupt:
+            console.print()
+
+
+def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, Any]:
+    """What the server says of the model, by default of its first; empty when it says nothing of it.
+
+    Raises UserError when no server answers at the URL, or when it does not list its models.
+    """
+    import httpx
+
+    from mooncake_lite.launch.running import where_else
+
+    try:
+        reply = client.get("/v1/models", timeout=CONNECT_LIMIT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"no server answers at {url} ({one_line(error)}); {where_else()}") from None
+    if reply.status_code != 200:
+        raise UserError(f"the server at {url} refuses: {problem_of(reply)}")
+    try:
+        cards = [card for card in reply.json()["data"] if model in (None, card["id"])]
+        return dict(cards[0]) if cards else {}
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"the server at {url} does not list its models as the OpenAI API does") from None
+
+
+def converse(
+    client: httpx.Client, console: Console, messages: list[dict[str, str]], fields: dict[str, Any]
+) -> None:
+    """Ask and answer until the user has had enough; `messages` is the history, and grows."""
+    while True:
+        question = read_question(console)
+        if question is None:
+            return
+        if not question:
+            continue
+        messages.append({"role": "user", "content": question})
+        try:
+            answer = ask(client, console, {**fields, "messages": messages})
+        except AnswerFailed as error:
+            # The question goes too: a history that the server refuses once would be refused for ever.
+            messages.pop()
+            console.print(f"error: {error}", style="red", markup=False)
+            continue
+        if answer.text:
+            messages.append({"role": "assistant", "content": answer.text})
+        else:
+            messages.pop()  # two questions in a row are no conversation that a template knows
+        console.print(summary(answer), style="dim", markup=False)
+
+
+def read_question(console: Console) -> str | None:
+    """What the user types; None at the end of input or for /quit."""
+    try:
+        question = console.input("[bold]> [/bold]") if sys.stdin.isatty() else input()
+    except EOFError:
+        if sys.stdin.isatty():
+            console.print()
+        return None
+    except UnicodeDecodeError as error:
+        raise UserError(f"the input is not {error.encoding} text") from None
+    question = question.strip()
+    return None if question in ("/quit", "/exit") else question
+
+
+def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Answer:
+    """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises AnswerFailed."""
+    answer = Answer()
+    try:
+        stream_answer(
+            client, fields, answer, lambda text: console.print(CONTROL.sub("", text), end="", markup=False)
+        )
+    except KeyboardInterrupt:
+        answer.finish = STOPPED  # the connection is closed, and so the work has ended
+    finally:
+        if answer.text:
+            console.print()
+    return answer
+
+
+def summary(answer: Answer) -> str:
+    """The line under an answer: tokens of the prompt, how many were cached, and the speed."""
+    if answer.finish == STOPPED:
+        return "stopped"
+    cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    parts = [
+        f"{answer.prompt_tokens} prompt tokens, {cached} cached",
+        f"first text after {answer.ttft_s:.2f} s",
+    ]
+    if answer.tpot_s > 0:
+        parts.append(f"{1 / answer.tpot_s:.1f} tok/s")
+    if answer.finish == "length":
+        parts.append("cut at the token limit")
+    return " · ".join(parts)

@@ -1,0 +1,10 @@
+"""The demo: one long document, three questions, three clusters, and a table of what reuse is worth.
+
+Called by `mooncake-lite demo` (and `make demo`). It is a client like any other: it starts `mooncake-lite
+serve` as a child process, talks HTTP to it and knows nothing of ranks, MPI or the store's insides.
+What it shows is explained in docs/explain/paper.md, which is also the document it asks about.
+"""
+
+from mooncake_lite.tools.demo.command import demo
+
+__all__ = ["demo"]

@@ -1,0 +1,85 @@
+"""`mooncake-lite doctor --links`: what every pair of ranks gets from each other, and over which path.
+
+Used by `doctor`. It starts a small MPI job (`launch/links_program.py`) and shows what that measured.
+Explained in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import msgspec
+
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.launch.links_program import Found, Pair
+from mooncake_lite.launch.mpirun import parse_hosts
+from mooncake_lite.launch.ranks_program import run_ranks
+
+MOST_RANKS = 64
+START_S = 40.0
+"""For starting and ending the ranks, beside the time in which they measure."""
+
+
+def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str) -> Found:
+    """Start the job and return its result.
+
+    ranks    2 unless given; with hosts, as many as they have slots
+    profile  of the launch; only "fast" has one-sided MPI between nodes
+    Raises ConfigError for bad input, ClusterError when ranks fail.
+    """
+    from mooncake_lite.launch.links_program import BUDGET_S
+
+    places = parse_hosts(hosts)
+    slots = sum(count for _, count in places)
+    wanted = ranks if ranks is not None else slots or 2
+    if not 2 <= wanted <= MOST_RANKS:
+        raise ConfigError(f"--ranks {wanted}: a link needs two ends; use 2 to {MOST_RANKS}")
+    if places and wanted > slots:
+        raise ConfigError(f"--ranks {wanted}: --hosts {hosts} has {slots} slots; write HOST:SLOTS with more")
+    arguments = ["--host", ",".join(f"{name}:{count}" for name, count in places)] if places else []
+    try:
+        arguments += [word for argument in mpi_arg for word in shlex.split(argument)]
+    except ValueError as error:
+        raise ConfigError(f"--mpi-arg {list(mpi_arg)!r}: {error}") from None
+    module = "mooncake_lite.launch.links_program"
+    data = run_ranks(wanted, module, [], BUDGET_S + START_S, profile=profile, mpirun_args=arguments)
+    return msgspec.json.decode(data, type=Found)
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """For JSON: {"hosts", "nodes", "pairs": [{"reader", "source", "path", "secondary", "latency_us",
+    "gb_per_s", "links": [...], "error"}]}."""
+    return msgspec.to_builtins(found)
+
+
+def show(found: Found) -> None:
+    """The matrix on stdout: a row per reader, a column per source."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from mooncake_lite.config.progress import wide_console
+
+    ranks = range(len(found.hosts))
+    cells = {(pair.reader, pair.source): pair for pair in found.pairs}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("reader \\ source")
+    for rank in ranks:
+        table.add_column(f"rank {rank}\n{found.hosts[rank]}", justify="right")
+    for reader in ranks:
+        row = [Text(_cell(cells.get((reader, source)), reader == source)) for source in ranks]
+        table.add_row(f"rank {reader} on {found.hosts[reader]}", *row)
+    console = wide_console(max(120, 26 * (1 + len(found.hosts))))
+    console.print(table)
+    console.print("GB/s: reads of 8 MiB; us: reads of 4 KiB; the path that serves, and that of a second try")
+
+
+def _cell(pair: Pair | None, own: bool) -> str:
+    if own:
+        return ""
+    if pair is None:
+        return "not measured"
+    if pair.error:
+        return f"{pair.path}: failed"
+    second = f" ({pair.secondary})" if pair.secondary else ""
+    return f"{pair.gb_per_s:.2f} GB/s\n{pair.latency_us:.0f} us\n{pair.path}{second}"

@@ -1,0 +1,1 @@
+"""`mooncake-lite profile`: measures the real engine and writes a profile."""

@@ -1,0 +1,214 @@
+"""`mooncake-lite profile`: measures the real engine, fits its cost, and writes a profile file.
+
+Mounted by `mooncake_lite.cli`. Explained in docs/how-to/run-many-ranks.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+from rich.table import Table
+
+from mooncake_lite.config.progress import bar, wide_console
+from mooncake_lite.config.serve import DEFAULT_MODEL, check_device_name, check_weight_choice
+from mooncake_lite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mooncake_lite.engine.engine import Engine
+    from mooncake_lite.model.config import ModelConfig
+    from mooncake_lite.profiles.file import EngineUsed, Profile
+
+
+@click.command()
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("--quick", is_flag=True, help="Measure fewer passes, within a minute.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw fit and measurement into this .svg or .png file.",
+)
+@click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
+@click.option(
+    "--weights",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "published", "float32"]),
+    help="As for serve.",
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--threads", default=0, type=click.IntRange(0), help="0 takes every core.")
+@click.option("--time-scale", default=1.0, show_default=True, help="Factor on all times; 0.5: twice as fast.")
+def profile(
+    model: str,
+    out: Path,
+    quick: bool,
+    plot: Path | None,
+    dtype: Literal["float32", "bfloat16"],
+    weights: Literal["auto", "published", "float32"],
+    device: str,
+    threads: int,
+    time_scale: float,
+) -> None:
+    """Measure how long the real engine takes with MODEL, and how fast KV moves; write a profile file.
+
+    The conductor of `mooncake-lite serve --profile FILE` predicts waits by these times. With `--engine
+    emulated` a rank sleeps for them. If FILE exists and is of the same model, its other sections stay.
+    """
+    check_device_name(device)
+    check_weight_choice(weights, dtype, device)
+    if not time_scale > 0:
+        raise ConfigError(f"time_scale={time_scale:g}: give a factor above 0")
+    _check_files(out, plot)
+
+    from mooncake_lite.config.machine import usable_cores
+    from mooncake_lite.model import load_config, resolve_model
+    from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.profiles.file import EngineUsed, write_profile
+
+    with console_progress() as progress:
+        folder = resolve_model(model, progress=progress)
+    sizes = load_config(folder)
+    before = _existing(out, sizes, folder.name)
+    used = EngineUsed(dtype, device, weights, threads or usable_cores())
+    sections = _measured(folder, sizes, used, quick, time_scale, out.absolute().parent)
+    made = _updated(before, sizes, folder.name, sections)
+    write_profile(out, made)
+    _show(made)
+    if plot is not None:
+        from mooncake_lite.tools.profile.plot import draw
+
+        plot.write_bytes(draw(made, plot.suffix))
+    click.echo(f"wrote {out}; use it with: mooncake-lite serve {model} --engine emulated --profile {out}")
+
+
+def _check_files(out: Path, plot: Path | None) -> None:
+    """Raises ConfigError for files that could not be written after the measurement."""
+    for path in (out, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: the folder {path.absolute().parent} does not exist; make it first")
+    if plot is not None:
+        from mooncake_lite.simulator.figure import require_matplotlib
+
+        if plot.suffix not in (".svg", ".png"):
+            raise ConfigError(f"plot={str(plot)!r}: the name must end with .svg or .png")
+        require_matplotlib()
+
+
+def _existing(out: Path, sizes: ModelConfig, name: str) -> Profile | None:
+    """Return the profile that is to be updated. Raises ConfigError when it is another model's."""
+    from mooncake_lite.profiles.file import model_fingerprint, read_profile
+
+    if not out.exists():
+        return None
+    before = read_profile(out)
+    if before.model.fingerprint != model_fingerprint(sizes):
+        raise ConfigError(
+            f"out={str(out)!r} is a profile of {before.model.name}, not of {name}; choose another file"
+        )
+    return before
+
+
+def _updated(
+    before: Profile | None, sizes: ModelConfig, name: str, sections: dict[str, msgspec.Struct]
+) -> Profile:
+    from mooncake_lite.config.machine import machine
+    from mooncake_lite.profiles.file import VERSION, Profile, ProfiledModel, model_fingerprint
+
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    model = ProfiledModel(name, model_fingerprint(sizes))
+    made = Profile(VERSION, model, machine(), date, before.sections if before else {})
+    for section, content in sections.items():
+        made = made.with_section(section, content)
+    return made
+
+
+def _measured(
+    folder: Path, sizes: ModelConfig, used: EngineUsed, quick: bool, time_scale: float, tier_folder: Path
+) -> dict[str, msgspec.Struct]:
+    """Load the model, time passes, prompts and moves, and fit their costs. Returns sections by name."""
+    from mooncake_lite.launch.threads import set_thread_environment
+
+    set_thread_environment(used.threads)  # torch reads it when it is imported, by `measure`
+    from mooncake_lite.profiles.compute import CHUNK_TOKENS
+    from mooncake_lite.profiles.file import ComputeSection, PrefillSection
+    from mooncake_lite.profiles.fit import error_of, errors, fit, fit_prompts
+    from mooncake_lite.tools.profile import measure
+    from mooncake_lite.tools.profile.moves import measure_moves
+
+    todo = measure.plan(sizes.max_position, quick)
+    engine = _engine(folder, used, measure.pages_needed(todo.shapes))
+    with bar("measuring forward passes", todo.num_passes) as update:
+        passes = measure.measure(engine, todo, lambda count: update(completed=count))
+        before = (todo.runs + 1) * len(todo.shapes)
+        prompts = measure.measure_prompts(engine, todo, lambda count: update(completed=before + count))
+    moves = measure_moves(engine, tier_folder, lambda text: click.echo(text, err=True))
+    cost, whole = fit(passes), fit_prompts(prompts)
+    return {
+        "compute": ComputeSection(used, cost, errors(cost, passes), passes, time_scale),
+        "prefill": PrefillSection(CHUNK_TOKENS, whole, error_of(whole, prompts), prompts),
+        "moves": moves,
+    }
+
+
+def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
+    """Load the model as `generate` does, with its kernels compiled."""
+    from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
+    from mooncake_lite.engine.engine import Engine
+    from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
+    from mooncake_lite.engine.warm import warm_up
+    from mooncake_lite.model import load_model
+
+    use_threads(used.threads)
+    if use := kernel_use(folder, used.dtype, used.device, used.weights, "none"):  # type: ignore[arg-type]
+        with console_compiling() as report:
+            compile_with_helpers(use, report, helpers=used.threads - 1)
+    model = load_model(folder, used.dtype, used.device, used.weights)  # type: ignore[arg-type]
+    engine = Engine(model, pages, BLOCK_TOKENS)
+    warm_up(engine)
+    return engine
+
+
+def _show(made: Profile) -> None:
+    """Print fit beside measurement, the errors of the fits, and the rates of moves."""
+    section, prefill, moves = made.compute, made.prefill, made.moves
+    assert prefill is not None
+    assert moves is not None
+    table = Table("pass", "tokens", "attended keys", "measured ms", "fit ms", "error %")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in section.passes:
+        load, fitted = one.load, section.fit.seconds(one.load)
+        tokens = [count for count in (load.new_tokens, load.sequences) if count]
+        keys = [count for count in (load.pairs, load.context) if count]
+        table.add_row(
+            one.kind,
+            " + ".join(f"{count:,}" for count in tokens),
+            " + ".join(f"{count:,}" for count in keys),
+            f"{1e3 * one.seconds:.1f}",
+            f"{1e3 * fitted:.1f}",
+            f"{100 * (fitted / one.seconds - 1):+.0f}",
+        )
+    for prompt in prefill.prompts:
+        fitted = prefill.fit.seconds(prompt.num_tokens, prompt.cached)
+        table.add_row(
+            "prompt",
+            f"{prompt.num_tokens:,}",
+            f"{prompt.cached:,} cached",
+            f"{1e3 * prompt.seconds:.1f}",
+            f"{1e3 * fitted:.1f}",
+            f"{100 * (fitted / prompt.seconds - 1):+.0f}",
+        )
+    wide_console().print(table)
+    for kind, error in [*section.error.items(), ("prompt", prefill.error)]:
+        click.echo(f"{kind}: the fit is off by {error.mean:.0%} on average, {error.largest:.0%} at most")
+    for name, rate in (
+        ("between ranks of one node", moves.near_bytes_per_s),
+        ("from DRAM into pages", moves.dram_bytes_per_s),
+        ("from SSD", moves.ssd_bytes_per_s),
+    ):
+        click.echo(f"KV {name}: {f'{rate / 1e9:.2f} GB/s' if rate else 'not measured'}")

@@ -1,0 +1,47 @@
+"""Asks a server for its `/metrics` over HTTP, with limits on the time and the size of the answer.
+
+Used by `command.py`. Knows no metric; `sample.py` reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+
+from mooncake_lite.tools.top.sample import NoAnswer, Sample, harmless, read_samples
+
+CONNECT_LIMIT_S = 3.0
+ANSWER_LIMIT_S = 5.0
+"""From the request to the last byte of the answer."""
+
+MOST_BYTES = 4 * 2**20
+"""Of one answer: about five times what a cluster of 128 ranks sends."""
+
+
+async def scrape(client: httpx.AsyncClient) -> Sample:
+    """Ask the server of this client for its metrics. Raises NoAnswer."""
+    try:
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            text = await _text_of(client)
+    except TimeoutError:
+        raise NoAnswer(f"no answer within {ANSWER_LIMIT_S:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise NoAnswer(harmless(str(error)) or type(error).__name__) from None
+    return Sample(time.monotonic(), read_samples(text))
+
+
+async def _text_of(client: httpx.AsyncClient) -> str:
+    """The body of `/metrics`, as long as it is small. It is not decompressed: few bytes may become many."""
+    async with client.stream("GET", "/metrics", headers={"Accept-Encoding": "identity"}) as reply:
+        if reply.status_code != 200:
+            raise NoAnswer(f"HTTP {reply.status_code}")
+        if reply.headers.get("content-encoding", "identity") != "identity":
+            raise NoAnswer("the answer is compressed")
+        body = bytearray()
+        async for piece in reply.aiter_raw():
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise NoAnswer(f"the answer is larger than {MOST_BYTES // 2**20} MiB")
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,166 @@
+"""The loop and the connections of a computing rank: what they do beside the machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.ranks.computing import connections
+from mooncake_lite.ranks.computing.connections import Connections
+from mooncake_lite.ranks.computing.loop import Loop
+from scheduler.instance import DECODE, PREFILL
+from tests.mooncake_lite.conductor.fake_hub import ROLES
+from tests.mooncake_lite.conductor.wording import kind
+from tests.mooncake_lite.ranks.computing.test_machine import CANCEL, Rank, prefill
+from tests.scheduler.instance.model_runner import BLOCK
+from transport.errors import WireError
+
+pytestmark = pytest.mark.quick
+
+
+class Wire:
+    """A conductor or a gateway: what the rank receives next, and what it has sent.
+
+    too_large   kind of message that is over the limit
+    """
+
+    def __init__(self) -> None:
+        self.inbox: list[m.Message] = []
+        self.sent: list[Any] = []
+        self.too_large: type | None = None
+        self.closed = False
+
+    def receive(self, wait_s: float) -> list[m.Message]:
+        received, self.inbox = self.inbox, []
+        return received
+
+    def send(self, message: m.Message) -> bool:
+        if kind(message) is self.too_large:
+            raise WireError("Report has 9 bytes, the limit is 8")
+        self.sent.append(message)
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Process:
+    """Rank 2 with its loop, and its connections to wires. gone: the conductor gives no sign of life."""
+
+    def __init__(self, *duties: str) -> None:
+        self.conductor, self.gone = Wire(), False
+        self.gateways: dict[str, Wire] = {}
+        rank = Rank(*duties)
+        names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
+        transfers: Any = SimpleNamespace(serving_bytes=0, **{name: {} for name in names})
+        conductor: Any = self.conductor
+        self.connections = Connections(
+            rank.machine, ROLES, transfers, conductor, self.open, lambda: self.gone
+        )
+        self.loop = Loop(rank.machine, self.connections, rank.runner)
+        self.hear(m.GatewayAt("gateway-0", "ipc://tokens"))
+
+    def open(self, endpoint: str) -> Any:
+        assert endpoint not in self.gateways, "a gateway is connected to twice"
+        return self.gateways.setdefault(endpoint, Wire())
+
+    def hear(self, *messages: m.Message) -> None:
+        """Take one turn with these messages."""
+        self.conductor.inbox += messages
+        self.loop.turn(0.0)
+
+    def until_idle(self) -> None:
+        while self.loop.rank.state.busy:
+            self.hear()
+
+    def told(self) -> list[m.Message]:
+        """What the conductor was told, without metrics."""
+        return [message for message in self.conductor.sent if not isinstance(message, m.RankStats)]
+
+
+def test_tokens_go_to_the_gateway_of_the_request_and_events_to_the_conductor() -> None:
+    process = Process(PREFILL)
+    process.hear(m.GatewayAt("gateway-0", "ipc://tokens"), m.GatewayAt("gateway-1", "ipc://other"))
+    process.hear(prefill([*range(9)], [], store=3))
+    process.until_idle()
+    assert [type(sent) for sent in process.gateways["ipc://tokens"].sent] == [m.Tokens]
+    assert process.gateways["ipc://other"].sent == []
+    assert [kind(sent) for sent in process.told()] == [m.PrefillEnded]
+    process.connections.close()
+    assert [wire.closed for wire in process.gateways.values()] == [True, True]
+
+
+def test_the_loop_ends_with_the_first_stop_and_keeps_its_reason() -> None:
+    process = Process(PREFILL)
+    process.hear(prefill([*range(30)], [], store=8))
+    process.conductor.inbox = [m.Stop("no more", 5.0)]
+    process.loop.run()
+    assert process.connections.stop == m.Stop("no more", 5.0)
+    assert not process.connections.may_leave
+    process.hear(m.Stop("again", 0.0))
+    assert process.connections.stop == m.Stop("no more", 5.0)
+    assert process.connections.may_leave
+
+
+def test_the_loop_ends_when_the_conductor_is_gone() -> None:
+    process = Process(DECODE)
+    process.gone = True
+    process.loop.run()
+    assert process.connections.stop is None
+
+
+def test_a_report_that_is_too_large_fails_its_request_alone() -> None:
+    process = Process(PREFILL)
+    process.conductor.too_large = m.PrefillEnded
+    process.hear(prefill([*range(9)], [], store=3))
+    process.until_idle()
+    failed = m.RequestFailed(2, 5, "a", 3, "Report has 9 bytes, the limit is 8")
+    assert process.told() == [failed]
+    process.conductor.too_large = None
+    process.hear(prefill([*range(9)], [], store=3, attempt=4))
+    process.until_idle()
+    assert [kind(sent) for sent in process.told()] == [m.RequestFailed, m.PrefillEnded]
+
+
+def test_a_message_about_no_request_that_is_too_large_is_a_bug_of_ours() -> None:
+    process = Process(PREFILL)
+    for message in (
+        m.PagesChanged(2, 5, [1], []),
+        m.Report(m.PutsWanted(2, 5, 1, [7], [8], [(None, 0)], ["a"]), [[1] * BLOCK]),
+    ):
+        process.conductor.too_large = kind(message)
+        with pytest.raises(WireError):
+            process.connections.tell(message)
+    assert process.told() == []
+
+
+def test_metrics_tell_what_the_machine_counted_and_what_its_books_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(PREFILL)
+    process.hear(prefill([*range(9)], [], store=3), CANCEL)
+    process.hear(prefill([*range(9)], [], store=3, attempt=4))
+    process.until_idle()
+    process.loop.rank.reused["pages"] = 8
+    monkeypatch.setattr(connections, "REPORT_EVERY_S", 0.0)
+    process.hear()
+    stats = process.conductor.sent[-1]
+    assert isinstance(stats, m.RankStats)
+    assert stats.rank == 2
+    found = {(one.name, one.labels.get("tier")): one.value for one in stats.metrics}
+    assert found["prefix_cache_queries_total", None] == 9
+    assert found["prefix_cache_hits_total", "pages"] == 8
+    assert found["prefill_computed_tokens_total", None] == 9
+    assert found["kv_cache_pages", None] == 64
+    assert found["kv_cache_pages_used", None] == 0
+
+
+def test_the_gauges_are_those_of_the_duties() -> None:
+    def gauges(process: Process) -> list[str]:
+        return [name for name in process.connections._gauges() if name.startswith("decode_")]
+
+    assert gauges(Process(PREFILL)) == []
+    assert len(gauges(Process(DECODE))) == 3

@@ -1,0 +1,65 @@
+"""Traces: what is wrong in a file is named with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_lite.errors import TraceError
+from mooncake_lite.simulator.traces import read_trace
+
+pytestmark = pytest.mark.quick
+
+GOOD = {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]}
+
+
+def written(tmp_path: Path, *lines: dict[str, Any] | str) -> Path:
+    path = tmp_path / "trace.jsonl"
+    words = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(words) + "\n")
+    return path
+
+
+def test_a_trace_is_read_in_its_order(tmp_path: Path) -> None:
+    second = {**GOOD, "timestamp": 3000.5, "input_length": 512, "hash_ids": [1], "more": "is ignored"}
+    one, two = read_trace(written(tmp_path, GOOD, second, ""))
+    assert (one.timestamp, one.input_length, one.output_length, one.hash_ids) == (0, 1000, 5, [1, 2])
+    assert (two.timestamp, two.hash_ids) == (3000.5, [1])
+    assert (one.full_blocks, two.full_blocks) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "2: "),
+        ("[1]", "2: expected `object`"),
+        ('{"timestamp": 0}', "missing required field `input_length`"),
+        ({**GOOD, "hash_ids": ["a", "b"]}, "expected `int`, got `str` - at `$.hash_ids[0]`"),
+        ({**GOOD, "hash_ids": [1]}, "1 hash_ids, and a prompt of 1000 tokens has 2 blocks of 512"),
+        ({**GOOD, "hash_ids": [1, 2, 3]}, "3 hash_ids"),
+        ({**GOOD, "input_length": 0, "hash_ids": []}, "a prompt has at least 1 token"),
+        ({**GOOD, "timestamp": -1}, "timestamp -1.0"),
+        ({**GOOD, "output_length": -1}, "must not be negative"),
+        ("\xff", "2: "),
+        (json.dumps(GOOD)[:-1] + ', "more": ' + "[" * 5000 + "]" * 5000 + "}", "2: maximum recursion depth"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
+    path = written(tmp_path, GOOD, line)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_missing_a_folder_or_empty_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="nowhere: no such file"):
+        read_trace(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match="is a directory"):
+        read_trace(tmp_path)
+    with pytest.raises(TraceError, match="no request in it"):
+        read_trace(written(tmp_path, ""))

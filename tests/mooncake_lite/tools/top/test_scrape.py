@@ -1,0 +1,78 @@
+"""A scrape over HTTP ends in time and in bounds, whatever the server sends."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from http.server import BaseHTTPRequestHandler
+from threading import Event
+
+import httpx
+import pytest
+
+from mooncake_lite.tools.top import scrape as module
+from mooncake_lite.tools.top.sample import NoAnswer, Sample
+from mooncake_lite.tools.top.scrape import MOST_BYTES, scrape
+from tests.mooncake_lite.tools.top.server import Answer, hang_up, serving, text
+
+pytestmark = pytest.mark.quick
+
+
+def scraped(*answers: Answer) -> Sample:
+    """The sample of a server that answers like this."""
+
+    async def ask(url: str) -> Sample:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            return await scrape(client)
+
+    with serving(*answers) as server:
+        return asyncio.run(ask(server.url))
+
+
+def test_a_scrape_reads_the_metrics() -> None:
+    assert scraped(text("mooncake_lite_ready 1\nother 2\n")).total("ready") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (text("no", status=503), "HTTP 503"),
+        (text("", status=302, location="http://127.0.0.1:1/"), "HTTP 302"),
+        (text(gzip.compress(b"mooncake_lite_ready 1"), content_encoding="gzip"), "is compressed"),
+        (text("x" * (MOST_BYTES + 1)), "larger than 4 MiB"),
+        (text(b"\xff\xfe\x00"), "no mooncake-lite server"),
+        (hang_up, "disconnected"),
+    ],
+)
+def test_another_answer_is_an_error_in_words(answer: Answer, why: str) -> None:
+    with pytest.raises(NoAnswer, match=why):
+        scraped(answer)
+
+
+def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_LIMIT_S", 0.2)
+    given_up = Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not given_up.wait(0.02):
+            handler.wfile.write(b"#\n")
+
+    async def ask(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
+                await scrape(client)
+
+    with serving(drip) as server:
+        asyncio.run(ask(server.url))
+        given_up.set()
+
+
+def test_nobody_listens() -> None:
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url="http://127.0.0.1:1", trust_env=False) as client:
+            await scrape(client)
+
+    with pytest.raises(NoAnswer, match="connection"):
+        asyncio.run(ask())
