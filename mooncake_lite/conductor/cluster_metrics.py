@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
+import msgspec
+
 from mooncake_lite.control.life import Stage
 from mooncake_lite.messages import Metric, RankStats
 from mooncake_lite.messages.pool import SegmentFigures
@@ -19,6 +21,9 @@ DECISION_BOUNDS_S = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3,
 
 RATIO_BOUNDS = [0.1, 0.2, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 5.0, 10.0, math.inf]
 """Of predicted / measured: finer where they are nearly equal."""
+
+MOST_SAMPLES = 20_000
+"""In one MetricsReply: about 4 MB, half of what a message may have. 400 ranks have fewer."""
 
 HELP = {
     "schedule_decision_seconds": "Time of one scheduling decision",
@@ -68,6 +73,30 @@ def request_samples(
         found.append(("prefill_requests_waiting", labels, len(prefill.queue)))
         found.append(("prefill_requests_running", labels, len(prefill.running)))
     return [Metric(name, "gauge", HELP[name], labels, float(value)) for name, labels, value in found]
+
+
+def bounded(samples: list[Metric]) -> list[Metric]:
+    """Return these samples or, if they are too many for a message, their sums over the ranks of each role.
+
+    Shares (names that end in _perc) become means.
+    """
+    if len(samples) <= MOST_SAMPLES:
+        return samples
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Metric]] = {}
+    for sample in samples:
+        labels = tuple((name, value) for name, value in sample.labels.items() if name != "rank")
+        groups.setdefault((sample.name, labels), []).append(sample)
+    return [_summed(group, dict(labels)) for (_, labels), group in groups.items()]
+
+
+def _summed(group: Sequence[Metric], labels: dict[str, str]) -> Metric:
+    """Return one sample for several of one name. A histogram is the conductor's own, and alone."""
+    if len(group) == 1:
+        return msgspec.structs.replace(group[0], labels=labels)
+    value = sum(sample.value for sample in group)
+    if group[0].name.endswith("_perc"):
+        value /= len(group)
+    return msgspec.structs.replace(group[0], labels=labels, value=value)
 
 
 class _Histogram:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.cluster_metrics import (
     ClusterMetrics,
+    bounded,
     class_samples,
     request_samples,
     segment_samples,
@@ -386,4 +387,4 @@ class ConductorRole:
         samples += request_samples(stages, state.prefills.values(), self.config.roles)
         ignored = self.control.ignored + self.impostors
         samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, ignored))
-        self.hub.send(peer, m.MetricsReply(request.number, samples))
+        self.hub.send(peer, m.MetricsReply(request.number, bounded(samples)))

@@ -7,6 +7,8 @@ takes tokens from ranks; knows no HTTP and no text. Explained in docs/explain/li
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +79,8 @@ class ClusterView:
         self._ping = 0
         self._replied = 0
         self._news = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._asked_at = -math.inf
         self._num_removals = 0
         self._removals: dict[int, asyncio.Future[PoolEnded]] = {}
         self.metrics: list[Metric] = []
@@ -176,15 +180,21 @@ class ClusterView:
         self.fail_all(f"the service is stopping: {reason}")
 
     async def fresh_metrics(self, limit_s: float = 1.0) -> list[Metric]:
-        """The cluster's metrics as of now, or the last ones when the conductor does not answer in time."""
-        wanted = self._send_ping()
-        try:
-            async with asyncio.timeout(limit_s):
-                while self._replied < wanted:
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            pass
+        """The cluster's metrics as of now, or the last ones when the conductor does not answer in time.
+
+        One question is under way at a time. Those who come meanwhile share the next one, so that no crowd
+        keeps the conductor from deciding.
+        """
+        arrived = time.monotonic()
+        async with self._asking:
+            if self._asked_at < arrived:
+                self._asked_at = time.monotonic()
+                wanted = self._send_ping()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        while self._replied < wanted:
+                            self._news.clear()
+                            await self._news.wait()
         return self.metrics
 
     async def remove_all_blocks(self, limit_s: float) -> PoolEnded:

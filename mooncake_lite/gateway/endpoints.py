@@ -288,7 +288,7 @@ ENDPOINTS = (
         summary="The status of /health, without a body", answer=None, errors=(503,), details=None,
     ),
     Endpoint(
-        methods=("GET",), path="/metrics", handler=Endpoints.show_metrics, guarded=False,
+        methods=("GET",), path="/metrics", handler=Endpoints.show_metrics, guarded=True,
         summary="Metrics of the whole cluster, for Prometheus", answer="text/plain",
     ),
     Endpoint(

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start
     cluster.tell_gateway(m.ClusterStatus(True, ""))
     while gateway.wait_health(200)["degraded"]:
         pass
+    gateway.close()
+
+
+def test_a_crowd_that_asks_for_metrics_shares_two_questions(start: Start) -> None:
+    gateway, cluster = start()
+    cluster.silent = True  # so that all have come before the first question is given up
+    cluster.forget()
+
+    def scrape(_: int) -> int:
+        return httpx.get(f"{gateway.url}/metrics", trust_env=False, timeout=LIMIT_S).status_code
+
+    with ThreadPoolExecutor(30) as pool:
+        assert set(pool.map(scrape, range(30))) == {200}
+    asked = [message for message in cluster.received if isinstance(message, m.MetricsRequest)]
+    assert len(asked) < 10  # the gateway's own pings, every two seconds, are among them
+    cluster.silent = False
     gateway.close()
 
 

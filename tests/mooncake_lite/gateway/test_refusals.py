@@ -185,10 +185,12 @@ def test_the_api_key_guards_what_costs_and_not_the_health(start: Start) -> None:
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
                 error = error_of(http.post(path, json={"prompt": "x"}, headers=headers), 401)
                 assert error["code"] == "invalid_api_key"
-            error_of(http.get("/v1/models", headers=headers), 401)
+            for path in ("/v1/models", "/metrics"):
+                error_of(http.get(path, headers=headers), 401)
         assert http.get("/v1/models", headers=right).json()["data"][0]["id"] == SERVED_ID
         assert http.post("/v1/completions", json={"prompt": "x"}, headers=right).status_code == 200
-        for path in ("/health", "/metrics", "/version"):
+        assert http.get("/metrics", headers=right).status_code == 200
+        for path in ("/health", "/version"):
             assert http.get(path).status_code == 200
     gateway.close()
 
