@@ -66,12 +66,13 @@ venv: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/mooncake-lite demo
 
-# First two files at a time, the longest ones first (tests/conftest.py). Then, one after the other, what is
-# marked `cluster`: tests that watch what processes do within seconds, or that need most of the machine.
+# First two files at a time, the longest ones first, as tests/conftest.py deals them out. Then, one after the
+# other, what is marked `cluster`: tests that watch what processes do within seconds, or that need most of the
+# machine.
 # pytest ends with 5 when it collects nothing: a failure, unless PYTEST_ARGS chose from one part.
 test: $(STAMP)
 	@set +e; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
 	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS); second=$$?; \
 	case "$$first $$second" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
 

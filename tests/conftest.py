@@ -1,4 +1,4 @@
-"""The order of test files, and `pytest --soak N`: N times the examples, and other ones every time.
+"""The order of tests, what a worker takes at once, and `pytest --soak N`: N times the examples, drawn anew.
 
 `make soak` uses the option. It selects property tests and tests that ask for the fixture `soak`. Without the
 option all tests run as they stand in their files, and repeat themselves.
@@ -7,24 +7,30 @@ option all tests run as they stand in their files, and repeat themselves.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
 
+SPREAD = ("tests/kernels_numba/test_cuda.py", "tests/tutorials/test_tutorials.py")
+"""Files whose tests have nothing in common but a parameter: workers share them, a parameter at a time."""
+
 LONG = (
     "tests/mooncake_lite/model/test_model_forward.py",
     "tests/kernels_numba/test_cuda.py",
-    "tests/mooncake_lite/labs/test_grading.py",
-    "tests/kernels_numba/test_linear_fixed.py",
     "tests/tutorials/test_tutorials.py",
-    "tests/cluster/test_demo.py",
-    "tests/transport/test_ranks.py",
     "tests/cluster/test_families.py",
     "tests/mooncake_lite/model/test_model_default.py",
+    "tests/cluster/test_demo.py",
+    "tests/mooncake_lite/labs/test_grading.py",
+    "tests/kernels_numba/test_linear_fixed.py",
+    "tests/transport/test_ranks.py",
     "tests/mooncake_lite/launch/test_stopping.py",
     "tests/store/distributed/test_processes.py",
     "tests/cluster/test_users.py",
@@ -37,7 +43,7 @@ LONG = (
 """The files that take longest, in the order in which `make test` begins them.
 
 Short files follow, so that no worker waits long for the other at the end. The first file compiles the kernels
-that clusters use.
+that clusters use, while the other worker is busy with CUDA, which uses none of them.
 """
 
 SETTINGS = "_hypothesis_internal_use_settings"
@@ -57,6 +63,27 @@ def soak(request: pytest.FixtureRequest) -> int:
     For tests that repeat something without Hypothesis. They choose other examples when this is above 1.
     """
     return max(1, request.config.getoption("--soak"))
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives a worker a whole file at a time, but for files that are SPREAD."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        return file + test.partition("[")[2] if file in SPREAD else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return ByFile(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m cluster` or `-m quick`, import only the files that have such tests."""
+    mark = config.option.markexpr
+    if mark not in ("cluster", "quick") or not collection_path.name.startswith("test_"):
+        return None
+    return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

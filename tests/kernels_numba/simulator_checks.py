@@ -406,6 +406,14 @@ def checks() -> list[tuple[str, Any]]:
     ]
 
 
+def wanted(*arguments: str) -> list[tuple[str, Any]]:
+    """`--part 1/4`: every fourth check, from the second on; words: checks with one of them in its name."""
+    if arguments[:1] == ("--part",):
+        part, parts = map(int, arguments[1].split("/"))
+        return checks()[part::parts]
+    return [(name, check) for name, check in checks() if not arguments or any(w in name for w in arguments)]
+
+
 def main() -> None:
     assert SIMULATED
     simulator_blocks.use()
@@ -414,12 +422,10 @@ def main() -> None:
     for module in (attention_mma_cuda, attention_decode_cuda):
         module.MIN_PIECE, module.PIECE_STEP = PIECE, PIECE
     assert block_kernels_cuda.CHUNK == 16
-    wanted = sys.argv[1:]
-    for name, check in checks():
-        if not wanted or any(word in name for word in wanted):
-            started = time.perf_counter()
-            check()
-            print(f"{name}: {time.perf_counter() - started:.2f} s", flush=True)
+    for name, check in wanted(*sys.argv[1:]):
+        started = time.perf_counter()
+        check()
+        print(f"{name}: {time.perf_counter() - started:.2f} s", flush=True)
     print("all checks passed")
 
 

@@ -10,10 +10,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -22,6 +22,8 @@ from kernels_numba.gpu_lowering import Kernel, architecture, assemble, linked, p
 
 if TYPE_CHECKING:
     from kernels_numba.backend_cuda import Capability
+
+Test = TypeVar("Test")
 
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURES: tuple[Capability, ...] = ((8, 0), (9, 0), (9, 0, "a"), (10, 0), (10, 0, "a"))
@@ -61,6 +63,10 @@ HERE = (
 """Assembled for sm_90a alone: other types, more warps, plain rungs. gpu_report assembles them all."""
 
 
+PARTS = 2
+"""Of the checks in the simulator, so that two workers share them."""
+
+
 def has_nvvm() -> str:
     """Empty when kernels can be lowered to PTX here, else the reason why not."""
     if importlib.util.find_spec("numba_cuda") is None:
@@ -75,6 +81,18 @@ def has_nvvm() -> str:
 
 
 needs_nvvm = pytest.mark.skipif(bool(has_nvvm()), reason=has_nvvm() or "NVVM is here")
+
+
+def of_kernels(*names: str) -> Callable[[Test], Test]:
+    """A test of the PTX of these kernels; the worker that has lowered one gets all of its tests."""
+
+    def marked(test: Test) -> Test:
+        return pytest.mark.ptx(needs_nvvm(pytest.mark.parametrize("name", names)(test)))
+
+    return marked
+
+
+every_kernel = of_kernels(*EVERYWHERE, *HERE)
 
 
 @functools.cache
@@ -95,10 +113,11 @@ def ptx(name: str, cc: Capability = HOPPER) -> str:
     return ptx_of(lowered(name)[cc], cc)
 
 
-def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator(part: int) -> None:
     """Numba chooses between simulator and compiler when it is imported: hence a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels_numba.simulator_checks"],
+        [sys.executable, "-m", "tests.kernels_numba.simulator_checks", "--part", f"{part}/{PARTS}"],
         env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
         cwd=REPOSITORY,
         capture_output=True,
@@ -110,19 +129,18 @@ def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator() -> None:
     assert done.stdout.splitlines()[-1] == "all checks passed"
 
 
-@pytest.mark.ptx
-@needs_nvvm
-@pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
-def test_every_cuda_kernel_lowers_to_ptx(name) -> None:
+@every_kernel
+def test_every_cuda_kernel_lowers_to_ptx(name: str) -> None:
     for cc in lowered(name):
         assert f".target {architecture(cc)}\n" in ptx(name, cc) + "\n"
         assert ".visible .entry" in ptx(name, cc)
 
 
-@pytest.mark.ptx
-@needs_nvvm
-@pytest.mark.parametrize("name", [*EVERYWHERE, *HERE])
-def test_the_ptx_of_every_cuda_kernel_assembles_and_the_tuned_ones_without_spills(name) -> None:
+@every_kernel
+def test_the_ptx_of_every_cuda_kernel_assembles_the_tuned_ones_without_spills_and_long_divisions(
+    name: str,
+) -> None:
+    """A GPU has no instruction for a division of 64 bits: it calls a routine of some 70."""
     for cc, code in lowered(name).items():
         found = assemble(code, cc)
         assert 0 < found.registers <= 255
@@ -130,16 +148,16 @@ def test_the_ptx_of_every_cuda_kernel_assembles_and_the_tuned_ones_without_spill
         assert (found.shared_bytes > 0) == ("mma" in name or "attention v2" in name or "shared" in name)
         if kernels()[name].tuned:
             assert (found.spill_bytes, found.stack_bytes) == (0, 0), cc
+            assert re.findall(r"\b(?:div|rem)\.[su]64\b", ptx(name)) == []
 
 
-@pytest.mark.ptx
-@needs_nvvm
-def test_the_ptx_that_is_assembled_here_is_what_numba_loads() -> None:
+@of_kernels("merge float16")
+def test_the_ptx_that_is_assembled_here_is_what_numba_loads(name: str) -> None:
     from numba.cuda.cudadrv.driver import _Linker
 
     from kernels_numba.backend_cuda import compiled
 
-    kernel = kernels()["merge float16"]
+    kernel = kernels()[name]
     assert compiled(kernel.function).targetoptions["lto"], "Numba would assemble relocatable PTX"
     for cc, code in lowered(kernel.name).items():
         linker = _Linker(cc=cc, lto=True)
@@ -147,10 +165,9 @@ def test_the_ptx_that_is_assembled_here_is_what_numba_loads() -> None:
         assert bytes(linker.complete().code) == linked(code, cc)[0]
 
 
-@pytest.mark.ptx
-@needs_nvvm
-def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_for() -> None:
-    text = ptx("prefill mma bfloat16 128, group 8")
+@of_kernels("prefill mma bfloat16 128, group 8")
+def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_for(name: str) -> None:
+    text = ptx(name)
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
@@ -161,27 +178,23 @@ def test_the_ptx_of_tensor_core_attention_uses_the_instructions_it_was_written_f
         assert instruction in text
     assert ".shared .align 16 .b8" in text
     assert text.count("mma.sync") == 64  # unrolled: a tile is 32 keys, two products of 32 instructions each
-    assert "ld.global.v4.u32" in ptx("move_blocks v2")
 
 
-@pytest.mark.ptx
-@needs_nvvm
-def test_the_ptx_of_attention_computes_in_single_precision_only() -> None:
+@of_kernels("move_blocks v2")
+def test_the_ptx_of_copies_loads_16_bytes_at_a_time(name: str) -> None:
+    assert "ld.global.v4.u32" in ptx(name)
+
+
+@of_kernels(*(name for name in (*EVERYWHERE, *HERE) if not name.startswith("attention v1")))
+def test_the_ptx_of_attention_computes_in_single_precision_only(name: str) -> None:
     """Python's floats are doubles: one stray constant would make a GPU crawl."""
-    for name in (*EVERYWHERE, *HERE):
-        lines = [] if name.startswith("attention v1") else ptx(name).splitlines()
-        assert not [line for line in lines if ".f64" in line and "ld.param" not in line], name
+    lines = ptx(name).splitlines()
+    assert not [line for line in lines if ".f64" in line and "ld.param" not in line]
 
 
-@pytest.mark.ptx
-@needs_nvvm
-def test_the_ptx_of_the_tuned_kernels_divides_in_32_bits_and_adds_offsets_in_64() -> None:
-    """A GPU has no instruction for a division of 64 bits: it calls a routine of some 70."""
-    for name in (*EVERYWHERE, *HERE):
-        if kernels()[name].tuned:
-            found = re.findall(r"\b(?:div|rem)\.[su]64\b", ptx(name))
-            assert found == [], name
-    assert "mad.lo.s64" in ptx("scatter_kv v2") or "mul.lo.s64" in ptx("scatter_kv v2")
+@of_kernels("scatter_kv v2")
+def test_the_ptx_of_a_scatter_adds_offsets_in_64_bits(name: str) -> None:
+    assert "mad.lo.s64" in ptx(name) or "mul.lo.s64" in ptx(name)
 
 
 @pytest.mark.quick
