@@ -320,11 +320,6 @@ class ServeConfig:
         return parse_tenants(self.tenants, self.service_classes, self.api_key)
 
     @property
-    def url(self) -> str:
-        """Where the server listens."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
-
-    @property
     def has_pool(self) -> bool:
         """Whether there is a KVCache pool: store ranks."""
         return self.store > 0

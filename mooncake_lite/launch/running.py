@@ -1,6 +1,6 @@
 """The clusters of this user that run on this host: which URL belongs to which run folder.
 
-Used by the commands that talk to a running cluster, and by whoever says that one is ready. The address of a
+Used by the commands that talk to a running cluster, and by what says that one is ready. The address of a
 cluster is in the gateway.json (0600) of its run folder. Explained in docs/how-to/launch.md.
 """
 
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.run_dir import bases, sweep
 
@@ -35,12 +34,26 @@ def running() -> list[Running]:
     return sorted(Running(_url(folder), folder) for folder in folders)
 
 
+class _Address(msgspec.Struct):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
+class _Settings(msgspec.Struct):
+    """What is needed here of gateway.json, which another version of this program may have written."""
+
+    config: _Address
+
+
 def _url(folder: Path) -> str:
-    file = folder / "gateway.json"
     try:
-        return config_from(msgspec.json.decode(file.read_bytes())["config"], str(file)).url
-    except OSError:
-        return "no URL"  # the cluster is ending at this moment
+        file = (folder / "gateway.json").read_bytes()
+        return str(msgspec.json.decode(file, type=_Settings).config)
+    except (OSError, msgspec.MsgspecError):
+        return "unknown URL"
 
 
 def where_else() -> str:
@@ -54,4 +67,5 @@ def ready_line(config: ServeConfig, folder: Path) -> str:
     """What `serve` prints when a cluster is ready."""
     name = config.served_model_name or os.path.basename(config.model.rstrip("/"))
     ranks = ", ".join(f"{rank} {role}" for rank, role in enumerate(config.roles))
-    return f"serving {name} at {config.url} (ranks: {ranks}; run folder: {folder})"
+    url = _Address(config.host, config.port)
+    return f"serving {name} at {url} (ranks: {ranks}; run folder: {folder})"

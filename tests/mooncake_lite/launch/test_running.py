@@ -32,14 +32,16 @@ def two_clusters(base: Path) -> Iterator[str]:
     """How commands list them; a third one has been killed."""
     folders = [base / f"mooncake-lite.{os.getuid()}.{name}" for name in "abc"]
     with ExitStack() as stack:
-        for folder, config in zip(folders, ({"port": 8001}, {"port": 8002, "host": "::1"}, {"port": 8003})):
+        for folder, host, port in zip(folders, ("127.0.0.1", "::1", "127.0.0.1"), (8001, 8002, 8003)):
             used = run_dir.RunDir.join(folder)
             if folder == folders[2]:
                 os.close(used._lock)
             else:
                 stack.callback(used.leave)
             stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(folder / "control"))
-            (folder / "gateway.json").write_text(json.dumps({"config": config}))
+            (folder / "gateway.json").write_text(
+                json.dumps({"config": {"host": host, "port": port, "of": "a later version"}})
+            )
         yield f"http://127.0.0.1:8001 ({folders[0]}), http://[::1]:8002 ({folders[1]})"
 
 
