@@ -212,7 +212,7 @@ def test_every_stage_but_the_last_can_be_cancelled_and_no_step_leads_out_of_over
 
 
 def test_the_picture_in_the_docs_is_drawn_from_the_table() -> None:
-    from docs.draw_life import PAGE, drawn
+    from docs.tools.draw_life import PAGE, drawn
 
     assert PAGE.read_text() == drawn(PAGE.read_text()), "run docs/tools/draw_life.py"
 
