@@ -94,7 +94,7 @@ def test_a_refused_question_is_told_and_forgotten(
     done = run(["--url", gateway.url], "0123456789 " * 200 + "\nhello\n")
 
     assert done.returncode == 0
-    assert "error: the prompt has" in done.stdout
+    assert "However, the prompt has" in done.stdout
     assert "(HTTP 400)" in done.stdout
     assert "user\nhello\nassistant\n" in done.stdout
 
