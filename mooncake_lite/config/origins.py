@@ -64,7 +64,7 @@ class Hosts:
     """Names by which clients may call a server.
 
     A page whose owner has pointed its name at this machine (DNS rebinding) calls the server by that name. IP
-    addresses cannot be pointed elsewhere, and the machine's own names belong to nobody else.
+    addresses cannot be pointed elsewhere, and the machine's own names belong to it alone.
 
     names      in lower case
     checked    whether other names are refused
