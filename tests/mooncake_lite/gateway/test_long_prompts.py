@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -23,12 +24,14 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway import long_prompts
 from mooncake_lite.gateway import prompts as prompts_module
 from mooncake_lite.gateway.long_prompts import LongPrompts, command
 from mooncake_lite.gateway.long_prompts_process import NICENESS
 from mooncake_lite.gateway.problems import Broken, Refused
 from mooncake_lite.gateway.prompts import MIDDLE_BYTES, SHORT_BYTES, Prompts
 from mooncake_lite.gateway.settings import read_settings
+from mooncake_lite.launch.child import start_child
 from mooncake_lite.model import load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, POLL_S, GatewayProcess, posted, write_settings
@@ -280,22 +283,35 @@ def test_a_wait_has_a_limit_and_says_when_to_come_back(settings_dir: Path) -> No
 
 
 def test_a_process_whose_client_leaves_while_it_starts_works_on_the_next_body_and_is_ended(
-    settings_dir: Path,
+    settings_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun, may_go = threading.Event(), threading.Event()
+    started: list[int] = []
+
+    def held(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        begun.set()
+        assert may_go.wait(LIMIT_S)
+        process = start_child(*arguments, **options)
+        started.append(process.pid)
+        return process
+
     async def run() -> None:
         long = LongPrompts(command(settings_dir, MEMORY_BYTES), 1)
         task = asyncio.create_task(answer(long))
-        while not psutil.Process().children():
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         try:
+            assert await asyncio.to_thread(begun.wait, LIMIT_S)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            may_go.set()
             assert await answer(long)
+            assert [child_of(os.getpid())] == started
         finally:
+            may_go.set()
             long.close()
 
+    monkeypatch.setattr(long_prompts, "start_child", held)
     asyncio.run(run())
-    assert psutil.Process().children() == []
+    assert children_of(os.getpid()) == []
 
 
 @pytest.mark.parametrize("body", [{"prompt": "hello " * 2**18}, {"prompt": [[5]] * 2**20}])
