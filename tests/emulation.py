@@ -37,6 +37,9 @@ SMOL = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads"
 COST = ComputeCost(prefill=Terms(2e-3, 1e-5, 0.0), decode=Terms(2e-3, 1e-4, 0.0))
 """Short times: 5 ms for a chunk of 256 tokens, 4 ms for 16 sequences."""
 
+WORTH_LOADING = ComputeCost(prefill=Terms(2e-3, 1e-3, 0.0), decode=COST.decode)
+"""64 ms for a block: a placement that compares rather loads KV than computes it, however busy we are."""
+
 
 def model_folder(folder: Path, shape: dict[str, int] = TINY, context: int = 4096) -> Path:
     """A model folder without weights."""
@@ -71,6 +74,12 @@ def profile_file(folder: Path, cost: ComputeCost = COST, cpu: str = "none") -> P
     path = folder.with_name(f"{folder.name}.profile.json")
     write_profile(path, profile_of(folder, cost, cpu=cpu))
     return path
+
+
+def flags(folder: Path, cost: ComputeCost = WORTH_LOADING) -> list[str]:
+    """What `serve` takes to emulate a model, whose folder is made here."""
+    model_folder(folder)
+    return [str(folder), "--engine", "emulated", "--profile", str(profile_file(folder, cost))]
 
 
 def answer(prompt: list[int], count: int, sampling: Sampling | None = None) -> list[int]:

@@ -1,4 +1,4 @@
-"""Requests to a cluster: many prompts at once, and long answers without an end."""
+"""Requests to a cluster, many at once or long ones without an end; and what emulated ranks answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.cluster.reference import ANSWER_TOKENS
+from tests import emulation
 from tests.patience import patient
+
+ANSWER_TOKENS = 32
+"""Of each answer."""
 
 
 def ask_all(url: str, prompts: list[list[int]], at_once: int = 20) -> tuple[list[str], list[int]]:
@@ -25,6 +28,16 @@ def ask_all(url: str, prompts: list[list[int]], at_once: int = 20) -> tuple[list
     with ThreadPoolExecutor(at_once) as pool:
         found = list(pool.map(ask, prompts))
     return [text for text, _ in found], [cached for _, cached in found]
+
+
+def emulated_texts(prompts: list[list[int]]) -> list[str]:
+    """The answers of emulated ranks, up to a token that ends them; special tokens have no text."""
+    found = []
+    for prompt in prompts:
+        tokens = [*emulation.answer(prompt, ANSWER_TOKENS), emulation.EOS]
+        said = tokens[: tokens.index(emulation.EOS)]
+        found.append("".join(f"<{token}>" for token in said if token != 1))
+    return found
 
 
 class Busy:

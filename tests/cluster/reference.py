@@ -14,14 +14,12 @@ from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
 from mooncake_lite.model.config import DType
 from mooncake_lite.tools.demo.document import document_text
 from scheduler.instance import Limits
-
-ANSWER_TOKENS = 32
-"""Of each answer."""
+from tests.cluster.asking import ANSWER_TOKENS
 
 
 @cache
 def model(folder: Path, dtype: DType) -> Model:
-    use_threads(2)
+    use_threads(1)
     return load_model(folder, dtype, "cpu")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.tools.demo.cluster import Cluster
+from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
 from tests.patience import patient
@@ -23,19 +24,21 @@ from tests.patience import patient
 pytestmark = pytest.mark.cluster
 
 
+LONG = 4096
 COLD_START_LIMIT_S = 90.0
 """What a start may take that has to compile every kernel."""
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.tiny_folder("qwen3", tmp_path_factory.mktemp("tiny") / "model", tiny.LONG_CONTEXT)
-
-
 @pytest.fixture
-def cluster(tmp_path: Path, tiny_model: Path) -> Iterator[Cluster]:
-    """One for each test, which ends it: of a tiny model, which starts sooner."""
-    flags = [str(tiny_model), *tiny.LONG_FLAGS, "--ssd-dir", str(tmp_path / "tier")]
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One for each test, which ends it. Answers of LONG tokens last some seconds."""
+    flags = [
+        *emulation.flags(tmp_path / "model"),
+        *tiny.SIZES[:-1],
+        str(LONG),
+        "--ssd-dir",
+        str(tmp_path / "tier"),
+    ]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster
@@ -56,7 +59,7 @@ def test_a_polite_signal_to_the_command_ends_everything_within_five_seconds(
     assert (folder / "control").is_socket()
     segments = machine.shared_memory_of(folder)
     assert segments
-    asking.Busy(cluster.base_url, tiny.LONG_CONTEXT - 100)
+    asking.Busy(cluster.base_url, LONG - 100)
     processes[0].send_signal(signal.Signals[name])
     gone_within(processes, patient(5.0))
     assert not list(tmp_path.glob("tier/*/*.open"))
@@ -100,7 +103,7 @@ def test_a_dead_or_hung_process_ends_the_cluster_and_is_named_to_users_and_clien
     # mpirun kills the group of each rank; the gateway still has to tell its clients.
     assert os.getpgid(named["gateway"].pid) != os.getpgid(named["0"].pid)
     process = named[victim]
-    busy = asking.Busy(cluster.base_url, tiny.LONG_CONTEXT - 100)
+    busy = asking.Busy(cluster.base_url, LONG - 100)
     process.send_signal(signal.Signals[blow])
     gone_within(processes, patient(DEAD_AFTER_S + 1 + 5.0 if blow == "SIGSTOP" else 5.0))
     assert command_says.replace("PID", str(process.pid)) in cluster.last_words()

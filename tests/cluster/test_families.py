@@ -15,13 +15,14 @@ import pytest
 from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.tools.demo.cluster import Cluster
+from tests import emulation
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient
 
 
 def test_a_family_answers_as_one_process_does_cold_and_from_dram(tmp_path: Path) -> None:
-    """Qwen2 in bfloat16. Below, the fast profile serves it in float32, and a restarted cluster Qwen3."""
+    """Qwen2 in bfloat16. Below, the fast profile serves it in float32, and a pool of int8 blocks Qwen3."""
     folder = tiny.tiny_folder("qwen2", tmp_path / "model")
     prompts = tiny.prompts()
     expected = reference.greedy_texts(folder, prompts, dtype="bfloat16")
@@ -34,10 +35,9 @@ def test_a_family_answers_as_one_process_does_cold_and_from_dram(tmp_path: Path)
 def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is_a_miss(
     tmp_path: Path,
 ) -> None:
-    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompts = tiny.prompts()
-    expected, full = reference.greedy_texts(folder, prompts), full_blocks(prompts)
-    flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
+    expected, full = asking.emulated_texts(prompts), full_blocks(prompts)
+    flags = [*emulation.flags(tmp_path / "model"), *tiny.SIZES, "--ssd-dir", str(tmp_path / "tier")]
     flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
     with Cluster(flags, tmp_path / "log 1") as cluster:
         cluster.wait_ready(START_LIMIT_S)

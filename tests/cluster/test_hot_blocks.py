@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from mooncake_lite.tools.demo.cluster import Cluster
-from tests import two_nodes
-from tests.cluster import asking, machine, reference, tiny
+from tests import emulation, two_nodes
+from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
 BLOCK = 16
@@ -29,29 +29,28 @@ FLAGS = [
 def test_a_hot_block_is_copied_to_the_node_that_reads_it_and_goes_when_it_is_cold(tmp_path: Path) -> None:
     """Ranks 0, 2 (decode) and 4 (store) on one node, 1 (prefill) and 3 (store) on the other: what decode
     gives back lies far from prefill."""
-    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
-    prompt, follow_up = conversation(folder)
+    prompt, follow_up = conversation()
     with two_nodes.two_nodes(tmp_path) as nodes, two_nodes.inside(nodes.hosts[0]) as thread:
         spread = ["--mpi-arg", "--map-by node:OVERSUBSCRIBE"]
         serve = (*nodes.on(0), *machine.SERVE)
         with Cluster(
-            [str(folder), *FLAGS, *two_nodes.serve_args(nodes, 3, 2), *spread], tmp_path / "log", serve
+            [*emulation.flags(tmp_path / "model"), *FLAGS, *two_nodes.serve_args(nodes, 3, 2), *spread],
+            tmp_path / "log",
+            serve,
         ) as cluster:
             thread.submit(cluster.wait_ready, START_LIMIT_S).result()
-            thread.submit(watch, cluster.base_url, folder, prompt, follow_up).result()
+            thread.submit(watch, cluster.base_url, prompt, follow_up).result()
 
 
-def conversation(folder: Path) -> tuple[list[int], list[int]]:
+def conversation() -> tuple[list[int], list[int]]:
     """A prompt of less than a block, and the same with its answer behind it: decode fills two blocks."""
-    chosen = random.Random(1)
-    while True:
-        prompt = [chosen.randrange(3, tiny.VOCABULARY) for _ in range(BLOCK - 1)]
-        (answer,) = reference.greedy_ids(folder, [prompt])
-        if len(answer) == reference.ANSWER_TOKENS:
-            return prompt, prompt + answer
+    prompt = [*range(3, 3 + BLOCK - 1)]
+    answer = emulation.answer(prompt, asking.ANSWER_TOKENS)
+    assert emulation.EOS not in answer
+    return prompt, prompt + answer
 
 
-def watch(url: str, folder: Path, prompt: list[int], follow_up: list[int]) -> None:
+def watch(url: str, prompt: list[int], follow_up: list[int]) -> None:
     """Runs in the network of the gateway's node."""
 
     def count(name: str) -> float:
@@ -67,7 +66,7 @@ def watch(url: str, folder: Path, prompt: list[int], follow_up: list[int]) -> No
         text = httpx.get(f"{url}/metrics", timeout=10).text
         return machine.summed(text, "pool_evictions_total"), machine.summed(text, "pool_copies_evicted_total")
 
-    expected = reference.greedy_texts(folder, [prompt, follow_up])
+    expected = asking.emulated_texts([prompt, follow_up])
     assert asking.ask_all(url, [prompt]) == (expected[:1], [0])
     assert machine.wait_until(lambda: count("keys_dram") == 2, 10.0) < 10.0  # decode has given them back
     answer = (expected[1:], [2 * BLOCK])

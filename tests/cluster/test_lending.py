@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 from mooncake_lite.tools.demo.cluster import Cluster
-from tests.cluster import asking, machine, reference, tiny
+from tests import emulation
+from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.test_families import store_command
 from tests.patience import patient
@@ -24,11 +25,10 @@ FLAGS = [
 def test_compute_ranks_lend_dram_that_goes_to_ssd_and_comes_back_and_one_that_is_killed_is_named(
     tmp_path: Path,
 ) -> None:
-    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompts = tiny.prompts()
-    answers = reference.greedy_texts(folder, prompts)
+    answers = asking.emulated_texts(prompts)
     full = [len(prompt) // 64 * 64 for prompt in prompts]
-    flags = [str(folder), *FLAGS, "--ssd-dir", str(tmp_path / "tier")]
+    flags = [*emulation.flags(tmp_path / "model"), *FLAGS, "--ssd-dir", str(tmp_path / "tier")]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url

@@ -1,4 +1,4 @@
-"""Clusters of every mode, and with too few pages: the tokens are those of one process."""
+"""Clusters of every mode, and with too few pages: the tokens are those of one engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import httpx
 import pytest
 
 from mooncake_lite.conductor.recording import Recording
-from mooncake_lite.config.machine import machine as machine_here
 from mooncake_lite.control import events as ev
-from mooncake_lite.profiles.compute import ComputeCost, Terms
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.replay_events import replay_events
-from tests.cluster import asking, machine, reference, tiny
+from tests import emulation
+from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
-from tests.emulation import profile_file
 
 STORE = [sys.executable, "-m", "mooncake_lite", "store"]
 BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
@@ -27,9 +25,9 @@ FEW_PAGES = ["--kv-cache-bytes", str(1024 * tiny.TOKEN_NBYTES), "--max-model-len
 """Two of the longest requests fill a rank, so some are preempted."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.tiny_folder("qwen3", tmp_path_factory.mktemp("modes") / "model")
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    return emulation.flags(tmp_path / "model")
 
 
 def replayed(record: Path) -> int:
@@ -43,18 +41,18 @@ def replayed(record: Path) -> int:
 
 def same_answers(url: str, prompt: list[int], n: int) -> list[str]:
     """Several greedy answers to one prompt, which are equal."""
-    body = {"prompt": prompt, "max_tokens": reference.ANSWER_TOKENS, "temperature": 0, "n": n}
+    body = {"prompt": prompt, "max_tokens": asking.ANSWER_TOKENS, "temperature": 0, "n": n}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
     return [choice["text"] for choice in answer["choices"]]
 
 
-def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path) -> None:
+def test_colocated_ranks_answer_as_one_process_does(model: list[str], tmp_path: Path) -> None:
     prompts = tiny.prompts()
-    flags = [str(folder), *FEW_PAGES, "--mode", "colocated", "--record", str(tmp_path / "record")]
+    flags = [*model, *FEW_PAGES, "--mode", "colocated", "--record", str(tmp_path / "record")]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
-        expected = reference.greedy_texts(folder, prompts)
+        expected = asking.emulated_texts(prompts)
         assert asking.ask_all(url, prompts)[0] == expected
         assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
         served = [rf'decode_tokens_total{{rank="{rank}",role="compute"}} [1-9]' for rank in (1, 2)]
@@ -64,13 +62,12 @@ def test_colocated_ranks_answer_as_one_process_does(folder: Path, tmp_path: Path
     assert replayed(tmp_path / "record") == len(prompts) + 1
 
 
-def test_colocated_ranks_share_what_they_have_computed_through_the_pool(folder: Path, tmp_path: Path) -> None:
+def test_colocated_ranks_share_what_they_have_computed_through_the_pool(
+    model: list[str], tmp_path: Path
+) -> None:
     prompts = tiny.prompts()
-    expected, full = reference.greedy_texts(folder, prompts), [len(prompt) // 64 * 64 for prompt in prompts]
-    slow = ComputeCost(prefill=Terms(0.1, 0.1, 0.0), decode=Terms(0.1, 0.1, 0.0))
-    flags = [str(folder), *tiny.FLAGS, "--mode", "colocated", "--store", "1", "--prefix-sharing", "off"]
-    profile = profile_file(folder, slow, machine_here()["cpu"])
-    flags += ["--profile", str(profile)]  # by which it pays to load, however busy we are
+    expected, full = asking.emulated_texts(prompts), [len(prompt) // 64 * 64 for prompt in prompts]
+    flags = [*model, *tiny.SIZES, "--mode", "colocated", "--store", "1", "--prefix-sharing", "off"]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
@@ -81,13 +78,13 @@ def test_colocated_ranks_share_what_they_have_computed_through_the_pool(folder: 
         assert asking.ask_all(url, prompts) == (expected, full)
 
 
-def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, tmp_path: Path) -> None:
+def test_split_ranks_answer_as_one_process_does_and_keep_nothing(model: list[str], tmp_path: Path) -> None:
     prompts = tiny.prompts()
-    flags = [str(folder), *FEW_PAGES, "--mode", "split", "--prefix-sharing", "off"]
+    flags = [*model, *FEW_PAGES, "--mode", "split", "--prefix-sharing", "off"]
     flags += ["--decode", "2", "--lend-bytes", str(9 * BLOCK_NBYTES)]
     with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
-        url, expected = cluster.base_url, reference.greedy_texts(folder, prompts)
+        url, expected = cluster.base_url, asking.emulated_texts(prompts)
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
         assert asking.ask_all(url, prompts) == (expected, [0] * len(prompts))
         assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
@@ -106,15 +103,15 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(folder: Path, t
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_answers_that_lose_their_pages_go_on_where_they_were(
-    folder: Path, tmp_path: Path, preemption: str
+    model: list[str], tmp_path: Path, preemption: str
 ) -> None:
     (prompt,) = tiny.prompts(1)
     prompt = (prompt * 5)[:300]
     one_answer = ["--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES)]  # 6 of them need more pages
-    flags = [str(folder), *tiny.FLAGS, *one_answer, "--preemption", preemption]
+    flags = [*model, *tiny.SIZES, *one_answer, "--preemption", preemption]
     with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
-        assert same_answers(cluster.base_url, prompt, 6) == reference.greedy_texts(folder, [prompt]) * 6
+        assert same_answers(cluster.base_url, prompt, 6) == asking.emulated_texts([prompt]) * 6
     assert replayed(tmp_path / "record") > 0
     recording = Recording(tmp_path / "record")
     kinds = {type(entry.event) for entry in recording.entries()}

@@ -13,7 +13,7 @@ import pytest
 
 from mooncake_lite.tools.demo.cluster import Cluster, free_port
 from mooncake_lite.tools.demo.document import document_text
-from tests import two_nodes
+from tests import emulation, two_nodes
 from tests.cluster import asking, machine, reference, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
 from tests.patience import patient
@@ -57,15 +57,20 @@ def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_de
 def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
     """serve --hosts: conductor and prefill on one node, decode and store on the other, so that every byte of
     KV crosses MPI, and every message the network, under CURVE."""
-    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompts = tiny.prompts(6)
-    expected = reference.greedy_texts(folder, prompts)
+    expected = asking.emulated_texts(prompts)
     program = Path(__file__).parent / "programs" / "ask.py"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with two_nodes.two_nodes(tmp_path) as nodes:
-        serve = [*nodes.on(0), *machine.SERVE, str(folder), *tiny.FLAGS, "--port", str(port)]
-        serve += [*two_nodes.serve_args(nodes, 2, 2), "--prefix-sharing", "off"]  # so that all of it moves
+        serve = [*nodes.on(0), *machine.SERVE, *emulation.flags(tmp_path / "model"), *tiny.SIZES]
+        serve += [
+            "--port",
+            str(port),
+            *two_nodes.serve_args(nodes, 2, 2),
+            "--prefix-sharing",
+            "off",
+        ]  # so that all of it moves
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen(serve, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -73,7 +78,7 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
             tails = sum(len(prompt) % 64 for prompt in prompts)
             kv_bytes = tiny.TOKEN_NBYTES * (64 * len(blocks) + tails)  # blocks that are shared move once
             ask = [*nodes.on(0), sys.executable, str(program), url]
-            ask += [str(reference.ANSWER_TOKENS), str(kv_bytes)]
+            ask += [str(asking.ANSWER_TOKENS), str(kv_bytes)]
             answer = subprocess.run(
                 ask, input=json.dumps(prompts), capture_output=True, text=True, timeout=START_LIMIT_S + 60
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from mooncake_lite.tools.demo.cluster import Cluster
+from tests import emulation
 from tests.cluster import tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.mooncake_lite.tracing.reading import Slice, Trace, read
@@ -26,11 +27,10 @@ def ask(url: str, prompt: list[int]) -> str:
 
 
 def test_a_trace_tells_what_each_rank_did_and_follows_each_request_through_them(tmp_path: Path) -> None:
-    folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompt = tiny.prompts(8)[-1]
     flags = [
-        str(folder),
-        *tiny.FLAGS,
+        *emulation.flags(tmp_path / "model"),
+        *tiny.SIZES,
         "--ssd-dir",
         str(tmp_path / "tier"),
         "--prefix-sharing",

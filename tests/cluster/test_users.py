@@ -18,7 +18,8 @@ import pytest
 
 from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.tools.demo.cluster import Cluster
-from tests.cluster import asking, machine, reference, tiny
+from tests import emulation
+from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
 
 NOBODY = 65534
@@ -46,7 +47,6 @@ class Pair:
 
     first: Cluster
     second: Cluster
-    model: Path
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +55,12 @@ def pair() -> Iterator[Pair]:
     home = Path(tempfile.mkdtemp(prefix="ml-users-"))
     try:
         home.chmod(0o755)
-        model = tiny.tiny_folder("qwen3", home / "model")
+        model = emulation.flags(home / "model")
         own = home / "stranger"
         own.mkdir()
         second: dict[str, Any] = {}
         if not no_stranger():
-            for path in (model, *model.iterdir()):
+            for path in home.rglob("*"):
                 path.chmod(0o755)
             os.chown(own, NOBODY, NOBODY)
             kept = {
@@ -69,14 +69,14 @@ def pair() -> Iterator[Pair]:
                 if k not in (VARIABLE, "NUMBA_CACHE_DIR", "XDG_RUNTIME_DIR")
             }
             second = {**AS_NOBODY, "env": {**kept, "HOME": str(own), "TMPDIR": "/tmp"}, "cwd": str(own)}
-        flags = [str(model), *tiny.FLAGS, "--ssd-dir"]
+        flags = [*model, *tiny.SIZES, "--ssd-dir"]
         with (
             Cluster([*flags, str(home / "tier")], home / "log a") as a,
             Cluster([*flags, str(own / "tier")], home / "log b", **second) as b,
         ):
             a.wait_ready(START_LIMIT_S)
             b.wait_ready(START_LIMIT_S)
-            yield Pair(a, b, model)
+            yield Pair(a, b)
     finally:
         shutil.rmtree(home)
 
@@ -96,7 +96,7 @@ def test_another_user_cannot_look_into_a_clusters_folder(pair: Pair) -> None:
 def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
     """The second one has cached nothing of what the first one was asked, and outlives it."""
     prompts = tiny.prompts(6)
-    expected = reference.greedy_texts(pair.model, prompts)
+    expected = asking.emulated_texts(prompts)
     first, second = pair.first.base_url, pair.second.base_url
     assert asking.ask_all(first, prompts[:1])[0] == expected[:1]
     assert asking.ask_all(second, prompts[:1]) == (expected[:1], [0])

@@ -13,17 +13,16 @@ from tests.mooncake_lite.model.conftest import tiny_model
 VOCABULARY = 199
 CONTEXT = 512
 TOKEN_NBYTES = 1536
-"""KV of one token of the qwen3 model in float32: 3 layers, keys and values, 2 heads of 32 numbers."""
+"""KV of one token of the qwen3 model in float32, as of an emulated one: 3 layers, K and V, 2 heads of 32."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
 }
 
-FLAGS = ["--pool-bytes", "32MiB", "--kv-cache-bytes", "32MiB", "--max-model-len", str(CONTEXT)]
-LONG_CONTEXT = 4096
-LONG_FLAGS = [*FLAGS[:-1], str(LONG_CONTEXT)]
-"""For a model with LONG_CONTEXT, whose answers last some seconds."""
+SIZES = ["--pool-bytes", "32MiB", "--kv-cache-bytes", "32MiB", "--max-model-len", str(CONTEXT)]
+FLAGS = ["--threads", "1", *SIZES]
+"""One thread per rank: two that wait for each other take several times as long beside other tests."""
 
 
 def tiny_folder(family: str, folder: Path, context: int = CONTEXT) -> Path:

@@ -30,7 +30,10 @@ class PageError(AssertionError):
 
 
 def environment(port: int) -> dict[str, str]:
-    """What a page's commands see: this Python's own commands first, a free port in PORT, plain output."""
+    """What a page's commands see: this Python's own commands first, a free port in PORT, plain output.
+
+    One thread in the page's own Python: two wait for each other for very long beside other tests.
+    """
     chosen = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PORT": str(port),
@@ -38,6 +41,7 @@ def environment(port: int) -> dict[str, str]:
         "NO_COLOR": "1",
         "TERM": "dumb",
         "PYTHONUNBUFFERED": "1",
+        "NUMBA_NUM_THREADS": "1",
     }
     return {**os.environ, **chosen}
 
