@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -151,14 +151,14 @@ def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
             elif isinstance(effect, fx.Moved):
                 missing.discard("moved")
 
-    for seed in range(60):
+    for seed in (1, 15, 49, *range(60)):  # the first ones have them all, as worlds are drawn today
         World.drawn(seed, observe=observe).run()
         if not missing:
             return
     raise AssertionError(f"no world had {missing}")
 
 
-def run_all(seeds: range) -> None:
+def run_all(seeds: Iterable[int]) -> None:
     for seed in seeds:
         World.drawn(seed).run()
 
@@ -211,4 +211,4 @@ def test_the_world_notices_a_mistake_of_the_control_plane(
     monkeypatch.setattr(owner, name, wrong)
 
     with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
-        run_all(range(70, 140))
+        run_all((93, 96, 88, 121, *range(70, 140)))  # the first ones tell most, as worlds are drawn today
