@@ -1,22 +1,30 @@
-"""The demo as a user runs it: three clusters, identical tokens, and what reuse must be worth."""
+"""The demo as a user runs it: three clusters, identical tokens, and what is reused."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-LIMIT_S = 280.0
-"""The demo takes about 80 s on two idle cores; the test's own limit is 300 s."""
+import pytest
+from click.testing import CliRunner
+
+from mooncake_lite.cli import cli
+from mooncake_lite.tools.demo import story
+
+SHORT_TOKENS = 320
+"""Of the document; the whole one takes four times 10 s to prefill beside other tests."""
 
 
-def test_the_demo_gives_the_same_tokens_from_every_source_and_is_faster_with_reuse(tmp_path: Path) -> None:
+def test_the_demo_gives_the_same_tokens_from_every_source(
+    tmp_path: Path, soak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if soak == 1:
+        monkeypatch.setattr(story, "DOCUMENT_TOKENS", SHORT_TOKENS)
+    blocks_tokens = (story.DOCUMENT_TOKENS - 64) // 64 * 64
     rows_file = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "mooncake_lite", "demo", "--json", str(rows_file)]
 
-    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True)
+    run = CliRunner().invoke(cli, ["demo", "--json", str(rows_file)])
 
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.rstrip().endswith("tokens identical: yes")
+    assert run.exit_code == 0, run.output
+    assert run.output.rstrip().endswith("tokens identical: yes")
     result = json.loads(rows_file.read_text())
     assert [row["question"] + " " + row["cluster"] for row in result["rows"]] == [
         f"{question} {cluster}" for cluster in ("first", "restarted", "reuse off") for question in "abc"
@@ -25,7 +33,7 @@ def test_the_demo_gives_the_same_tokens_from_every_source_and_is_faster_with_reu
     print(json.dumps(result["speedup"]), result["warnings"])
     a, b, c, a_again, _, _, *off = [row["cached_tokens"] for row in result["rows"]]
     assert a == {"dram": 0, "ssd": 0}
-    assert b["dram"] >= 1500
+    assert b["dram"] >= blocks_tokens
     assert c["dram"] > b["dram"]
-    assert a_again["ssd"] >= 1500
+    assert a_again["ssd"] >= blocks_tokens
     assert off == [{"dram": 0, "ssd": 0}] * 3
