@@ -387,4 +387,4 @@ class ConductorRole:
         samples += request_samples(stages, state.prefills.values(), self.config.roles)
         ignored = self.control.ignored + self.impostors
         samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, ignored))
-        self.hub.send(peer, m.MetricsReply(request.number, bounded(samples)))
+        self.hub.send(peer, m.MetricsReply(request.asked_at_s, bounded(samples)))

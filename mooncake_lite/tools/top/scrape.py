@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httpx
 
@@ -29,7 +30,8 @@ async def scrape(client: httpx.AsyncClient) -> Sample:
         raise NoAnswer(f"no answer within {ANSWER_LIMIT_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise NoAnswer(harmless(str(error)) or type(error).__name__) from None
-    return Sample(time.monotonic(), read_samples(text))
+    came = Sample(time.monotonic(), read_samples(text))
+    return replace(came, at_s=came.at_s - (came.total("cluster_metrics_age_seconds") or 0.0))
 
 
 async def _text_of(client: httpx.AsyncClient) -> str:

@@ -173,7 +173,7 @@ class FakeCluster:
             self.to_gateway(self.status)
         elif isinstance(message, m.MetricsRequest):
             # not `to_gateway`: a gateway that was told to end may ping once more and be gone
-            self._hub.send("gateway-0", m.MetricsReply(message.number, self.metrics))
+            self._hub.send("gateway-0", m.MetricsReply(message.asked_at_s, self.metrics))
         elif isinstance(message, m.PoolQuery):
             self.to_gateway(replace(self.pool_answers.pop(0), number=message.number))
         elif isinstance(message, m.Submit):
