@@ -180,7 +180,7 @@ class ClusterView:
         """Wait for the answer to the last question for metrics, but for limit_s at most.
 
         Ask first if that question is older than `Limits.metrics_kept_s`. All callers share its answer, so
-        that no crowd of them keeps the conductor from deciding.
+        that no crowd of them keeps the conductor from deciding. Raises Broken when it could not answer.
         """
         if time.monotonic() - self._asked_at_s >= self._limits.metrics_kept_s:
             self._ask_for_metrics()
@@ -190,6 +190,8 @@ class ClusterView:
                 while self.report.asked_at_s < wanted:
                     self._news.clear()
                     await self._news.wait()
+        if self.report.problem:
+            raise Broken(self.report.problem)
 
     async def remove_all_blocks(self, limit_s: float) -> PoolEnded:
         """Remove every block of the pool that is not being written; the conductor's answer.

@@ -41,10 +41,14 @@ class ClusterStatus(Message, frozen=True):
 
 
 class MetricsReply(Message, frozen=True):
-    """All metrics of the cluster, in answer to the MetricsRequest of this time."""
+    """All metrics of the cluster, in answer to the MetricsRequest of this time.
+
+    problem   why there are none; "" otherwise
+    """
 
     asked_at_s: float
     metrics: list[Metric]
+    problem: str = ""
 
 
 class OpenTokens(Message, frozen=True):
