@@ -354,18 +354,18 @@ class ConductorRole:
     def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
         """Answer or pass on a query. A gateway may reset the cache of a cluster that keeps none."""
         if not self.config.has_pool and peer not in self.gateways.names:
-            self.hub.send(peer, m.PoolEnded("; ".join(without_pool(self.config.mode)), number=query.number))
+            self._reply(peer, m.PoolEnded("; ".join(without_pool(self.config.mode)), number=query.number))
             return None
         answer = self._answers.read(query, self._clock())
         if answer is None:
             return self._answers.command(peer, query)
-        self.hub.send(peer, answer)
+        self._reply(peer, answer)
         return None
 
     def _answer_command(self, effect: fx.AnswerCommand) -> None:
-        """Send the answer of a command. Abandon the command if its sender is gone."""
+        """Send the answer of a command. Abandon the command if that fails."""
         peer, answer = self._answers.answer(effect)
-        if not self.hub.send(peer, answer):
+        if not self._reply(peer, answer):
             abandoned = self._answers.abandon(effect.command)
             if abandoned is not None:
                 self._unsent.append(abandoned)
@@ -373,7 +373,7 @@ class ConductorRole:
     def _answer_explain(self, peer: str, query: m.Explain) -> None:
         explanation = self.decisions.explain(query.request)
         last = [] if explanation is not None else self.decisions.request_ids
-        self.hub.send(peer, m.Explained(explanation, last))
+        self._reply(peer, m.Explained(explanation, last))
 
     def _answer_metrics(self, peer: str, request: m.MetricsRequest) -> None:
         state, directory = self.control.state, self.control.directory
@@ -387,4 +387,19 @@ class ConductorRole:
         samples += request_samples(stages, state.prefills.values(), self.config.roles)
         ignored = self.control.ignored + self.impostors
         samples.append(m.Metric("events_ignored_total", "counter", EVENTS_IGNORED, {}, ignored))
-        self.hub.send(peer, m.MetricsReply(request.number, bounded(samples)))
+        self._reply(peer, m.MetricsReply(request.asked_at_s, bounded(samples)))
+
+    def _reply(self, peer: str, answer: m.Message) -> bool:
+        """Send the answer to a query, or an error in its place if it is too large for a message.
+
+        False: the answer was not sent.
+        """
+        try:
+            return self.hub.send(peer, answer)
+        except WireError as error:
+            problem = f"the conductor cannot send its answer: {error}"
+        if isinstance(answer, m.MetricsReply):
+            self.hub.send(peer, replace(answer, metrics=[], problem=problem))
+        else:
+            self.hub.send(peer, m.PoolEnded(problem, number=getattr(answer, "number", 0)))
+        return False

@@ -24,7 +24,6 @@ from mooncake_lite.messages import (
     Fail,
     GatewayHello,
     Message,
-    Metric,
     MetricsReply,
     MetricsRequest,
     OpenTokens,
@@ -60,6 +59,7 @@ class ClusterView:
     """Everything a gateway knows of the processes behind it. Owned by one event loop.
 
     on_stop     called once, with the reason and the seconds left, when the cluster is to end
+    report      the conductor's last answer to a question for metrics
     """
 
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
@@ -76,14 +76,11 @@ class ClusterView:
         self._stopping = ""
         self._open: dict[str, OpenRequest] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._ping = 0
-        self._replied = 0
+        self._asked_at_s = -math.inf
         self._news = asyncio.Event()
-        self._asking = asyncio.Lock()
-        self._asked_at = -math.inf
         self._num_removals = 0
         self._removals: dict[int, asyncio.Future[PoolEnded]] = {}
-        self.metrics: list[Metric] = []
+        self.report = MetricsReply(-math.inf, [])
 
     # ------------------------------------------------------------------ is it there?
 
@@ -179,23 +176,22 @@ class ClusterView:
         self._stopping = self._stopping or reason
         self.fail_all(f"the service is stopping: {reason}")
 
-    async def fresh_metrics(self, limit_s: float = 1.0) -> list[Metric]:
-        """The cluster's metrics as of now, or the last ones when the conductor does not answer in time.
+    async def renew_metrics(self, limit_s: float = 1.0) -> None:
+        """Wait for the answer to the last question for metrics, but for limit_s at most.
 
-        One question is under way at a time. Those who come meanwhile share the next one, so that no crowd
-        keeps the conductor from deciding.
+        Ask first if that question is older than `Limits.metrics_kept_s`. All callers share its answer, so
+        that no crowd of them keeps the conductor from deciding. Raises Broken when it could not answer.
         """
-        arrived = time.monotonic()
-        async with self._asking:
-            if self._asked_at < arrived:
-                self._asked_at = time.monotonic()
-                wanted = self._send_ping()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(limit_s):
-                        while self._replied < wanted:
-                            self._news.clear()
-                            await self._news.wait()
-        return self.metrics
+        if time.monotonic() - self._asked_at_s >= self._limits.metrics_kept_s:
+            self._ask_for_metrics()
+        wanted = self._asked_at_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.report.asked_at_s < wanted:
+                    self._news.clear()
+                    await self._news.wait()
+        if self.report.problem:
+            raise Broken(self.report.problem)
 
     async def remove_all_blocks(self, limit_s: float) -> PoolEnded:
         """Remove every block of the pool that is not being written; the conductor's answer.
@@ -229,7 +225,8 @@ class ClusterView:
 
     async def _watch(self) -> None:
         """Say hello until ready, ping, and give up open requests when the conductor falls silent."""
-        hello_at = ping_at = 0.0
+        hello_at = 0.0
+        pause_s = min(self._limits.ping_s, self._silence_s / 4)
         looked_at = time.monotonic()
         while True:
             now = time.monotonic()
@@ -239,9 +236,8 @@ class ClusterView:
             if now >= hello_at and state in (State.STARTING, State.LOST):
                 self._say_hello()
                 hello_at = now + HELLO_S
-            if now >= ping_at:
-                self._send_ping()
-                ping_at = now + min(self._limits.ping_s, self._silence_s / 4)
+            if now - self._asked_at_s >= pause_s:
+                self._ask_for_metrics()
             if state is State.LOST and self._open:
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
@@ -254,10 +250,9 @@ class ClusterView:
     def _say_hello(self) -> None:
         self.sockets.send(GatewayHello(self._settings.name, self.sockets.endpoints))
 
-    def _send_ping(self) -> int:
-        self._ping += 1
-        self.sockets.send(MetricsRequest(self._ping))
-        return self._ping
+    def _ask_for_metrics(self) -> None:
+        self._asked_at_s = time.monotonic()
+        self.sockets.send(MetricsRequest(self._asked_at_s))
 
     def _on_tokens(self, message: Tokens) -> None:
         request = self._open.get(message.request_id)
@@ -269,8 +264,7 @@ class ClusterView:
         if isinstance(message, ClusterStatus):
             self._status = message
         elif isinstance(message, MetricsReply):
-            self._replied = max(self._replied, message.number)
-            self.metrics = message.metrics
+            self.report = message
             self._news.set()
         elif isinstance(message, PoolEnded):
             if (ended := self._removals.get(message.number)) is not None and not ended.done():

@@ -194,7 +194,7 @@ class Endpoints:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text, of the whole cluster."""
-        await self._cluster.fresh_metrics()
+        await self._cluster.renew_metrics()
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:

@@ -111,9 +111,11 @@ class GatewayGauges(Collector):
         info = GaugeMetricFamily(PREFIX + "server_info", "What is served: always 1", labels=names)
         info.add_metric(list(self._labels.values()), 1)
         yield info
-        cluster = self._cluster
+        cluster, now = self._cluster, time.monotonic()
+        age_s = now - cluster.report.asked_at_s
         for name, text, value in (
-            ("uptime_seconds", "Seconds since the start of the gateway", time.monotonic() - self._began),
+            ("uptime_seconds", "Seconds since the start of the gateway", now - self._began),
+            ("cluster_metrics_age_seconds", "Seconds since the conductor was asked for its metrics", age_s),
             ("ready", "1 when requests are taken, else 0", cluster.state is State.READY),
             ("degraded", "Number of things that do not work as they should", len(cluster.degraded)),
         ):
@@ -142,7 +144,7 @@ class ClusterSamples(Collector):
     def collect(self) -> Iterator[Family]:
         """The conductor's last MetricsReply, one family for each name."""
         families: dict[str, Family] = {}
-        for sample in self._cluster.metrics:
+        for sample in self._cluster.report.metrics:
             name = sample.name if sample.name.startswith(PREFIX) else PREFIX + sample.name
             base = name.removesuffix("_total") if sample.kind == "counter" else name
             if base in self._taken or sample.kind not in _KINDS:

@@ -45,6 +45,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_timeout_s   a client that takes nothing for this long is gone
     token_timeout_s   a request that gets no token for this long has failed
     ping_s            pause between two pings of the conductor
+    metrics_kept_s    the conductor is asked for metrics once in this time, however many scrapes come. It is
+                      less than 1 s, so that a scrape every second always gets a new answer
     """
 
     body_bytes: int = 8 * 2**20
@@ -56,6 +58,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     write_timeout_s: float = 60.0
     token_timeout_s: float = 600.0
     ping_s: float = 2.0
+    metrics_kept_s: float = 0.9
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

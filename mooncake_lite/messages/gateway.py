@@ -24,9 +24,9 @@ class Submit(Message, frozen=True):
 
 
 class MetricsRequest(Message, frozen=True):
-    """Ask the conductor for all metrics of the cluster."""
+    """Ask the conductor for all metrics of the cluster. asked_at_s: by the clock of the gateway."""
 
-    number: int
+    asked_at_s: float
 
 
 class ClusterStatus(Message, frozen=True):
@@ -41,10 +41,14 @@ class ClusterStatus(Message, frozen=True):
 
 
 class MetricsReply(Message, frozen=True):
-    """All metrics of the cluster, in answer to the MetricsRequest of this number."""
+    """All metrics of the cluster, in answer to the MetricsRequest of this time.
 
-    number: int
+    problem   why there are none; "" otherwise
+    """
+
+    asked_at_s: float
     metrics: list[Metric]
+    problem: str = ""
 
 
 class OpenTokens(Message, frozen=True):

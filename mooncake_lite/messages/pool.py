@@ -80,7 +80,8 @@ class PoolProgress(Message, frozen=True):
 
 
 class PoolEnded(Message, frozen=True):
-    """The command has ended; problem: why it could not be done, "" when it could.
+    """The command has ended; problem: why it could not be done, "" when it could. Also in place of any other
+    answer, `Explained` included, that could not be sent.
 
     blocks   how many it has removed or pinned; kept: how many it has not, because they are in use
     number   of the PoolQuery

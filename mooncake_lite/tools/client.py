@@ -24,6 +24,9 @@ TRACED = {"x-mooncake-lite-trace": "1"}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey: an answer must not move the cursor or set a title."""
 
+WITH_KEY = "; give its API key with --api-key or MOONCAKE_LITE_API_KEY"
+"""What to do when a server answers with HTTP 401."""
+
 
 class AnswerFailed(ClusterError):
     """The server refused a request, or its answer broke off."""
@@ -132,7 +135,8 @@ def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def problem_of(response: httpx.Response) -> str:
     """Return one line about an answer that is not a success: OpenAI's message if there is one."""
     message = _error_message(response.text) or response.text[:200] or "no reason given"
-    return f"{CONTROL.sub(' ', ' '.join(message.split()))} (HTTP {response.status_code})"
+    words = CONTROL.sub(" ", " ".join(message.split()))
+    return f"{words} (HTTP {response.status_code}){WITH_KEY if response.status_code == 401 else ''}"
 
 
 def _error_message(body: str) -> str:

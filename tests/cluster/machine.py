@@ -15,6 +15,7 @@ import psutil
 
 from mooncake_lite.launch.mpirun import AS_ROOT, COMMON, PROFILES
 from mooncake_lite.launch.run_dir import ENVIRONMENT
+from mooncake_lite.ranks.metrics import REPORT_EVERY_S
 
 
 def run_dir(processes: list[psutil.Process]) -> Path:
@@ -63,10 +64,10 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
 
 
 def settled(read: Callable[[], float], limit_s: float = 10.0) -> float:
-    """What read() gives once it has been the same for a second: ranks report a few times a second."""
+    """What read() gives once three reports of a rank have not changed it. read(): see scraped."""
     value, since = read(), time.monotonic()
     until = since + limit_s
-    while time.monotonic() - since < 1.0:
+    while time.monotonic() - since < 3 * REPORT_EVERY_S:
         assert time.monotonic() < until, f"still changing after {limit_s:g} s: {value:g}"
         time.sleep(0.1)
         if (now := read()) != value:
@@ -114,7 +115,24 @@ def metric(url: str, name: str) -> float:
 
 def samples(url: str, pattern: str) -> float:
     """The sum of all samples in /metrics whose name, with its labels, is this pattern."""
-    return summed(httpx.get(f"{url}/metrics", timeout=10).text, pattern)
+    return summed(scraped(url), pattern)
+
+
+def open_requests(url: str) -> float:
+    """How many requests the gateway has admitted, by its own count, which no answer of the conductor ages."""
+    return summed(httpx.get(f"{url}/metrics", timeout=10).text, "gateway_open_requests")
+
+
+def scraped(url: str) -> str:
+    """An answer of /metrics for which the conductor was asked after this call: the gateway keeps answers."""
+    began = time.monotonic()
+    with httpx.Client(timeout=10) as client:
+        while (waited_s := time.monotonic() - began) < 10.0:
+            text = client.get(f"{url}/metrics").text
+            if summed(text, "cluster_metrics_age_seconds") <= waited_s:
+                return text
+            time.sleep(0.05)
+    raise AssertionError(f"no new answer of the conductor within {waited_s:.0f} s")
 
 
 def summed(metrics: str, pattern: str) -> float:

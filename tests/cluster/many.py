@@ -122,7 +122,7 @@ def assert_at_rest(url: str, pool: bool) -> None:
     """Assert that nothing is left of any request, within the seconds that ranks take to report."""
 
     def left() -> dict[str, float]:
-        metrics = httpx.get(f"{url}/metrics", timeout=10).text
+        metrics = machine.scraped(url)
         values = {name: machine.summed(metrics, name) for name in AT_REST + POOL_AT_REST * pool}
         return {name: value for name, value in values.items() if value}
 

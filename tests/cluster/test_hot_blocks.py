@@ -6,10 +6,10 @@ import random
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.pool.live import LivePool, live_pool
 from tests import emulation, two_nodes
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
@@ -39,7 +39,8 @@ def test_a_hot_block_is_copied_to_the_node_that_reads_it_and_goes_when_it_is_col
             serve,
         ) as cluster:
             thread.submit(cluster.wait_ready, START_LIMIT_S).result()
-            thread.submit(watch, cluster.base_url, prompt, follow_up).result()
+            with live_pool(machine.run_dir(machine.family(cluster.pid))) as pool:
+                thread.submit(watch, pool, cluster.base_url, prompt, follow_up).result()
 
 
 def conversation() -> tuple[list[int], list[int]]:
@@ -50,21 +51,21 @@ def conversation() -> tuple[list[int], list[int]]:
     return prompt, prompt + answer
 
 
-def watch(url: str, prompt: list[int], follow_up: list[int]) -> None:
-    """Runs in the network of the gateway's node."""
+def watch(pool: LivePool, url: str, prompt: list[int], follow_up: list[int]) -> None:
+    """Runs in the network of the gateway's node. What the conductor counts it tells itself, at once."""
 
-    def count(name: str) -> float:
-        return machine.metric(url, f"pool_{name}")
+    def count(name: str) -> int:
+        return pool.figures()[name]
 
     def read_from_afar() -> float:
         labels = rf'(?=.*rank="{PREFILL}")(?=.*path="(?:{FAR})").*'
         pattern = rf"mpi_bytes_read_total{{{labels}}}"
         return machine.samples(url, pattern)
 
-    def evicted() -> tuple[float, float]:
+    def evicted() -> tuple[int, int]:
         """Of all blocks and of copies, at one moment: decode still gives blocks back behind an answer."""
-        text = httpx.get(f"{url}/metrics", timeout=10).text
-        return machine.summed(text, "pool_evictions_total"), machine.summed(text, "pool_copies_evicted_total")
+        figures = pool.figures()
+        return figures["evictions"], figures["copies_evicted"]
 
     expected = asking.emulated_texts([prompt, follow_up])
     assert asking.ask_all(url, [prompt]) == (expected[:1], [0])
@@ -73,9 +74,9 @@ def watch(url: str, prompt: list[int], follow_up: list[int]) -> None:
     before = read_from_afar()
     for _ in range(2):
         assert asking.ask_all(url, [follow_up]) == answer
-    assert machine.wait_until(lambda: count("copies_stored_total") == 2, 10.0) < 10.0
+    assert machine.wait_until(lambda: count("copies_stored") == 2, 10.0) < 10.0
     assert count("copies_dram") == 4  # each block on both nodes
-    assert count("copies_bad_total") == 0
+    assert count("copies_bad") == 0
     far = machine.settled(read_from_afar)
     assert far > before
     assert asking.ask_all(url, [follow_up]) == answer

@@ -58,7 +58,7 @@ def test_colocated_ranks_answer_as_one_process_does(model: list[str], tmp_path: 
         served = [rf'decode_tokens_total{{rank="{rank}",role="compute"}} [1-9]' for rank in (1, 2)]
         text = lambda: httpx.get(f"{url}/metrics").text  # noqa: E731
         assert machine.wait_until(lambda: all(re.search(one, text()) for one in served), 10.0) < 10.0
-        assert not re.search("moved_bytes_total{|pool_segment_bytes{", httpx.get(f"{url}/metrics").text)
+        assert not re.search("moved_bytes_total{|pool_segment_bytes{", machine.scraped(url))
     assert replayed(tmp_path / "record") == len(prompts) + 1
 
 

@@ -45,7 +45,7 @@ def ask_for_all_that_can_happen(url: str) -> None:
         with http.stream("POST", f"{url}/v1/completions", json=body) as response:
             next(response.iter_lines())
         long = pool.submit(ask, list(range(3000, 4200)))
-        assert machine.wait_until(lambda: machine.metric(url, "num_requests_running") > 0, 20.0) < 20.0
+        assert machine.wait_until(lambda: machine.open_requests(url) > 0, 20.0) < 20.0
         codes = Counter(answer.status_code for answer in pool.map(ask, [f"Verse {n}:" for n in range(30)]))
         assert long.result().status_code == 200
     assert codes[429] > 0

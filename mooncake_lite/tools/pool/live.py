@@ -99,8 +99,9 @@ class LivePool:
         return figures
 
     def explain(self, request_id: str) -> Explained:
-        """What the conductor keeps of the decision about a request."""
+        """What the conductor keeps of the decision about a request. Raises UserError if it cannot say it."""
         answer = next(self.ask(Explain(request_id)))
+        _ended(answer)
         assert isinstance(answer, Explained)
         return answer
 

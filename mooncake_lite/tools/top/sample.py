@@ -25,7 +25,7 @@ MOST_VALUE = 1e18
 """A larger value is an error: no counter of ours comes near it."""
 
 READ = {
-    *("server_info", "uptime_seconds", "ready", "degraded"),
+    *("server_info", "uptime_seconds", "cluster_metrics_age_seconds", "ready", "degraded"),
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_success_total"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total"),
     *("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running"),
@@ -47,7 +47,7 @@ class NoAnswer(Exception):
 class Sample:
     """One answer of `/metrics`.
 
-    at_s     when it came, in seconds of a clock that never moves backwards
+    at_s     what time it is of, in seconds of a clock that never moves backwards
     values   name, without the prefix -> (labels, value) of each of its samples
     """
 

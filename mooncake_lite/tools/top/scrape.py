@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httpx
 
+from mooncake_lite.errors import UserError
+from mooncake_lite.tools.client import WITH_KEY
 from mooncake_lite.tools.top.sample import NoAnswer, Sample, harmless, read_samples
 
 CONNECT_LIMIT_S = 3.0
@@ -21,7 +24,7 @@ MOST_BYTES = 4 * 2**20
 
 
 async def scrape(client: httpx.AsyncClient) -> Sample:
-    """Ask the server of this client for its metrics. Raises NoAnswer."""
+    """Ask the server of this client for its metrics. Raises NoAnswer; UserError if it wants a key."""
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
             text = await _text_of(client)
@@ -29,12 +32,15 @@ async def scrape(client: httpx.AsyncClient) -> Sample:
         raise NoAnswer(f"no answer within {ANSWER_LIMIT_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise NoAnswer(harmless(str(error)) or type(error).__name__) from None
-    return Sample(time.monotonic(), read_samples(text))
+    came = Sample(time.monotonic(), read_samples(text))
+    return replace(came, at_s=came.at_s - (came.total("cluster_metrics_age_seconds") or 0.0))
 
 
 async def _text_of(client: httpx.AsyncClient) -> str:
     """The body of `/metrics`, as long as it is small. It is not decompressed: few bytes may become many."""
     async with client.stream("GET", "/metrics", headers={"Accept-Encoding": "identity"}) as reply:
+        if reply.status_code == 401:
+            raise UserError(f"the server at {harmless(str(client.base_url))} refuses (HTTP 401){WITH_KEY}")
         if reply.status_code != 200:
             raise NoAnswer(f"HTTP {reply.status_code}")
         if reply.headers.get("content-encoding", "identity") != "identity":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import ConductorRole, control_config
@@ -14,7 +12,9 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.wording import kind
+from transport.channel import Hub
 from transport.errors import WireError
+from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
 ROLES = ["conductor", "prefill", "decode", "store", "store"]
 """Of the ranks in these tests."""
@@ -33,11 +33,12 @@ class FakeHub:
         self.counters = Counters()
         self.unreachable: set[str] = set()
         self.too_large: type[m.Message] | None = None
+        self.max_bytes = DEFAULT_MAX_BYTES
 
     def send(self, peer: str, message: m.Message) -> bool:
         if self.too_large is kind(message):
             raise WireError(f"{kind(message).__name__} is too large")
-        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+        Decoder(type(message)).decode(encode(message, self.max_bytes))
         self.sent.append((peer, message))
         return peer not in self.unreachable
 
@@ -45,7 +46,7 @@ class FakeHub:
 def new_role(
     config: ServeConfig,
     layout: BlockLayout,
-    hub: FakeHub,
+    hub: FakeHub | Hub,
     *,
     nodes: Sequence[int] = (),
     clock: Callable[[], float] = time.monotonic,

@@ -15,6 +15,7 @@ from store.layout import BlockLayout
 from store.policies.sieve import SIEVE
 from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
 from tests.mooncake_lite.conductor.wording import BLOCK, SUMS, kind, left, prefilled, submit
+from transport.wire import DEFAULT_MAX_BYTES
 
 pytestmark = pytest.mark.quick
 
@@ -529,6 +530,22 @@ def test_blocks_whose_load_is_too_large_a_message_are_computed() -> None:
     cluster.hub.too_large = m.LoadBlocks
     (job,) = cluster.submit("a", list(range(150)))
     assert (job.order.load, len(job.order.store)) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [m.MetricsRequest(7.0), m.PoolQuery("ls"), m.PoolQuery("stat"), m.Explain("a")],
+    ids=["metrics", "ls", "stat", "explain"],
+)
+def test_an_answer_that_is_too_large_is_an_error_of_its_query_alone(query: m.Message) -> None:
+    cluster = Cluster()
+    cluster.serve("a", list(range(10 * BLOCK)))
+    cluster.hub.max_bytes = 180
+    (refused,) = cluster.tell("pool-1", query)
+    assert "the limit is 180" in refused.problem
+    cluster.hub.max_bytes = DEFAULT_MAX_BYTES
+    (answer,) = cluster.tell("pool-1", query)
+    assert not isinstance(answer, m.PoolEnded)
 
 
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:

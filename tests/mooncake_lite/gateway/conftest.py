@@ -48,9 +48,10 @@ def start(run_dir: Path, model_folder: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def shared(model_folder: Path) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
+    """Every scrape asks the conductor: an answer tells that all that was sent before has arrived."""
     with tempfile.TemporaryDirectory(prefix="ml-gw-") as folder:
         cluster = FakeCluster(Path(folder))
-        gateway = GatewayProcess(Path(folder), model_folder)
+        gateway = GatewayProcess(Path(folder), model_folder, {"metrics_kept_s": 0.0})
         try:
             gateway.wait_ready()
             yield gateway, cluster

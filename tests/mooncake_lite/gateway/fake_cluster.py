@@ -72,6 +72,7 @@ class FakeCluster:
     """A conductor and its ranks. `behaviour` is called with each Submit, in the cluster's thread.
 
     received       every message of the gateway, in order
+    problem        why there are no metrics
     pool_answers   to its next queries about the pool
     silent         the conductor hears, and says nothing
     """
@@ -80,6 +81,7 @@ class FakeCluster:
         self.behaviour: Callable[[FakeCluster, m.Submit], None] = echo
         self.status = m.ClusterStatus(True, "all ranks are ready")
         self.metrics: list[m.Metric] = []
+        self.problem = ""
         self.pool_answers: list[m.PoolEnded] = []
         self.silent = False
         self.received: list[m.Message] = []
@@ -119,6 +121,7 @@ class FakeCluster:
             self.received.clear()
         self.behaviour = echo
         self.metrics = []
+        self.problem = ""
 
     def tell_gateway(self, message: m.Message) -> None:
         """As the conductor."""
@@ -173,7 +176,7 @@ class FakeCluster:
             self.to_gateway(self.status)
         elif isinstance(message, m.MetricsRequest):
             # not `to_gateway`: a gateway that was told to end may ping once more and be gone
-            self._hub.send("gateway-0", m.MetricsReply(message.number, self.metrics))
+            self._hub.send("gateway-0", m.MetricsReply(message.asked_at_s, self.metrics, self.problem))
         elif isinstance(message, m.PoolQuery):
             self.to_gateway(replace(self.pool_answers.pop(0), number=message.number))
         elif isinstance(message, m.Submit):

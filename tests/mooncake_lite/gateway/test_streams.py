@@ -256,6 +256,19 @@ def test_texts_go_to_tokens_and_back(http: httpx.Client, cluster: FakeCluster, t
     assert cluster.wait_for(m.Submit).body.token_ids == chat["tokens"]
 
 
+def test_metrics_that_the_conductor_cannot_send_are_an_error_500_until_it_can(
+    http: httpx.Client, cluster: FakeCluster
+) -> None:
+    cluster.problem = "MetricsReply has 9 bytes, the limit is 8"
+    refused = http.get("/metrics")
+    cluster.problem = ""
+
+    assert refused.status_code == 500
+    error = refused.json()["error"]
+    assert (error["message"], error["code"]) == ("MetricsReply has 9 bytes, the limit is 8", "request_failed")
+    assert http.get("/metrics").status_code == 200
+
+
 def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: FakeCluster) -> None:
     cluster.metrics = [
         m.Metric("prefix_cache_hits_total", "counter", "Tokens reused", {"tier": "dram"}, 64.0),

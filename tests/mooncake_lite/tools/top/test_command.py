@@ -15,7 +15,7 @@ from mooncake_lite.tools.top.sample import read_samples
 from mooncake_lite.tools.top.screen import EMPTY, FULL
 from tests.mooncake_lite.tools.top.record import MARK
 from tests.mooncake_lite.tools.top.samples import SERVER
-from tests.mooncake_lite.tools.top.server import serving, text
+from tests.mooncake_lite.tools.top.server import Answer, serving, text
 
 pytestmark = pytest.mark.quick
 
@@ -138,6 +138,17 @@ def test_a_server_of_another_kind_is_named_as_such(capsys: pytest.CaptureFixture
     with serving(text("vllm:num_requests_running 1\n")) as server:
         assert main(["top", "--url", server.url]) == 2
     assert "(it is no mooncake-lite server: /metrics has none of its metrics)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [[], [text(ONLY)]], ids=["at first", "later"])
+def test_a_server_that_wants_another_key_is_one_line_with_both_ways_to_give_it(
+    before: list[Answer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(*before, text("{}", status=401)) as server:
+        assert main(["top", "--url", server.url, "--interval", "0.1"]) == 2
+    why = f"the server at {server.url} refuses (HTTP 401)"
+    fix = "give its API key with --api-key or MOONCAKE_LITE_API_KEY"
+    assert capsys.readouterr().err == f"mooncake-lite: error: {why}; {fix}\n"
 
 
 def test_a_server_that_goes_away_before_the_second_scrape_is_an_error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from http.server import BaseHTTPRequestHandler
 from threading import Event
 
@@ -31,6 +32,12 @@ def scraped(*answers: Answer) -> Sample:
 
 def test_a_scrape_reads_the_metrics() -> None:
     assert scraped(text("mooncake_lite_ready 1\nother 2\n")).total("ready") == 1
+
+
+def test_a_sample_is_of_the_time_at_which_the_server_asked_its_conductor() -> None:
+    began = time.monotonic()
+    sample = scraped(text("mooncake_lite_cluster_metrics_age_seconds 100\n"))
+    assert began - 100 <= sample.at_s <= time.monotonic() - 100
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,8 @@ def test_a_server_that_goes_away_is_waited_for() -> None:
         os.write(shown.ours, b"q")
         assert shown.end() == 0
     assert re.search(r"no answer since \d+ s", shown.output)
+
+
+def test_a_server_that_wants_another_key_ends_the_watch_with_an_error() -> None:
+    with serving(text(ONLY), text("{}", status=401)) as server, terminal(server.url) as shown:
+        assert shown.end() == 2
