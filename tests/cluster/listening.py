@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from store.keys import PrefixChain
-from tests.cluster import machine
+from tests.patience import wait_until
 
 LIMIT_S = 10.0
 END = (-1).to_bytes(8, "big", signed=True)
@@ -40,7 +40,7 @@ def replayed(endpoint: Any) -> list[list[Any]]:
 def assert_all_blocks_are_heard(endpoint: Any, prompts: list[list[int]]) -> None:
     """Every full block of every prompt, with its tokens and its place in the chain, in DRAM and on SSD."""
     blocks = {tuple(prompt[:end]) for prompt in prompts for end in range(BLOCK, len(prompt) + 1, BLOCK)}
-    assert machine.wait_until(lambda: blocks <= prefixes(replayed(endpoint), "SSD"), LIMIT_S) < LIMIT_S
+    assert wait_until(lambda: blocks <= prefixes(replayed(endpoint), "SSD"), LIMIT_S)
     assert blocks <= prefixes(replayed(endpoint), "CPU")
 
 

@@ -53,16 +53,6 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return running
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float) -> float:
-    """Seconds until condition() held, or limit_s when it did not."""
-    began = time.monotonic()
-    while time.monotonic() - began < limit_s:
-        if condition():
-            return time.monotonic() - began
-        time.sleep(0.05)
-    return limit_s
-
-
 def settled(read: Callable[[], float], limit_s: float = 10.0) -> float:
     """What read() gives once three reports of a rank have not changed it. read(): see scraped."""
     value, since = read(), time.monotonic()

@@ -15,7 +15,7 @@ import httpx
 from mooncake_lite.messages import Sampling
 from tests.cluster import machine, tiny
 from tests.mooncake_lite.engine.exact import Case
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 NO_SPECIAL = {1: -100.0, 2: -100.0}
 """Biases: the text of an answer does not show these tokens."""
@@ -126,5 +126,5 @@ def assert_at_rest(url: str, pool: bool) -> None:
         values = {name: machine.summed(metrics, name) for name in AT_REST + POOL_AT_REST * pool}
         return {name: value for name, value in values.items() if value}
 
-    machine.wait_until(lambda: not left(), patient(10.0))
+    wait_until(lambda: not left(), patient(10.0))
     assert left() == {}

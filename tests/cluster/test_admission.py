@@ -19,7 +19,7 @@ from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import machine
 from tests.cluster.conftest import START_LIMIT_S
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -66,7 +66,7 @@ def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(tmp_path: Path)
         url = f"{cluster.base_url}/v1"
         body = {"prompt": [7] * 3000, "max_tokens": 1}
         long = other.submit(httpx.post, f"{url}/completions", json=body, timeout=60)
-        machine.wait_until(lambda: machine.open_requests(cluster.base_url) > 0, 20.0)
+        wait_until(lambda: machine.open_requests(cluster.base_url) > 0, 20.0)
 
         with openai.OpenAI(base_url=url, api_key="none", timeout=60) as client:
 

@@ -19,7 +19,7 @@ from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -45,7 +45,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def gone_within(processes: list[psutil.Process], limit_s: float) -> None:
-    machine.wait_until(lambda: not machine.alive(processes), limit_s)
+    wait_until(lambda: not machine.alive(processes), limit_s)
     assert machine.alive(processes) == []
 
 
@@ -131,7 +131,7 @@ def test_a_user_who_brings_the_launcher_gets_the_same_service(
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{free_port}"
-        assert machine.wait_until(lambda: machine.healthy(url), limit_s) < limit_s
+        assert wait_until(lambda: machine.healthy(url), limit_s)
         assert bool(cold) == bool(list(tmp_path.glob("cache/kernels-*")))
         body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
         assert "Paris" in httpx.post(f"{url}/v1/completions", json=body, timeout=60).text

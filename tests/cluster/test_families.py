@@ -18,7 +18,7 @@ from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 
 def test_a_family_answers_as_one_process_does_cold_and_from_dram(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
         assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
         on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
-        assert machine.wait_until(lambda: on_their_way() == 0, 30.0) < 30.0  # however slow the disk
+        assert wait_until(lambda: on_their_way() == 0, 30.0)  # however slow the disk
     with Cluster(flags, tmp_path / "log 2") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
@@ -55,7 +55,7 @@ def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is
     with Cluster(flags, tmp_path / "log 3") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts[1::2]) == (expected[1::2], [0] * 4)
-        assert machine.wait_until(lambda: bad_in_tier(cluster) > 0, 10.0) < 10.0
+        assert wait_until(lambda: bad_in_tier(cluster) > 0, 10.0)
 
 
 def full_blocks(prompts: list[list[int]]) -> list[int]:
@@ -110,7 +110,7 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
         listening.assert_all_blocks_are_heard(events["replay_endpoint"], prompts)
         where = machine.run_dir(machine.family(cluster.pid))
         look_at_the_running_pool(where)
-        assert machine.wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20) < 20
+        assert wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20)
         first = json.loads(store_command("ls", where, "--json"))[0]["key"]
         assert store_command("pin", where, first) == b"pinned 1 blocks\n"
         assert json.loads(store_command("ls", where, "--json"))[0]["state"] == "pinned"
@@ -151,7 +151,7 @@ def look_at_the_running_pool(where: Path) -> None:
 
 def remove_all(where: Path) -> None:
     """Also what the last answer's ranks still hold, or the tier still writes, once they are done."""
-    assert machine.wait_until(lambda: b"in use" not in store_command("rm", where, "--all"), 20) < 20
+    assert wait_until(lambda: b"in use" not in store_command("rm", where, "--all"), 20)
 
 
 def store_command(name: str, where: Path, *rest: str) -> bytes:

@@ -13,6 +13,7 @@ from mooncake_lite.tools.pool.live import LivePool, live_pool
 from tests import emulation, two_nodes
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import wait_until
 
 BLOCK = 16
 COLD_S = 1.0
@@ -69,12 +70,12 @@ def watch(pool: LivePool, url: str, prompt: list[int], follow_up: list[int]) -> 
 
     expected = asking.emulated_texts([prompt, follow_up])
     assert asking.ask_all(url, [prompt]) == (expected[:1], [0])
-    assert machine.wait_until(lambda: count("keys_dram") == 2, 10.0) < 10.0  # decode has given them back
+    assert wait_until(lambda: count("keys_dram") == 2, 10.0)  # decode has given them back
     answer = (expected[1:], [2 * BLOCK])
     before = read_from_afar()
     for _ in range(2):
         assert asking.ask_all(url, [follow_up]) == answer
-    assert machine.wait_until(lambda: count("copies_stored") == 2, 10.0) < 10.0
+    assert wait_until(lambda: count("copies_stored") == 2, 10.0)
     assert count("copies_dram") == 4  # each block on both nodes
     assert count("copies_bad") == 0
     far = machine.settled(read_from_afar)

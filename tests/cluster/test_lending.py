@@ -11,7 +11,7 @@ from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.test_families import store_command
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 PREFILL, DECODE, STORE = 1, 2, 3
 BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
@@ -47,7 +47,7 @@ def test_compute_ranks_lend_dram_that_goes_to_ssd_and_comes_back_and_one_that_is
         (victim,) = [process for process in processes if machine.rank_of(process) == DECODE]
         asking.Busy(url, 400)
         victim.kill()
-        machine.wait_until(lambda: not machine.alive(processes), patient(15.0))
+        wait_until(lambda: not machine.alive(processes), patient(15.0))
         assert machine.alive(processes) == []
         assert f"rank {DECODE} (decode) died" in cluster.last_words()
         assert not any(segment.exists() for segment in segments)
@@ -55,7 +55,7 @@ def test_compute_ranks_lend_dram_that_goes_to_ssd_and_comes_back_and_one_that_is
 
 def saved_with_all_others(url: str) -> None:
     """Everything in DRAM has been written behind, by a store rank that has room for two blocks."""
-    assert machine.wait_until(lambda: machine.metric(url, "pool_saving") == 0, 20.0) < 20.0
+    assert wait_until(lambda: machine.metric(url, "pool_saving") == 0, 20.0)
     metrics = machine.scraped(url)
     assert machine.summed(metrics, "pool_keys_ssd") == machine.summed(metrics, "pool_keys_dram") > 10
     for name in ("saves_dropped", "saves_skipped", "dram_bad_blocks"):

@@ -18,6 +18,7 @@ from mooncake_lite.tools.replay_events import replay_events
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import wait_until
 
 STORE = [sys.executable, "-m", "mooncake_lite", "store"]
 BLOCK_NBYTES = 64 * tiny.TOKEN_NBYTES
@@ -57,7 +58,7 @@ def test_colocated_ranks_answer_as_one_process_does(model: list[str], tmp_path: 
         assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
         served = [rf'decode_tokens_total{{rank="{rank}",role="compute"}} [1-9]' for rank in (1, 2)]
         text = lambda: httpx.get(f"{url}/metrics").text  # noqa: E731
-        assert machine.wait_until(lambda: all(re.search(one, text()) for one in served), 10.0) < 10.0
+        assert wait_until(lambda: all(re.search(one, text()) for one in served), 10.0)
         assert not re.search("moved_bytes_total{|pool_segment_bytes{", machine.scraped(url))
     assert replayed(tmp_path / "record") == len(prompts) + 1
 
@@ -74,7 +75,7 @@ def test_colocated_ranks_share_what_they_have_computed_through_the_pool(
         assert asking.ask_all(url, prompts)[0] == expected
         blocks = len({tuple(prompt[:end]) for prompt in prompts for end in range(64, len(prompt) + 1, 64)})
         offered = functools.partial(machine.metric, url, "pool_keys_dram")
-        assert machine.wait_until(lambda: offered() >= blocks, 10.0) < 10.0
+        assert wait_until(lambda: offered() >= blocks, 10.0)
         assert asking.ask_all(url, prompts) == (expected, full)
 
 

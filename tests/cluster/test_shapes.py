@@ -16,7 +16,7 @@ from mooncake_lite.tools.demo.cluster import Cluster, free_port
 from tests import emulation, two_nodes
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 SILENCE_S = 2.0
 """The least that --dead-after-s takes."""
@@ -79,7 +79,7 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
         finally:
             family = machine.family(process.pid)
             process.terminate()
-            machine.wait_until(lambda: not machine.alive(family), patient(5.0))
+            wait_until(lambda: not machine.alive(family), patient(5.0))
             left = machine.alive(family)
             for member in family:
                 if member.is_running():

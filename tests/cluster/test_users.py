@@ -21,6 +21,7 @@ from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import wait_until
 
 NOBODY = 65534
 AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -102,6 +103,6 @@ def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
     assert asking.ask_all(second, prompts[:1]) == (expected[:1], [0])
     family: list[psutil.Process] = machine.family(pair.first.pid)
     pair.first.stop()
-    machine.wait_until(lambda: not machine.alive(family), 5.0)
+    wait_until(lambda: not machine.alive(family), 5.0)
     assert machine.alive(family) == []
     assert asking.ask_all(second, prompts)[0] == expected

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from transport import membership
 from transport.channel import CurveKeys, Spoke
 from transport.membership import Answer, Beat, Heart, Monitor
@@ -18,15 +18,6 @@ from transport.pids import ProcessWatch, process_exists
 from transport.wire import Decoder
 
 LIMIT_S = 20.0
-
-
-def eventually(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return False
 
 
 @pytest.fixture
@@ -67,7 +58,7 @@ def test_a_silent_peer_is_lost_and_told_of_once_and_the_other_is_not(monitor: Mo
         assert "no sign of life for" in reason
         once.send(Beat(2))  # too late: what was told stays
         assert once.receive(LIMIT_S) == [Answer(2)]
-    assert eventually(lambda: heart.seconds_since_monitor() < 0.2)
+    assert wait_until(lambda: heart.seconds_since_monitor() < 0.2)
     heart.stop()
     assert list(monitor.lost()) == ["b"]
     assert told.empty()
@@ -77,9 +68,9 @@ def test_a_silent_peer_is_lost_and_told_of_once_and_the_other_is_not(monitor: Mo
 def test_a_peer_that_says_goodbye_is_not_missed(monitor: Monitor, told, sleeper: subprocess.Popen) -> None:
     heart = Heart(monitor.endpoints[0], "a", 0.05)
     monitor.watch_pid("a", sleeper.pid)
-    assert eventually(lambda: monitor.counters()["messages_in"] >= 2)
+    assert wait_until(lambda: monitor.counters()["messages_in"] >= 2)
     heart.stop()
-    assert eventually(lambda: "a" in monitor._left)
+    assert wait_until(lambda: "a" in monitor._left)
     sleeper.kill()
     sleeper.wait()
     assert not eventually_told(told)
@@ -103,7 +94,7 @@ def test_a_killed_local_process_is_told_of_at_once(
         monkeypatch.delattr("os.pidfd_open")
     heart = Heart(monitor.endpoints[0], "a", 0.05)
     monitor.watch_pid("a", sleeper.pid)
-    assert eventually(lambda: monitor._watch._fds)
+    assert wait_until(lambda: monitor._watch._fds)
     start = time.monotonic()
     sleeper.kill()
     assert told.get(timeout=LIMIT_S) == ("a", f"its process {sleeper.pid} ended")
@@ -167,7 +158,7 @@ def test_heartbeats_over_tcp_with_keys(told) -> None:
     keys = CurveKeys.generate()
     monitor = Monitor(["tcp://127.0.0.1:*"], ["far"], 0.05, 5.0, keys)
     heart = Heart(monitor.endpoints[0], "far", 0.02, keys.for_server(keys.server_public))
-    assert eventually(lambda: monitor.counters()["messages_in"] > 2)
+    assert wait_until(lambda: monitor.counters()["messages_in"] > 2)
     assert monitor.lost() == {}
     heart.stop()
     monitor.stop()
@@ -176,14 +167,14 @@ def test_heartbeats_over_tcp_with_keys(told) -> None:
 @pytest.mark.quick
 def test_a_heart_notices_that_its_monitor_is_gone(monitor: Monitor) -> None:
     heart = Heart(monitor.endpoints[0], "a", 0.05)
-    assert eventually(lambda: monitor.counters()["messages_out"] > 1)
+    assert wait_until(lambda: monitor.counters()["messages_out"] > 1)
     monitor.stop()
-    assert eventually(lambda: heart.seconds_since_monitor() > 0.4)
+    assert wait_until(lambda: heart.seconds_since_monitor() > 0.4)
     heart.stop()
 
 
 @pytest.mark.quick
 def test_a_process_that_ended_and_was_not_collected_does_not_exist() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    assert eventually(lambda: not process_exists(process.pid))
+    assert wait_until(lambda: not process_exists(process.pid))
     assert process.wait() == 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.patience import wait_until
 from transport.batch import Batch
 from transport.errors import EngineClosed, TransferCancelled, TransferError
 from transport.flight import Flight
@@ -45,13 +46,6 @@ class Window:
         pass
 
 
-def eventually(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return bool(condition())
-
-
 Ends = list[tuple[TransferError | None, bool]]
 
 
@@ -81,7 +75,7 @@ def job_of(op: str, view: np.ndarray) -> Job:
 def test_what_has_ended_keeps_no_buffer(one_sided: OneSided, ends: Ends, op: str) -> None:
     buffer = bytearray(100)
     one_sided.start(job_of(op, np.frombuffer(buffer, np.uint8)))
-    assert eventually(lambda: ends)
+    assert wait_until(lambda: ends)
 
     def is_free() -> bool:
         try:
@@ -90,14 +84,14 @@ def test_what_has_ended_keeps_no_buffer(one_sided: OneSided, ends: Ends, op: str
             return False
         return True
 
-    assert eventually(is_free)
+    assert wait_until(is_free)
     assert ends == [(None, True)]
 
 
 def test_what_is_started_after_the_end_ends_too(one_sided: OneSided, ends: Ends) -> None:
     one_sided.close()
     one_sided.start(job_of("read", np.zeros(9, np.uint8)))
-    assert eventually(lambda: ends)
+    assert wait_until(lambda: ends)
     assert [(type(error), safe) for error, safe in ends] == [(EngineClosed, True)]
 
 

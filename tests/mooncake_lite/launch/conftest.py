@@ -16,20 +16,11 @@ import pytest
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 from mooncake_lite.tools.demo.cluster import free_port
+from tests.patience import wait_until
 
 PROGRAM = Path(__file__).with_name("run_launcher.py")
 LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
-
-
-def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> bool:
-    """Look again and again; True once it holds, False after limit_s."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class DummyCluster:
@@ -59,7 +50,7 @@ class DummyCluster:
         return text in self.output.read_text(errors="replace")
 
     def wait_until_serving(self) -> None:
-        assert wait_for(lambda: self.said("serving ") or self.process.poll() is not None)
+        assert wait_until(lambda: self.said("serving ") or self.process.poll() is not None)
         assert self.said(f"; run folder: {self.run_dir})"), self.output.read_text()
         self.remember()
 
@@ -97,7 +88,7 @@ class DummyCluster:
 
     def nobody_left(self, limit_s: float = 0.0) -> bool:
         """No process of the job runs (any more, after at most limit_s)."""
-        return wait_for(lambda: not any(processes.alive(*item) for item in self._ranks.items()), limit_s)
+        return wait_until(lambda: not any(processes.alive(*item) for item in self._ranks.items()), limit_s)
 
     def files_left(self) -> list[str]:
         return sorted(path.name for path in self.base.iterdir() if path != self.output)

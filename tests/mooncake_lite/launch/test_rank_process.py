@@ -14,7 +14,7 @@ from mooncake_lite.launch import processes
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.rank_process import MPIRUN_PID
-from tests.mooncake_lite.launch.conftest import wait_for
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -112,7 +112,7 @@ def test_a_child_dies_with_its_parent_and_hears_signals_that_the_parent_has_bloc
     assert processes.processes_with("MINE", str(pid)) == {pid: started}
     process.kill()
     process.wait()
-    assert wait_for(lambda: not processes.alive(pid, started))
+    assert wait_until(lambda: not processes.alive(pid, started))
 
 
 def test_a_command_that_cannot_be_run_is_told_by_exit_code_127() -> None:
@@ -127,7 +127,7 @@ def test_processes_of_a_job_are_found_by_their_environment_and_named_for_good() 
     environment = {**os.environ, "MOONCAKE_LITE_TEST": "unique-7f3a"}
     child = subprocess.Popen(["sleep", "60"], env=environment)
     try:
-        assert wait_for(lambda: processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a"))
+        assert wait_until(lambda: processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a"))
         found = processes.processes_with("MOONCAKE_LITE_TEST", "unique-7f3a")
         assert list(found) == [child.pid]
         processes.send(

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.tracing.tracer import PartFile, Tracer
-from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster, wait_for
+from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster
 from tests.mooncake_lite.tracing.reading import read
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 Start = Callable[..., DummyCluster]
 
@@ -67,7 +67,7 @@ def test_a_second_signal_kills_at_once(start: Start) -> None:
     cluster = start("stubborn", 2)
     cluster.wait_until_serving()
     cluster.process.send_signal(signal.SIGINT)
-    assert wait_for(lambda: cluster.said("stopping"))
+    assert wait_until(lambda: cluster.said("stopping"))
     code, seconds = cluster.end(signal.SIGINT)
     assert (code, cluster.nobody_left(), cluster.files_left()) == (130, True, [])
     assert seconds < patient(2.0)
@@ -76,7 +76,7 @@ def test_a_second_signal_kills_at_once(start: Start) -> None:
 @alone
 def test_a_stop_while_ranks_are_starting_is_a_stop_as_well(start: Start) -> None:
     cluster = start("silent")
-    assert wait_for(lambda: cluster.said("rank 3 (store): waking up"))
+    assert wait_until(lambda: cluster.said("rank 3 (store): waking up"))
     cluster.remember()
     code, seconds = cluster.end(signal.SIGTERM)
     assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
@@ -88,8 +88,8 @@ def test_ranks_that_are_ready_get_their_time_before_the_command_has_seen_the_gat
     start: Start,
 ) -> None:
     cluster = start("unheard")
-    assert wait_for(lambda: cluster.run_dir is not None)
-    assert wait_for(lambda: len(cluster.ready_ranks()) == 4 and (cluster.run_dir / "control").exists())
+    assert wait_until(lambda: cluster.run_dir is not None)
+    assert wait_until(lambda: len(cluster.ready_ranks()) == 4 and (cluster.run_dir / "control").exists())
     cluster.remember()
     code, _ = cluster.end(signal.SIGTERM)
     assert (code, cluster.nobody_left(), cluster.files_left()) == (0, True, [])
@@ -101,7 +101,7 @@ def test_sigkill_of_the_command_ends_all_ranks_and_the_last_one_removes_the_fold
     cluster.wait_until_serving()
     cluster.process.kill()
     assert cluster.nobody_left(patient(STOP_LIMIT_S))
-    assert wait_for(lambda: not cluster.files_left()), cluster.files_left()
+    assert wait_until(lambda: not cluster.files_left()), cluster.files_left()
 
 
 def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) -> None:
@@ -181,7 +181,7 @@ def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(st
 def test_what_ranks_print_is_shown_with_the_role_and_the_noise_of_mpirun_is_not(start: Start) -> None:
     cluster = start("chatter", 1)
     cluster.wait_until_serving()
-    assert wait_for(
+    assert wait_until(
         lambda: cluster.said("prefill-1: words on stdout") and cluster.said("prefill-1: words on stderr")
     )
     cluster.end(signal.SIGTERM)

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,6 @@ def master_thread(lease_ms: int = 10_000, curve: CurveKeys | None = None) -> Ite
         master.stop()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true within LIMIT_S."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (true := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return true
 
 
 def rest(*stores: MooncakeDistributedStore) -> None:

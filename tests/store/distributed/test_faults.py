@@ -20,12 +20,11 @@ from store.distributed import messages as say
 from store.distributed.codes import CodeError
 from store.distributed.link import Link
 from store.distributed.segments import LocalSegment, Segments
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
     LIMIT_S,
     MIB,
     address,
-    eventually,
     heard,
     master_process,
     master_thread,
@@ -308,7 +307,7 @@ def test_a_store_without_a_reference_gives_back_its_segment_threads_and_descript
             del holder
             gc.collect()
             assert other.is_exist("a") == 0
-        assert eventually(lambda: counts() == before)
+        assert wait_until(lambda: counts() == before)
 
 
 @pytest.mark.parametrize("where", ["below a lock of its own", "on a thread of its own"])
@@ -324,7 +323,7 @@ def test_a_store_may_lose_its_last_reference_anywhere(where: str, monkeypatch: p
         else:
             with client._link._lock, session._lock:
                 holder.clear()
-        assert eventually(lambda: not holder and master.stats()["clients"] == 0)
+        assert wait_until(lambda: not holder and master.stats()["clients"] == 0)
 
 
 def test_a_program_may_end_with_its_store_in_use() -> None:

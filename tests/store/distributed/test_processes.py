@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
 from tests.mpi import run_mpi
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
     LIMIT_S,
     MIB,
@@ -43,13 +42,6 @@ def say_to(process: object, line: str) -> str:
     process.stdin.write(line + "\n")  # type: ignore[attr-defined]
     process.stdin.flush()  # type: ignore[attr-defined]
     return heard(process)  # type: ignore[arg-type]
-
-
-def until(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true()
 
 
 def shared_files() -> set[str]:
@@ -88,7 +80,7 @@ def test_a_killed_lender_takes_what_only_it_held_and_leaves_no_trace() -> None:
         assert store.get("lone") == b"1" * 5000
         other.send_signal(signal.SIGKILL)
         other.wait(LIMIT_S)
-        assert until(lambda: not store.get("lone"))
+        assert wait_until(lambda: not store.get("lone"))
         assert store.get("pair") == b"2" * 5000
         assert len(store.get_replica_desc("pair")) == 1
         assert store.put("lone", b"3") == 0
@@ -103,7 +95,7 @@ def test_the_memory_of_a_lender_that_left_is_free_again() -> None:
         assert len(views) == 1
         first.close()
         assert second.get("a") == b""
-        assert until(lambda: not views)
+        assert wait_until(lambda: not views)
         second.close()
 
 
@@ -117,7 +109,7 @@ def test_a_put_of_a_killed_writer_is_revoked() -> None:
         assert store.get("half") == b""
         assert store.remove("half") == -703
         other.kill()
-        assert until(lambda: master.catalogue.stats()["writing"] == 0)
+        assert wait_until(lambda: master.catalogue.stats()["writing"] == 0)
         assert store.put("half", b"mine") == 0
         assert store.get("half") == b"mine"
         store.close()
@@ -162,7 +154,7 @@ def test_garbage_on_the_masters_port_is_dropped_and_counted() -> None:
         link = store._client._link  # type: ignore[union-attr]
         link._spoke._socket.send(b"\x01\xff\xff nothing of ours")
         assert store.put("a", b"1") == 0
-        assert until(lambda: master.stats()["channel_dropped"] == 1)
+        assert wait_until(lambda: master.stats()["channel_dropped"] == 1)
         store.close()
 
 
@@ -251,7 +243,7 @@ def test_clients_join_the_next_master_at_the_address_of_the_last(
         process.wait(LIMIT_S)
         with master_process(port=master.rpartition(":")[2]) as (again, _):
             assert again == master
-            assert until(lambda: first.health_check() == 0 and second.health_check() == 0)
+            assert wait_until(lambda: first.health_check() == 0 and second.health_check() == 0)
             assert second.get("old1") == b"", "a new master starts empty"
             assert [first.put(f"new{number}", b"2" * MIB) for number in range(6)] == [0] * 6
             assert [second.get(f"new{number}") for number in range(6)] == [b"2" * MIB] * 6
@@ -279,7 +271,7 @@ def test_a_moved_object_leaves_its_source() -> None:
         assert first.put("m", b"x" * 3 * MIB, config) == 0
         task, code = first.create_move_task("m", first.get_hostname(), second.get_hostname())
         assert code == 0
-        assert until(lambda: first.query_task(task)[0].status.name == "SUCCESS")  # type: ignore[union-attr]
+        assert wait_until(lambda: first.query_task(task)[0].status.name == "SUCCESS")  # type: ignore[union-attr]
         (where,) = second.get_replica_desc("m")
         assert where.get_memory_descriptor().buffer_descriptor.transport_endpoint_ == second.get_hostname()
         first.close()
