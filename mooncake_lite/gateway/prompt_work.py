@@ -19,8 +19,8 @@ from mooncake_lite.gateway.service import Service
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.messages import Body, RequestArrived, Sampling, Submit
 from mooncake_lite.messages.parts import Message
-from mooncake_lite.model import Tokenizer
 from mooncake_lite.model.generation_config import default_sampling
+from mooncake_lite.model.tokenizer import Tokenizer
 from store.keys import block_digests, prefix_keys
 
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]

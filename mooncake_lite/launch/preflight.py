@@ -24,7 +24,8 @@ from mooncake_lite.errors import ConfigError, LaunchError
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
-from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.config import ModelConfig, load_config
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.file import profile_of

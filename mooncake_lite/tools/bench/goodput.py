@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mooncake_lite.config.progress import counted
-from mooncake_lite.model import load_config
+from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench.cluster import Reply, at_their_times, model_folder, scaled_profile

@@ -23,7 +23,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.control.effects import Decided
 from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.model import load_config
+from mooncake_lite.model.config import load_config
 from mooncake_lite.model.sizes import block_layout
 from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, model_folder, started

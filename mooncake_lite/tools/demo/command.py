@@ -60,8 +60,9 @@ def demo(json_file: Path | None) -> None:
 def _play(console: Console) -> list[Row]:
     """Get the model, and play the story in a folder that is gone afterwards."""
     from mooncake_lite.config.serve import DEFAULT_MODEL
-    from mooncake_lite.model import load_tokenizer, resolve_model
     from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.tokenizer import load_tokenizer
     from mooncake_lite.tools.demo.story import Story
 
     started = time.monotonic()

@@ -66,8 +66,9 @@ def profile(
     _check_files(out, plot)
 
     from mooncake_lite.config.machine import usable_cores
-    from mooncake_lite.model import load_config, resolve_model
+    from mooncake_lite.model.config import load_config
     from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.resolve import resolve_model
     from mooncake_lite.profiles.file import EngineUsed, write_profile
 
     with console_progress() as progress:
@@ -161,7 +162,7 @@ def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
     from mooncake_lite.engine.warm import warm_up
-    from mooncake_lite.model import load_model
+    from mooncake_lite.model.forward import load_model
 
     use_threads(used.threads)
     if use := kernel_use(folder, used.dtype, used.device, used.weights, "none"):  # type: ignore[arg-type]
