@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -169,11 +170,10 @@ def predicted_ttft_s(file: Path) -> dict[str, float]:
 
     The first placement of a request counts. The time that it was held before is part of its prediction.
     """
-    recording = Recording(file)
-    control = Control(recording.header.config)
     arrived_s: dict[str, float] = {}
     found: dict[str, float] = {}
-    try:
+    with closing(Recording(file)) as recording:
+        control = Control(recording.header.config)
         for entry in recording.entries():
             if isinstance(entry.event, RequestArrived):
                 arrived_s[entry.event.request_id] = entry.now
@@ -181,8 +181,6 @@ def predicted_ttft_s(file: Path) -> dict[str, float]:
                 if isinstance(effect, Decided):
                     held_s = entry.now - arrived_s[effect.request_id]
                     found.setdefault(effect.request_id, held_s + effect.terms.ttft_s)
-    finally:
-        recording.close()
     return found
 
 
