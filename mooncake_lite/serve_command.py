@@ -64,13 +64,11 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
     Raises ConfigError for an unknown key, a wrong type or a value out of range.
     """
     values = read_toml(file) if file else {}
-    _refuse_empty(values, f"config file {file}")
-    _refuse_zero_limits(values, f"config file {file}")
+    _refuse_meaningless(values, f"config file {file}")
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     mode = {name: given[name] for name in ("mode",) if name in given}  # which keys fit together depends on it
     config_from({**values, **mode}, f"config file {file}")  # so that its own errors name it
-    _refuse_empty(given, "flags")
-    _refuse_zero_limits(given, "flags")
+    _refuse_meaningless(given, "flags")
     if model is not None:
         given["model"] = model
     for name in given:
@@ -79,18 +77,14 @@ def build_config(model: str | None, flags: dict[str, Any], file: Path | None) ->
     return _with_absolute_paths(config)
 
 
-def _refuse_empty(values: dict[str, Any], source: str) -> None:
-    """Raises ConfigError for an empty name or key, which an unset variable leaves."""
-    for name, value in values.items():
-        if name.replace("-", "_") in ("served_model_name", "api_key") and not str(value).strip():
-            raise ConfigError(f"{source}: {name} is empty; give one, or leave it out")
-
-
-def _refuse_zero_limits(values: dict[str, Any], source: str) -> None:
-    """Raises ConfigError for a limit of 0 on latency. No request meets it, and it is no way to set none."""
-    found = {name.replace("-", "_"): value for name, value in values.items()}
-    for name in ("slo_ttft_ms", "slo_tpot_ms"):
-        if found.get(name) == 0:
+def _refuse_meaningless(values: dict[str, Any], source: str) -> None:
+    """Raises ConfigError for an empty name or key, which an unset variable leaves, and for a limit of 0 on
+    latency: no request meets it, and it is no way to set none."""
+    for raw, value in values.items():
+        name = raw.replace("-", "_")
+        if name in ("served_model_name", "api_key") and not str(value).strip():
+            raise ConfigError(f"{source}: {raw} is empty; give one, or leave it out")
+        if name in ("slo_ttft_ms", "slo_tpot_ms") and value == 0:
             raise ConfigError(f"{source}: {name}=0: a limit must be above 0; leave it out for no limit")
 
 
@@ -131,18 +125,14 @@ def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> 
 
         return run(config)
     if dry_run:
-        return _print_line(config)
+        from mooncake_lite.config.machine import find_mpirun
+        from mooncake_lite.launch import mpirun
+
+        click.echo(mpirun.dry_run(find_mpirun(), config))
+        return 0
     from mooncake_lite.launch.launcher import Launcher
     from mooncake_lite.launch.preflight import preflight
 
     for warning in preflight(config):
         click.echo(f"mooncake-lite: warning: {warning}", err=True)
     return Launcher(config).run()
-
-
-def _print_line(config: ServeConfig) -> int:
-    from mooncake_lite.config.machine import find_mpirun
-    from mooncake_lite.launch.mpirun import dry_run
-
-    click.echo(dry_run(find_mpirun(), config))
-    return 0

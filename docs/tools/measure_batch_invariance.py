@@ -18,7 +18,8 @@ from mooncake_lite.config.machine import commit, machine, usable_cores
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.local import use_threads
-from mooncake_lite.model import AttentionBatch, Model, load_model, resolve_model
+from mooncake_lite.model.forward import AttentionBatch, Model, load_model
+from mooncake_lite.model.resolve import resolve_model
 
 PAGE = Path(__file__).parents[1] / "explain" / "batch-invariance.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->"

@@ -25,7 +25,9 @@ from mooncake_lite.config.machine import commit, machine, usable_cores
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
-from mooncake_lite.model import AttentionBatch, Model, load_model, load_tokenizer, resolve_model
+from mooncake_lite.model.forward import AttentionBatch, Model, load_model
+from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.tokenizer import load_tokenizer
 from mooncake_lite.tools.demo.document import document_text
 
 PAGE = Path(__file__).parents[1] / "reference" / "kv-codecs.md"

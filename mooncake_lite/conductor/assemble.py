@@ -33,7 +33,8 @@ from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.running import ready_line
-from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.config import ModelConfig, load_config
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.costs import serving_costs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -43,11 +44,7 @@ class GatewayProcess:
             "fingerprint": fingerprint.hex(),
             "weights": weights,
             "name": NAME,
-            "curve": {
-                "server_public": curve.server_public,
-                "server_secret": curve.server_secret,
-                "client_public": curve.client_public,
-            },
+            "curve": replace(curve, client_secret=""),
             "parent_pid": os.getpid(),
         }
         path = run_dir.path / "gateway.json"

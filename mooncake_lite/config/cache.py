@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -113,14 +113,16 @@ def _made_here() -> list[Path]:
 
 def size_bytes() -> int:
     """Bytes of all files that `clear` would remove."""
+    return sum(map(bytes_in, _made_here()))
+
+
+def bytes_in(made: Path) -> int:
+    """Bytes of all files in a folder, also while another process renames or removes some of them."""
     total = 0
-    for made in _made_here():
-        for folder, _, files in os.walk(made):
-            for file in files:
-                try:
-                    status = os.lstat(os.path.join(folder, file))
-                except OSError:
-                    continue
+    for folder, _, files in os.walk(made):
+        for file in files:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(folder, file))
                 total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 

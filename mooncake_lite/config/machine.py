@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,18 @@ def free_shared_memory() -> int:
         return -1
 
 
+def why_unwritable(folder: Path) -> str:
+    """Why no file can be made in a folder; "" when it can. Asking is not enough for root: one is made."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=folder))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on. load: processes that wanted a core, mean of the last minute."""
-    cpu = platform.processor() or platform.machine()
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":", 1)[1].strip()
-            break
+    cpu = first_core().get("model name") or platform.processor() or platform.machine()
     return {
         "cpu": cpu,
         "cores": usable_cores(),
@@ -89,6 +95,12 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
     }
+
+
+def first_core() -> dict[str, str]:
+    """What Linux tells of the first core, by name; empty elsewhere."""
+    lines = _read(Path("/proc/cpuinfo")).partition("\n\n")[0].splitlines()
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def commit() -> str:

@@ -1,13 +1,16 @@
-"""Types of command-line options that several commands have.
+"""Types of command-line options that several commands have, and the files that they name.
 
-Used by `chat` and `engine.commands`. Knows no command. Explained in docs/reference/cli.md.
+Used by commands. Knows none of them. Explained in docs/reference/cli.md.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
+
+from mooncake_lite.errors import ConfigError
 
 
 class NumberRange(click.FloatRange):
@@ -19,3 +22,25 @@ class NumberRange(click.FloatRange):
         if number != number:
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return number
+
+
+class OutFile(click.Path):
+    """A file that a command writes at its end. Its folder must be there, so that no work is done in vain."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Fails for a folder, and in a folder that does not exist."""
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        if not path.absolute().parent.is_dir():
+            self.fail(f"the folder {path.absolute().parent} does not exist; make it first", param, ctx)
+        return path
+
+
+OUT_FILE = OutFile(dir_okay=False, path_type=Path)
+
+
+def write_out(option: str, path: Path, content: bytes) -> None:
+    """Write the file of an option. Raises ConfigError, which names the option."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None

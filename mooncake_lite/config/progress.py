@@ -12,11 +12,13 @@ from functools import partial
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 
@@ -43,3 +45,10 @@ def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show how many of `total` are done. Gives a function to be called once for each."""
     with bar(what, total, MofNCompleteColumn(), TimeRemainingColumn()) as update:
         yield partial(update, advance=1)
+
+
+@contextmanager
+def byte_bar(what: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how many bytes are done, and how fast. Gives a function that takes more bytes done."""
+    with bar(what, total_bytes, DownloadColumn(), TransferSpeedColumn()) as update:
+        yield lambda nbytes: update(advance=nbytes)

@@ -42,10 +42,19 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
-_AT_LEAST_ONE = (
-    "max_num_seqs", "max_queue", "max_num_batched_tokens",
-    "max_num_partial_prefills",
-)  # fmt: skip
+_RANGES: tuple[tuple[str, float, float, str], ...] = (
+    ("max_num_seqs", 1, math.inf, "at least 1 is needed"),
+    ("max_queue", 1, math.inf, "at least 1 is needed"),
+    ("max_num_batched_tokens", 1, math.inf, "at least 1 is needed"),
+    ("max_num_partial_prefills", 1, math.inf, "at least 1 is needed"),
+    ("threads", 0, math.inf, "give a number, or 0 for one that fits the machine"),
+    ("port", 1, 65_536, "a port is from 1 to 65535"),
+    ("max_model_len", 0, math.inf, "give a length, or 0 for the model's own"),
+    ("copy_cold_s", 0, math.inf, "give a number of seconds, 0 or more"),
+    ("dead_after_s", 2, math.inf, "give a number of seconds, 2 or more"),
+    ("start_timeout_s", 5, math.inf, "give a number of seconds, 5 or more"),
+)
+"""Name, least value, and what all values are below; then what to write."""
 
 
 def check_device_name(device: str) -> None:
@@ -251,9 +260,9 @@ class ServeConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         self._apply_mode()
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        for name, least, end, wanted in _RANGES:
+            if not least <= getattr(self, name) < end:
+                raise ConfigError(f"{name}={getattr(self, name)}: {wanted}")
         if self.ranks > MOST_RANKS:
             raise ConfigError(
                 f"the conductor and all others are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
@@ -267,17 +276,6 @@ class ServeConfig:
             policy_factory(self.eviction)
         except UnknownPolicy as error:
             raise ConfigError(f"eviction: {error}") from None
-        for name in ("copy_cold_s", "dead_after_s", "start_timeout_s"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name}={getattr(self, name)}: give a number of seconds")
-        if self.threads < 0:
-            raise ConfigError(f"threads={self.threads}: give a number, or 0 for one that fits the machine")
-        if self.copy_cold_s < 0:
-            raise ConfigError(f"copy_cold_s={self.copy_cold_s}: give seconds, 0 or more")
-        if not 1 <= self.port <= 65535:
-            raise ConfigError(f"port={self.port}: a port is from 1 to 65535")
-        if self.max_model_len < 0:
-            raise ConfigError(f"max_model_len={self.max_model_len}: give a length, or 0 for the model's own")
         check_device_name(self.device)
         kv_events_config(self.kv_events_config)
         parse_tenants(self.tenants, self.service_classes, self.api_key)
@@ -286,8 +284,6 @@ class ServeConfig:
         check_weight_choice(self.weights, self.dtype, self.device)
         check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         check_engine(self)
-        if self.dead_after_s < 2 or self.start_timeout_s < 5:
-            raise ConfigError("dead_after_s must be at least 2, start_timeout_s at least 5")
 
     def _check_choices(self) -> None:
         """Raise ConfigError for a value that is none of its field's Literal."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.model import ModelConfig
+from mooncake_lite.model.config import ModelConfig
 
 
 def new_caches(config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

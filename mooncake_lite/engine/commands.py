@@ -65,8 +65,10 @@ def generate(
     from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
     from mooncake_lite.engine.local import generate_tokens, use_threads
     from mooncake_lite.messages import Sampling
-    from mooncake_lite.model import load_model, load_tokenizer, resolve_model
+    from mooncake_lite.model.forward import load_model
     from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.tokenizer import load_tokenizer
 
     with console_progress() as progress:
         folder = resolve_model(name, progress=progress)

@@ -19,7 +19,7 @@ from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.logprobs import score
 from mooncake_lite.engine.sampler import sample
 from mooncake_lite.messages import Logprobs
-from mooncake_lite.model import AttentionBatch, Model
+from mooncake_lite.model.forward import AttentionBatch, Model
 from scheduler.instance.step import Chunk
 
 

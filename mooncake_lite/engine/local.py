@@ -12,7 +12,7 @@ from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model
+from mooncake_lite.model.forward import Model
 from scheduler.instance import (
     DECODE,
     PREFILL,

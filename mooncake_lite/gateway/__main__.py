@@ -31,7 +31,7 @@ from mooncake_lite.gateway.traced_view import TracedClusterView
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
-from mooncake_lite.model import load_tokenizer
+from mooncake_lite.model.tokenizer import load_tokenizer
 
 PARENT_END_S = 0.2
 """How long rank 0 may take to end after its first thread has; mpirun kills it 0.5 s after its own SIGTERM."""

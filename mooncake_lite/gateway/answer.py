@@ -20,7 +20,7 @@ from mooncake_lite.gateway.prompt_work import Prepared
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.gateway.stops import StopFinder
 from mooncake_lite.messages import Tokens
-from mooncake_lite.model import Tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

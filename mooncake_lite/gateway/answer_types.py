@@ -1,6 +1,6 @@
-"""The types of answers, for the description of the interface at /openapi.json.
+"""The types of answers, exactly as OpenAI's API and ours have them.
 
-Used by `openapi` alone: `shapes` makes the answers as dictionaries, and a test compares both.
+Used by all that answers. `openapi` describes them. The events of a stream are in `shapes`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Usage(msgspec.Struct):
 class AssistantMessage(msgspec.Struct):
     """The answer of a chat."""
 
-    role: Literal["assistant"]
     content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct):
@@ -39,8 +40,8 @@ class ChatChoice(msgspec.Struct):
 
     index: int
     message: AssistantMessage
+    logprobs: Any
     finish_reason: FinishReason
-    logprobs: Any = None
 
 
 class TextChoice(msgspec.Struct):
@@ -48,8 +49,8 @@ class TextChoice(msgspec.Struct):
 
     index: int
     text: str
+    logprobs: Any
     finish_reason: FinishReason
-    logprobs: Any = None
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -63,35 +64,31 @@ class Completion(msgspec.Struct, kw_only=True):
     mooncake_lite: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatCompletion(Completion, kw_only=True):
+class ChatCompletion(Completion, kw_only=True, tag_field="object", tag="chat.completion"):
     """OpenAI's chat completion."""
 
-    object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-class TextCompletion(Completion, kw_only=True):
+class TextCompletion(Completion, kw_only=True, tag_field="object", tag="text_completion"):
     """OpenAI's text completion."""
 
-    object: Literal["text_completion"]
     choices: list[TextChoice]
 
 
-class ModelCard(msgspec.Struct):
+class ModelCard(msgspec.Struct, kw_only=True, tag_field="object", tag="model"):
     """The served model. default_sampling: temperature, top_p and top_k, as far as the model names them."""
 
     id: str
-    object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
     default_sampling: dict[str, float]
 
 
-class ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct, tag_field="object", tag="list"):
     """A list of the one model."""
 
-    object: Literal["list"]
     data: list[ModelCard]
 
 
@@ -101,7 +98,7 @@ class TokenIds(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None
+    token_strs: list[str] | None = None
 
 
 class Text(msgspec.Struct):
@@ -111,7 +108,7 @@ class Text(msgspec.Struct):
 
 
 class ResetAnswer(msgspec.Struct):
-    """Blocks that were removed, and blocks that are in use and stay."""
+    """Blocks that were removed, from DRAM or SSD, and blocks that are in use and stay."""
 
     removed_blocks: int
     kept_blocks: int

@@ -11,6 +11,7 @@ import socket
 from typing import Any
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mooncake_lite.config.origins import Origins
@@ -18,7 +19,6 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
 from mooncake_lite.gateway.problems import error_object
-from mooncake_lite.gateway.shapes import to_json
 
 LINGER_S = 1.0
 """Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
         problem = RequestError("this is not valid HTTP/1.1")
         if self.conn.head_is_too_long:
             problem = RequestError(f"the headers are too long; {HEAD_BYTES} bytes are the limit", status=431)
-        body = to_json(error_object(problem))
+        body = msgspec.json.encode(error_object(problem))
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,14 +31,14 @@ from mooncake_lite.gateway.cluster_view import ClusterView, State
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
-from mooncake_lite.gateway.plumbing import ClientGone, EventStream, InPieces, error_answer, while_connected
+from mooncake_lite.gateway.plumbing import ClientGone, EventStream, error_answer, in_pieces, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Unavailable, error_object, surprise
 from mooncake_lite.gateway.prompt_work import Prepared, check_model, served_as
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.service import Services
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, Whole, event, model_card, to_json
+from mooncake_lite.gateway.shapes import LAST_EVENT, Shaper, Tally, Whole, event
 from mooncake_lite.model.generation_config import default_sampling
 
 TRACE_HEADER = "x-mooncake-lite-trace"
@@ -150,20 +151,25 @@ class Endpoints:
     async def _converted(self, request: Request, kind: Literal["tokenize", "detokenize"]) -> Response:
         async with self._bodies.body_of(request) as raw:
             pieces = await while_connected(request.receive, self._prompts.answer(kind, raw))
-        return InPieces(pieces)
+        return in_pieces(pieces)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: a list of the one model."""
-        return _json({"object": "list", "data": [self._card()]})
+        return _json(types.ModelList([self._card()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/ID: its card. Raises RequestError (404) for another id."""
         check_model(request.path_params["model"], self._settings.served_id)
         return _json(self._card())
 
-    def _card(self) -> dict[str, object]:
-        settings = self._settings
-        return model_card(settings.served_id, settings.max_model_len, self._created, self._default_sampling)
+    def _card(self) -> types.ModelCard:
+        return types.ModelCard(
+            id=self._settings.served_id,
+            created=self._created,
+            owned_by="mooncake-lite",
+            max_model_len=self._settings.max_model_len,
+            default_sampling=self._default_sampling,
+        )
 
     # ------------------------------------------------------------------ about the service
 
@@ -172,15 +178,10 @@ class Endpoints:
 
         It also tells what the cluster computes on, and what does not work as it should though it is ready.
         """
-        state = self._cluster.state
-        ready = state is State.READY
-        status = "ok" if ready else state.value
-        answer = {
-            "status": status,
-            "detail": self._cluster.detail,
-            "weights": self._settings.weights,
-            "degraded": self._cluster.degraded,
-        }
+        cluster, weights = self._cluster, self._settings.weights
+        ready = cluster.state is State.READY
+        status: Any = "ok" if ready else cluster.state.value
+        answer = types.Health(status, cluster.detail, weights, cluster.degraded)
         return _json(answer, status=200 if ready else 503)
 
     async def ping(self, request: Request) -> Response:
@@ -189,8 +190,7 @@ class Endpoints:
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: remove all blocks of the pool. Raises RequestError."""
-        reset = await reset_prefix_cache(self._cluster)
-        return _json({"removed_blocks": reset.removed, "kept_blocks": reset.kept})
+        return _json(await reset_prefix_cache(self._cluster))
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text, of the whole cluster."""
@@ -199,7 +199,7 @@ class Endpoints:
 
     async def version(self, request: Request) -> Response:
         """GET /version: of mooncake-lite."""
-        return _json({"version": mooncake_lite.__version__})
+        return _json(types.Version(mooncake_lite.__version__))
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json: the description of all endpoints."""
@@ -353,5 +353,5 @@ async def _events(
         yield LAST_EVENT
 
 
-def _json(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(answer), status, headers, media_type="application/json")
+def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")

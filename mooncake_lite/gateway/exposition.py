@@ -32,12 +32,10 @@ class GatewayMetrics:
     """The gateway's own metrics.
 
     registry   what is rendered, in the order of registration
-    names      families that are taken, without _total
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.names: set[str] = set()
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token", TTFT_BOUNDS_S
         )
@@ -79,21 +77,18 @@ class GatewayMetrics:
 
     def attach(self, cluster: ClusterView, model: str) -> None:
         """Also show what the cluster reports, and the state of this gateway. model: its served id."""
-        gauges = GatewayGauges(cluster, model)
-        self.names |= {family.name for family in gauges.collect()}
-        self.registry.register(gauges)
-        self.registry.register(ClusterSamples(cluster, self.names))
+        self.registry.register(GatewayGauges(cluster, model))
+        taken = {family.name for family in self.registry.collect()}
+        self.registry.register(ClusterSamples(cluster, taken))
 
     def render(self) -> bytes:
         """Prometheus text."""
         return generate_latest(self.registry)
 
     def _histogram(self, name: str, text: str, bounds: Iterable[float]) -> Histogram:
-        self.names.add(PREFIX + name)
         return Histogram(PREFIX + name, text, buckets=tuple(bounds), registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        self.names.add(PREFIX + name)
         return Counter(PREFIX + name, text, labels, registry=self.registry)
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncake_lite.messages import Logprobs
-from mooncake_lite.model import Tokenizer
-from mooncake_lite.model.tokenizer import REPLACEMENT
+from mooncake_lite.model.tokenizer import REPLACEMENT, Tokenizer
 
 LEAST = -9999.0
 """Stands for the logarithm of 0, which JSON cannot hold; OpenAI's API does the same."""

@@ -23,7 +23,7 @@ from mooncake_lite.gateway.long_frames import LENGTH, TO_PROCESS, Answer, Proble
 from mooncake_lite.gateway.problems import surprise
 from mooncake_lite.gateway.prompt_work import PromptWork, too_much_memory
 from mooncake_lite.gateway.settings import read_settings
-from mooncake_lite.model import load_tokenizer
+from mooncake_lite.model.tokenizer import load_tokenizer
 from transport.errors import WireError
 
 NICENESS = 5

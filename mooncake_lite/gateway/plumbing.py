@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+import msgspec
 import uvicorn
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.problems import Unavailable, error_headers, error_object
-from mooncake_lite.gateway.shapes import to_json
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ async def _wait_until_gone(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """A response of server-sent events, sent as they come.
 
     events   bytes of whole events; closed when the client leaves
@@ -67,14 +67,10 @@ class EventStream(Response):
         headers: dict[str, str],
         on_end: Callable[[bool], None],
     ):
-        self.status_code = 200
-        self.background = None
-        self.body = b""
+        named = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        super().__init__(_with_pauses(events), headers=named)
         self._events = events
         self._on_end = on_end
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
-        # A length of 0 for the empty body: what is streamed has none.
-        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI side of the response: returns when the last event is sent or the client has left."""
@@ -86,31 +82,27 @@ class EventStream(Response):
             self._on_end(True)
 
     async def _send_all(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                # Where many events are ready at once, nothing else lets the loop see a lost connection.
-                await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with contextlib.aclosing(self._events):
+            await self.stream_response(send)
 
 
-class InPieces(Response):
+async def _with_pauses(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Where many pieces are ready at once, nothing else lets the loop see a lost connection."""
+    async for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
+
+
+def in_pieces(pieces: Sequence[bytes]) -> StreamingResponse:
     """A JSON response that may be long: the event loop does other things between two of its pieces."""
 
-    media_type = "application/json"
-
-    def __init__(self, pieces: Sequence[bytes]):
-        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
-        self._pieces = pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI side of the response."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    async def each() -> AsyncGenerator[bytes, None]:
+        for piece in pieces:
+            yield piece
             await asyncio.sleep(0)  # a write that need not wait would let no other task run
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    length = {"content-length": str(sum(map(len, pieces)))}
+    return StreamingResponse(each(), headers=length, media_type="application/json")
 
 
 def well_framed(app: ASGIApp) -> ASGIApp:
@@ -149,7 +141,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 def error_answer(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     """An error object, with the headers that belong to it and others."""
     named = {**error_headers(error), **(headers or {})}
-    return Response(to_json(error_object(error)), error.status, named, "application/json")
+    return Response(msgspec.json.encode(error_object(error)), error.status, named, "application/json")
 
 
 def closing_answer(error: RequestError) -> Response:

@@ -7,8 +7,8 @@ Used by `endpoints`. The control plane removes the blocks, as for `mooncake-lite
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
+from mooncake_lite.gateway.answer_types import ResetAnswer
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.problems import Broken, Unavailable
 
@@ -21,15 +21,7 @@ RETRY_LIMIT_S = 2.0
 PAUSE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Blocks that were removed, from DRAM or SSD, and blocks that are in use and stay."""
-
-    removed: int
-    kept: int
-
-
-async def reset_prefix_cache(cluster: ClusterView) -> Reset:
+async def reset_prefix_cache(cluster: ClusterView) -> ResetAnswer:
     """Remove every block of the pool, in DRAM and on SSD. Running requests are not disturbed.
 
     A block that a request is reading is no longer found, and freed when it has been read. A block that is
@@ -44,5 +36,5 @@ async def reset_prefix_cache(cluster: ClusterView) -> Reset:
         if ended.problem:
             raise Broken(ended.problem) if removed else Unavailable(ended.problem)
         if not ended.kept or asyncio.get_running_loop().time() >= give_up_at:
-            return Reset(removed, ended.kept)
+            return ResetAnswer(removed, ended.kept)
         await asyncio.sleep(PAUSE_S)

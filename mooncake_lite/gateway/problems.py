@@ -10,9 +10,9 @@ import math
 import os
 import sys
 import traceback
-from typing import Any
 
 from mooncake_lite.errors import RequestError
+from mooncake_lite.gateway.answer_types import ErrorAnswer, ErrorDetails
 
 LONGEST_RETRY_S = 3600.0
 """No client is sent away for longer, whatever an estimate says."""
@@ -47,17 +47,11 @@ class Broken(RequestError):
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
+def error_object(error: RequestError) -> ErrorAnswer:
     """The body of an error answer."""
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
-    return {
-        "error": {
-            "message": error.message,
-            "type": _TYPES.get(error.status, fallback),
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    kind = _TYPES.get(error.status, fallback)
+    return ErrorAnswer(ErrorDetails(error.message, kind, error.param, error.code))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import bodies
+from mooncake_lite.gateway.answer_types import Text, TokenIds
 from mooncake_lite.gateway.service import Service
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.messages import Body, RequestArrived, Sampling, Submit
 from mooncake_lite.messages.parts import Message
-from mooncake_lite.model import Tokenizer
 from mooncake_lite.model.generation_config import default_sampling
+from mooncake_lite.model.tokenizer import Tokenizer
 from store.keys import block_digests, prefix_keys
 
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]
@@ -55,11 +56,8 @@ class Prepared(Message, frozen=True):
 def served_as(prepared: Prepared, service: Service) -> Prepared:
     """The same request, which wants this service."""
     wanted = msgspec.structs.asdict(service)
-    return replace(prepared, submits=[_served(submit, wanted) for submit in prepared.submits])
-
-
-def _served(submit: Submit, wanted: dict[str, Any]) -> Submit:
-    return replace(submit, request=replace(submit.request, **wanted))
+    submits = [replace(each, request=replace(each.request, **wanted)) for each in prepared.submits]
+    return replace(prepared, submits=submits)
 
 
 class PromptWork:
@@ -105,16 +103,13 @@ class PromptWork:
         else:
             text = self.tokenizer.apply_chat_template(prompt)
             ids = self._some(self.tokenizer.encode(text, add_special_tokens=False), "messages")
-        length = self._settings.max_model_len
-        return msgspec.json.encode(
-            {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}
-        )
+        return msgspec.json.encode(TokenIds(len(ids), self._settings.max_model_len, ids))
 
     def _detokenize(self, raw: bytes) -> bytes:
         model, ids = bodies.parse_detokenize(raw)
         check_model(model, self._settings.served_id)
         self._check_ids(ids, "tokens")
-        answer = msgspec.json.encode({"prompt": self.tokenizer.decode(ids)})
+        answer = msgspec.json.encode(Text(self.tokenizer.decode(ids)))
         if len(answer) > ANSWER_BYTES:
             raise RequestError(
                 f"the text of these {len(ids)} tokens has {len(answer)} bytes, the limit is {ANSWER_BYTES}; "
@@ -225,12 +220,10 @@ class PromptWork:
 
     def _check_length(self, text: str, field: str) -> None:
         """Raises RequestError for a text that cannot fit, however it is tokenised."""
-        length = self._settings.max_model_len
         fewest = self.tokenizer.fewest_tokens(text)
-        if fewest >= length:
+        if fewest >= self._settings.max_model_len:
             nbytes = len(text.encode(errors="replace"))
-            raise _too_long(
-                length,
+            raise self._too_long(
                 f"the prompt has {nbytes} bytes, at least {fewest} tokens, and one is needed for the answer; "
                 "shorten the prompt",
                 field,
@@ -240,8 +233,7 @@ class PromptWork:
         """Raises RequestError when the prompt leaves no room for an answer."""
         length = self._settings.max_model_len
         if prompt_tokens >= length:
-            raise _too_long(
-                length,
+            raise self._too_long(
                 f"the prompt has {prompt_tokens} tokens, and one is needed for the answer; shorten the "
                 f"prompt by {1 + prompt_tokens - length} tokens or more",
                 field,
@@ -260,24 +252,22 @@ class PromptWork:
     def _max_tokens(self, ask: bodies.Ask, prompt_tokens: int, field: str) -> int:
         """How long the answer may be. Raises RequestError when prompt and answer exceed the context."""
         self._check_room(prompt_tokens, field)
-        length = self._settings.max_model_len
-        room = length - prompt_tokens
+        room = self._settings.max_model_len - prompt_tokens
         if ask.max_tokens is None:
             return room if ask.chat else min(room, bodies.COMPLETION_MAX_TOKENS)
         if ask.max_tokens > room:
-            raise _too_long(
-                length,
+            raise self._too_long(
                 f"you requested {prompt_tokens + ask.max_tokens} tokens, {prompt_tokens} in the prompt and "
                 f"max_tokens={ask.max_tokens} for the answer; ask for at most {room}",
                 "max_tokens",
             )
         return ask.max_tokens
 
-
-def _too_long(length: int, why: str, field: str) -> RequestError:
-    """The refusal of what exceeds the context. Clients such as LiteLLM know it by OpenAI's first words."""
-    message = f"This model's maximum context length is {length} tokens. However, {why}"
-    return RequestError(message, param=field, code="context_length_exceeded")
+    def _too_long(self, why: str, field: str) -> RequestError:
+        """The refusal of what exceeds the context. Clients such as LiteLLM know OpenAI's first words."""
+        length = self._settings.max_model_len
+        message = f"This model's maximum context length is {length} tokens. However, {why}"
+        return RequestError(message, param=field, code="context_length_exceeded")
 
 
 def _prompt_field(ask: bodies.Ask, number: int) -> str:

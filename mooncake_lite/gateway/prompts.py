@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mooncake_lite.gateway.long_prompts import LongPrompts, command
 from mooncake_lite.gateway.prompt_work import Kind, Prepared, PromptWork
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.model import Tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer
 
 THREADS = 2
 """Tokenising releases the interpreter's lock, but the cores belong to the ranks that compute."""

@@ -6,31 +6,17 @@ The file holds the API key and secret keys, so it must belong to its owner alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
+from transport.curve import CurveKeys
 
 FILE_NAME = "gateway.json"
-
-
-class CurveSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of the TCP endpoint for tokens: the fields of transport.curve.CurveKeys, Z85 text.
-
-    server_public, server_secret   of this gateway's endpoint
-    client_public                  of the one client pair, which all ranks share
-    client_secret                  not needed here; may be left out
-    """
-
-    server_public: str
-    server_secret: str
-    client_public: str
-    client_secret: str = ""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,43 +47,44 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics_kept_s: float = 0.9
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    config: dict[str, Any]
-    model_folder: str
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says as it is used.
+
+    served_id       the id under which the model answers
+    max_model_len   tokens of prompt and answer together
+    weights         what the ranks compute on, in words
+    name            identity on the control channel
+    curve           keys of its TCP endpoint for tokens; the client pair is the one that all ranks share, and
+                    its secret is not needed here
+    parent_pid      process that must be alive for this one to make sense; 0 when not given
+    """
+
     served_id: str
-    max_model_len: int
-    fingerprint: str
+    max_model_len: Annotated[int, msgspec.Meta(ge=2)]
     weights: str
     name: str = "gateway-0"
-    curve: CurveSetting | None = None
+    curve: CurveKeys | None = None
     parent_pid: int = 0
-    limits: Limits = msgspec.field(default_factory=Limits)
+    limits: Limits = Limits()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class _File(_Told, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    config: dict[str, Any]
+    model_folder: str
+    fingerprint: str
+
+
+class Settings(_Told, frozen=True, kw_only=True):
     """One gateway's settings.
 
     model_folder    Hugging Face folder; only its tokenizer is read
-    served_id       the id under which the model answers
-    max_model_len   tokens of prompt and answer together
     fingerprint     of the weights and of all that changes the KV's values: the base of every salt
-    weights         what the ranks compute on, in words
-    name            identity on the control channel
-    parent_pid      process that must be alive for this one to make sense; 0 when not given
     """
 
     run_dir: Path
     config: ServeConfig
     model_folder: Path
-    served_id: str
-    max_model_len: int
     fingerprint: bytes
-    weights: str
-    name: str
-    curve: CurveSetting | None
-    parent_pid: int
-    limits: Limits
 
     @property
     def control_endpoint(self) -> str:
@@ -128,20 +115,10 @@ def read_settings(run_dir: Path) -> Settings:
         fingerprint = bytes.fromhex(file.fingerprint)
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path} is malformed: {error}") from None
-    if file.max_model_len < 2:
-        raise ConfigError(
-            f"{path}: max_model_len={file.max_model_len} has no room for a prompt and an answer"
-        )
     return Settings(
         run_dir=run_dir,
         config=config_from(file.config, str(path)),
         model_folder=Path(file.model_folder),
-        served_id=file.served_id,
-        max_model_len=file.max_model_len,
         fingerprint=fingerprint,
-        weights=file.weights,
-        name=file.name,
-        curve=file.curve,
-        parent_pid=file.parent_pid,
-        limits=file.limits,
+        **{name: getattr(file, name) for name in _Told.__struct_fields__},
     )

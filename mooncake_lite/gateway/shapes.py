@@ -1,4 +1,4 @@
-"""Answers in exactly the shapes of OpenAI's API, as plain dictionaries.
+"""Answers in exactly the shapes of OpenAI's API: whole ones, and the chunks of streams as dictionaries.
 
 Used by `endpoints`. Knows no request's life: everything comes as arguments. One `Shaper` is one
 answer, so that id, time and model are the same in all chunks of a stream.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway.logprobs import TokenLogprobs, in_chat_shape, in_text_shape
 from mooncake_lite.messages import Span
 
@@ -32,23 +33,16 @@ class Tally:
     cached_tokens: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> types.Usage:
         """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens.values())},
-        }
+        total = self.prompt_tokens + self.completion_tokens
+        details = types.PromptTokensDetails(sum(self.cached_tokens.values()))
+        return types.Usage(self.prompt_tokens, self.completion_tokens, total, details)
 
     def trace(self) -> dict[str, Any]:
         """Where cached tokens came from and where the time went; our own addition to an answer."""
         tiers = {"dram": 0, "ssd": 0} | self.cached_tokens
-        spans = [
-            {name: getattr(span, name) for name in ("stage", "rank", "seconds", "nbytes", "count")}
-            for span in self.spans
-        ]
-        return {"cached_tokens": tiers, "spans": spans}
+        return {"cached_tokens": tiers, "spans": [msgspec.structs.asdict(span) for span in self.spans]}
 
 
 @dataclass(slots=True)
@@ -81,12 +75,13 @@ class Shaper:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, answers: Sequence[Whole], tally: Tally) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Whole], tally: Tally) -> types.Completion:
         """The answer to a request that does not stream."""
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
-        kind = "chat.completion" if self.chat else "text_completion"
-        answer = {**self._common, "object": kind, "choices": choices, "usage": tally.usage()}
-        return answer | ({"mooncake_lite": tally.trace()} if self._trace else {})
+        form: Any = types.ChatCompletion if self.chat else types.TextCompletion
+        trace = {"mooncake_lite": tally.trace()} if self._trace else {}
+        whole: types.Completion = form(**self._common, choices=choices, usage=tally.usage(), **trace)
+        return whole
 
     def opening(self, count: int) -> list[dict[str, Any]]:
         """The chunks before the first text: the role of each of `count` choices. Texts have none."""
@@ -110,11 +105,11 @@ class Shaper:
             chunks[-1]["mooncake_lite"] = tally.trace()
         return chunks
 
-    def _whole_choice(self, index: int, answer: Whole) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        content = {"message": message} if self.chat else {"text": answer.text}
-        logprobs = self._logprobs(answer.logprobs)
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": answer.finish}
+    def _whole_choice(self, index: int, answer: Whole) -> types.ChatChoice | types.TextChoice:
+        logprobs, finish = self._logprobs(answer.logprobs), cast(types.FinishReason, answer.finish)
+        if self.chat:
+            return types.ChatChoice(index, types.AssistantMessage(answer.text), logprobs, finish)
+        return types.TextChoice(index, answer.text, logprobs, finish)
 
     def _choice(
         self, index: int, content: Any, finish: str | None, logprobs: Logprobs = ()
@@ -133,26 +128,7 @@ class Shaper:
         return {**self._common, "object": kind, "choices": choices, **usage}
 
 
-def model_card(
-    served_id: str, max_model_len: int, created: int, default_sampling: dict[str, Any]
-) -> dict[str, Any]:
-    """One entry of /v1/models. default_sampling: what the model names for requests that do not."""
-    return {
-        "id": served_id,
-        "object": "model",
-        "created": created,
-        "owned_by": "mooncake-lite",
-        "max_model_len": max_model_len,
-        "default_sampling": default_sampling,
-    }
-
-
-def to_json(answer: dict[str, Any]) -> bytes:
-    """UTF-8 JSON."""
-    return msgspec.json.encode(answer)
-
-
-def event(answer: dict[str, Any]) -> bytes:
+def event(answer: dict[str, Any] | types.ErrorAnswer) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(answer) + b"\n\n"
 

@@ -17,8 +17,8 @@ import zmq.asyncio
 from zmq.utils import z85
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.gateway.settings import CurveSetting
 from mooncake_lite.messages import TO_GATEWAY, TO_GATEWAY_TOKENS, Tokens
+from transport.curve import CurveKeys
 from transport.errors import WireError
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
@@ -41,7 +41,7 @@ class Sockets:
     Raises ConfigError when an endpoint cannot be bound.
     """
 
-    def __init__(self, name: str, control: str, tokens: str, curve: CurveSetting | None):
+    def __init__(self, name: str, control: str, tokens: str, curve: CurveKeys | None):
         self._context = zmq.asyncio.Context()
         self._curve = curve
         self._door: zmq.asyncio.Socket | None = None

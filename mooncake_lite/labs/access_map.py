@@ -16,6 +16,7 @@ from mooncake_lite.labs.race_checker import ATOMIC, READS, WRITES, Phase, Record
 
 NOTHING, READ, WRITTEN, BOTH, RACE = ".", "r", "w", "b", "!"
 MEANING = {READ: "reads", WRITTEN: "writes", BOTH: "reads and writes", RACE: "races for"}
+LEGEND = ", ".join(f"{meaning} ({character})" for character, meaning in MEANING.items())
 OPERATIONS = {READS: READ, WRITES: WRITTEN, ATOMIC: BOTH}
 COLOURS = {NOTHING: "#f2f2f2", READ: "#9ecae1", WRITTEN: "#fdae6b", BOTH: "#74c476", RACE: "#d62728"}
 CELL = 10
@@ -47,6 +48,57 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
                 )
             if set(row) - COLOURS.keys():
                 raise ValueError(f"a row has characters other than {''.join(COLOURS)}")
+
+    def as_text(self) -> str:
+        """Return the map as text: a line for each thread, or for neighbours that do the same."""
+        lines = [
+            f"{self.array}: which thread {LEGEND} which {self.unit}",
+            f"columns: {self.unit} {_ranges(self.columns)}",
+        ]
+        for number, rows in enumerate(self.phases):
+            lines.append(f"after {number} barriers" if number != 1 else "after 1 barrier")
+            first = 0
+            for thread, row in enumerate(rows):
+                if thread + 1 == len(rows) or rows[thread + 1] != row:
+                    threads = f"{first}" if first == thread else f"{first}-{thread}"
+                    lines.append(f"  thread {threads:>7}  {row}")
+                    first = thread + 1
+        return "\n".join(lines)
+
+    def as_svg(self) -> str:
+        """Return the map as SVG: the phases from left to right, a row for each thread."""
+        threads = max((len(rows) for rows in self.phases), default=0)
+        step = CELL * (len(self.columns) + 2)
+        width, height = LEFT + max(step * len(self.phases), 40 * CELL), 50 + CELL * threads
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="9" '
+            f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
+            f'<text x="2" y="12" font-size="11">{escape(self.array)}: {escape(self.unit)} '
+            f"{escape(_ranges(self.columns))}</text>"
+        ]
+        for place, (character, meaning) in enumerate(MEANING.items()):
+            x = 2 + 9 * CELL * place
+            parts.append(f'<rect x="{x}" y="18" width="8" height="8" fill="{COLOURS[character]}"/>')
+            parts.append(f'<text x="{x + 11}" y="26">{meaning}</text>')
+        parts += [
+            f'<text x="2" y="{49 + CELL * thread}">thread {thread}</text>' for thread in range(0, threads, 4)
+        ]
+        for number, rows in enumerate(self.phases):
+            left = LEFT + step * number
+            parts.append(f'<text x="{left}" y="38">{number} barriers before</text>')
+            parts += self._squares(rows, left)
+        return "\n".join([*parts, "</svg>\n"])
+
+    def _squares(self, rows: list[str], left: int) -> list[str]:
+        """Return the squares of one phase, with a note for the reader who points at one."""
+        return [
+            f'<rect x="{left + CELL * at}" y="{41 + CELL * thread}" width="{CELL - 1}" height="{CELL - 1}" '
+            f'fill="{COLOURS[character]}"><title>thread {thread} {MEANING[character]} {escape(self.unit)} '
+            f"{self.columns[at]}</title></rect>"
+            for thread, row in enumerate(rows)
+            for at, character in enumerate(row)
+            if character != NOTHING
+        ]
 
 
 def access_map(
@@ -88,65 +140,6 @@ def _joined(characters: set[str]) -> str:
     if RACE in characters:
         return RACE
     return characters.pop() if len(characters) == 1 else BOTH
-
-
-def as_text(drawn: AccessMap) -> str:
-    """Return the map as text: a line for each thread, or for neighbours that do the same."""
-    lines = [
-        f"{drawn.array}: which thread {_words(', ')} which {drawn.unit}",
-        f"columns: {drawn.unit} {_ranges(drawn.columns)}",
-    ]
-    for number, rows in enumerate(drawn.phases):
-        lines.append(f"after {number} barriers" if number != 1 else "after 1 barrier")
-        first = 0
-        for thread, row in enumerate(rows):
-            if thread + 1 == len(rows) or rows[thread + 1] != row:
-                threads = f"{first}" if first == thread else f"{first}-{thread}"
-                lines.append(f"  thread {threads:>7}  {row}")
-                first = thread + 1
-    return "\n".join(lines)
-
-
-def as_svg(drawn: AccessMap) -> str:
-    """Return the map as SVG: the phases from left to right, a row for each thread."""
-    threads = max((len(rows) for rows in drawn.phases), default=0)
-    step = CELL * (len(drawn.columns) + 2)
-    width, height = LEFT + max(step * len(drawn.phases), 40 * CELL), 50 + CELL * threads
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="9" '
-        f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="2" y="12" font-size="11">{escape(drawn.array)}: {escape(drawn.unit)} '
-        f"{escape(_ranges(drawn.columns))}</text>"
-    ]
-    for place, (character, meaning) in enumerate(MEANING.items()):
-        x = 2 + 9 * CELL * place
-        parts.append(f'<rect x="{x}" y="18" width="8" height="8" fill="{COLOURS[character]}"/>')
-        parts.append(f'<text x="{x + 11}" y="26">{meaning}</text>')
-    parts += [
-        f'<text x="2" y="{49 + CELL * thread}">thread {thread}</text>' for thread in range(0, threads, 4)
-    ]
-    for number, rows in enumerate(drawn.phases):
-        left = LEFT + step * number
-        parts.append(f'<text x="{left}" y="38">{number} barriers before</text>')
-        parts += _squares(drawn, rows, left)
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _squares(drawn: AccessMap, rows: list[str], left: int) -> list[str]:
-    """Return the squares of one phase, with a note for the reader who points at one."""
-    return [
-        f'<rect x="{left + CELL * at}" y="{41 + CELL * thread}" width="{CELL - 1}" height="{CELL - 1}" '
-        f'fill="{COLOURS[character]}"><title>thread {thread} {MEANING[character]} {escape(drawn.unit)} '
-        f"{drawn.columns[at]}</title></rect>"
-        for thread, row in enumerate(rows)
-        for at, character in enumerate(row)
-        if character != NOTHING
-    ]
-
-
-def _words(between: str) -> str:
-    """Return the legend of the characters."""
-    return between.join(f"{meaning} ({character})" for character, meaning in MEANING.items())
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -37,7 +37,7 @@ def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = 
     gpu: run kernels on a GPU too. Raises LabError when nothing can be tested.
     """
     sources = {task.file: _source(root, task.file) for task in tasks}
-    states = {task.id: look_at(lab, task, sources[task.file]).state for task in tasks}
+    states = {task.id: look_at(lab, task, sources[task.file]) for task in tasks}
     ready = [task for task in tasks if not states[task.id]]
     outcome, lowered = Outcome(), Lowered({})
     seeds = {"public": class_of(root).seed}

@@ -6,13 +6,13 @@ instructor needs is in instructor_commands.py. Explained in docs/explain/labs.md
 
 from __future__ import annotations
 
-import importlib
 import time
 from pathlib import Path
 
 import click
 
 from mooncake_lite.errors import LabError
+from mooncake_lite.labs.instructor_commands import dev, grade, pack, release
 from mooncake_lite.labs.lab import Lab, Task, find_root, lab_in, labs_in
 
 WATCH_S = 0.3
@@ -20,29 +20,12 @@ WATCH_S = 0.3
 LAB = click.argument("number", type=int, metavar="LAB")
 
 
-ELSEWHERE = {
-    "pack": "mooncake_lite.labs.instructor_commands:pack",
-    "release": "mooncake_lite.labs.instructor_commands:release",
-    "grade": "mooncake_lite.labs.instructor_commands:grade",
-    "dev": "mooncake_lite.labs.instructor_commands:dev",
-}
-"""Commands that another module has; it is imported when they are used."""
-
-
 class LabsGroup(click.Group):
-    """The commands of this file, and those of ELSEWHERE."""
+    """Commands in the order in which one meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands in the order in which one meets them."""
-        return [*self.commands, *ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Find or import a command; None when there is none of this name."""
-        if cmd_name not in ELSEWHERE:
-            return self.commands.get(cmd_name)
-        module, attribute = ELSEWHERE[cmd_name].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        """Name the commands."""
+        return list(self.commands)
 
 
 @click.group(cls=LabsGroup)
@@ -124,7 +107,7 @@ def show(task: str, svg: Path | None) -> None:
     """
     from mooncake_lite.labs.notes import read_notes
     from mooncake_lite.labs.questions import picture
-    from mooncake_lite.labs.show import Drawn, as_svg, as_text, read_trace_of
+    from mooncake_lite.labs.show import Drawn, read_trace_of
 
     drawn: Drawn
     if task.isdecimal():
@@ -142,10 +125,10 @@ def show(task: str, svg: Path | None) -> None:
             )
         drawn = read_trace_of(trace)
     if svg is None:
-        click.echo(as_text(drawn))
+        click.echo(drawn.as_text())
         return
     try:
-        svg.write_text(as_svg(drawn), encoding="utf-8")
+        svg.write_text(drawn.as_svg(), encoding="utf-8")
     except OSError as error:
         raise LabError(f"--svg {svg} cannot be written: {error.strerror}") from None
 
@@ -156,6 +139,10 @@ def score(number: int) -> None:
     """Show the points of your last check of the whole lab."""
     root = find_root(Path.cwd())
     click.echo(_score(root, lab_in(root, number)))
+
+
+for handed_over in (pack, release, grade, dev):
+    labs.add_command(handed_over)
 
 
 def _score(root: Path, lab: Lab) -> str:

@@ -27,7 +27,7 @@ from mooncake_lite.labs.mutants import mutants
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, check_answers, real_answers
 from mooncake_lite.labs.release import KEPT_TESTS, release
 from mooncake_lite.labs.running import run_tests
-from mooncake_lite.labs.scores import possible, score
+from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.submission import Submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied, tracked_files
@@ -36,7 +36,8 @@ from mooncake_lite.labs.variant import class_of, private_seed, public_seed, shee
 CHECK_S = 60.0
 """`labs check` of a lab ends within this time."""
 
-SEEDS = {"public": public_seed("dev check"), "private": private_seed("dev check")}
+PUBLIC = {"public": public_seed("dev check")}
+SEEDS = {**PUBLIC, "private": private_seed("dev check")}
 
 Problems = Iterator[str]
 
@@ -53,13 +54,12 @@ class Bench:
         """Return the file of a region, with the reference in it."""
         return regions.without_marks((self.root / task.file).read_text(encoding="utf-8"))
 
-    def with_region(self, task: Task, text: str, tasks: list[str], *, public_only: bool = True) -> Outcome:
-        """Run the tests of these tasks with another text in one region, and put the reference back."""
+    def with_region(self, task: Task, text: str) -> Outcome:
+        """Run the public tests of a task with another text in its region, and put the reference back."""
         path = self.tree / task.file
         path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
         try:
-            seeds = {"public": SEEDS["public"]} if public_only else SEEDS
-            return run_tests(self.root, self.lab, tasks, self.tree, seeds, level="none")
+            return run_tests(self.root, self.lab, [task.id], self.tree, PUBLIC, level="none")
         finally:
             path.write_text(self.source(task), encoding="utf-8")
 
@@ -95,15 +95,12 @@ def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) 
         for rule in rules:
             began = time.monotonic()
             problems = list(rule(bench))
-            say(f"{'FAILED' if problems else 'ok':<6} {_sentence(rule)} ({time.monotonic() - began:.0f} s)")
+            sentence = (rule.__doc__ or "").split("\n")[0].rstrip(".")
+            say(f"{'FAILED' if problems else 'ok':<6} {sentence} ({time.monotonic() - began:.0f} s)")
             for problem in problems:
                 say(f"       {problem}")
             good = good and not problems
     return good
-
-
-def _sentence(rule: Callable[[Bench], Problems]) -> str:
-    return (rule.__doc__ or "").split("\n")[0].rstrip(".")
 
 
 # ------------------------------------------------------------------------------------------- rules
@@ -187,20 +184,19 @@ def reference_gets_all_points(bench: Bench) -> Problems:
     lowered = lower(bench.tree, lab, lab.tasks, level="none")
     for task in lab.tasks:
         source = bench.source(task)
-        if state := look_at(lab, task, source).state or lowered.problems.get(task.id):
+        if state := look_at(lab, task, source) or lowered.problems.get(task.id):
             yield f"{task.id}: {state}"
         found = score(task, outcome, untidy(source, task.function))
-        wanted = sum(getattr(task.points, part) for part in task.points.__struct_fields__)
-        if found.points != wanted:
+        if found.points != task.points.total:
             reasons = [*found.failed.values(), *found.untidy, found.costs]
-            yield f"{task.id} gets {found.points} of {wanted}: {reasons}"
+            yield f"{task.id} gets {found.points} of {task.points.total}: {reasons}"
 
 
 def stubs_fail_their_own_tests(bench: Bench) -> Problems:
     """Each stub fails every test of its own task."""
-    seeds, lab = {"public": SEEDS["public"]}, bench.lab
+    lab = bench.lab
     with bench.stubs(lab.tasks):
-        outcome = run_tests(bench.root, lab, lab.ids, bench.tree, seeds, level="none")
+        outcome = run_tests(bench.root, lab, lab.ids, bench.tree, PUBLIC, level="none")
     yield from (
         f"with stubs for all tasks, {case.task} {case.name} passes" for case in outcome.cases if case.passed
     )
@@ -259,11 +255,11 @@ def every_test_fails_for_a_mutant(bench: Bench) -> Problems:
 
 def unkilled(bench: Bench, task: Task) -> Problems:
     """Yield the tests of a task that fail for no mutant. Stops to mutate when every test has failed."""
-    waiting = {case.name for case in bench.with_region(task, _region(bench, task), [task.id]).cases}
+    waiting = {case.name for case in bench.with_region(task, _region(bench, task)).cases}
     for text in mutants(_region(bench, task)):
         if not waiting:
             return
-        outcome = bench.with_region(task, text, [task.id])
+        outcome = bench.with_region(task, text)
         if all("stopped" in case.message for case in outcome.cases if not case.passed):
             continue  # a mutant that loops forever says nothing about single tests
         waiting -= {case.name for case in outcome.cases if not case.passed}
@@ -282,7 +278,7 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
     level, why = sandbox.possible()
     if level == "none":
         raise sandbox.SandboxRefused(why)
-    full = sum(possible(lab, part) for part in ("public", "private", "cost", "tidiness"))
+    full = sum(task.points.total for task in lab.tasks)
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         clean = Path(folder) / "clean"
         copied(bench.root, clean, list(child_files(bench.root, lab)), lab)
@@ -290,9 +286,8 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
         for number, name in enumerate(HOSTILE):
             task = lab.tasks[number % len(lab.tasks)]
             grade = grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))
-            lost = sum(getattr(task.points, part) for part in task.points.__struct_fields__)
-            if grade.automatic != full - lost:
-                points = f"{grade.automatic} points, expected {full - lost}"
+            if grade.automatic != full - task.points.total:
+                points = f"{grade.automatic} points, expected {full - task.points.total}"
                 yield f"{name} in {task.id}: {points}; {grade.messages}"
 
 

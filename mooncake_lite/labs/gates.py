@@ -6,7 +6,6 @@ Used by `labs check` and `grade`. Pure: text in, a finding out. Explained in doc
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
@@ -17,33 +16,29 @@ MOST_CHARACTERS = 20_000
 """Of a region. Forty lines have a tenth of that; Python's parser must not be fed megabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """state: why the tests of a task are not run; empty when they are."""
+def look_at(lab: Lab, task: Task, source: str, *, check_names: bool = True) -> str:
+    """Look at a region in the file `source`, without running it.
 
-    state: str
-
-
-def look_at(lab: Lab, task: Task, source: str, *, check_names: bool = True) -> Finding:
-    """Look at a region in the file `source`, without running it."""
+    Returns why the tests of the task are not run; empty when they are.
+    """
     try:
         text = regions.body(source, task.function)
         if len(text) > MOST_CHARACTERS:
-            return Finding(f"the region has {len(text):,} characters; {MOST_CHARACTERS:,} are allowed")
+            return f"the region has {len(text):,} characters; {MOST_CHARACTERS:,} are allowed"
         if regions.is_stub(text):
-            return Finding(f"not written yet: {task.function} in {task.file} is a stub")
+            return f"not written yet: {task.function} in {task.file} is a stub"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "invalid escape sequence" and the like, in a student's text
             compile(source, task.file, "exec")
         function = regions.function_in(source, task.function)
         wrong = forbidden(lab, task, function, source) if check_names else []
     except SyntaxError as error:
-        return Finding(f"Python cannot read {task.file}, line {error.lineno}: {error.msg}")
+        return f"Python cannot read {task.file}, line {error.lineno}: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
-        return Finding(f"Python cannot read {task.file}: {type(error).__name__}")
+        return f"Python cannot read {task.file}: {type(error).__name__}"
     except LabError as error:
-        return Finding(f"{task.file}: {error}")
-    return Finding("; ".join(wrong))
+        return f"{task.file}: {error}"
+    return "; ".join(wrong)
 
 
 def transplanted(lab: Lab, task: Task, clean: str, text: str) -> str:

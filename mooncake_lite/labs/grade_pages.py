@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mooncake_lite.labs.grading import MOST_MARKS, PARTS, Grade
 from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.release import template
 from mooncake_lite.labs.scores import possible
 
 MOST_NAME_BYTES = 200
@@ -67,14 +67,8 @@ def _row(lab: Lab, grade: Grade) -> list[object]:
 
 def page(lab: Lab, grade: Grade) -> str:
     """Return the page of one student."""
-    environment = Environment(
-        loader=PackageLoader("mooncake_lite.labs"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
     parts = {part: (grade.part(part), possible(lab, part)) for part in PARTS}
-    return environment.get_template("grade.html").render(lab=lab, grade=grade, parts=parts, marks=MOST_MARKS)
+    return template("grade.html", lab=lab, grade=grade, parts=parts, marks=MOST_MARKS)
 
 
 def gradescope(lab: Lab, grade: Grade) -> dict[str, object]:

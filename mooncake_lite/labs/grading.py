@@ -132,7 +132,7 @@ class Grader:
             filled = transplanted(self.lab, task, clean, text)
         except LabError as error:
             return str(error)
-        if state := look_at(self.lab, task, filled, check_names=self.check_names).state:
+        if state := look_at(self.lab, task, filled, check_names=self.check_names):
             return state
         path.write_text(filled, encoding="utf-8")
         return ""

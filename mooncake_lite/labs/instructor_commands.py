@@ -59,8 +59,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     full repository.
     """
     from mooncake_lite.labs.grade_pages import PRIVATE, write_grades
-    from mooncake_lite.labs.grading import PARTS, Grade, grade_folder
-    from mooncake_lite.labs.scores import possible
+    from mooncake_lite.labs.grading import Grade, grade_folder
 
     def told(grade: Grade) -> None:
         notes = f"  {'; '.join(grade.messages)}" if grade.messages else ""
@@ -71,7 +70,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     lab.must_be_graded()
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
-    most = sum(possible(lab, part) for part in PARTS)
+    most = sum(task.points.total for task in lab.tasks)
     warn = partial(click.echo, err=True)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told, warn=warn)
     write_grades(lab, grades, out)

@@ -163,22 +163,12 @@ class Judge:
         breaks   the rule that another answer breaks
         """
         if came_back != expected:
-            self._fail(
-                f"called     {_short(called)}",
-                f"came back  {_short(came_back)}",
-                f"expected   {_short(expected)}",
-                f"breaks     {breaks}",
-            )
+            self._differs(_short(came_back), _short(expected), called, breaks)
 
     def at_most(self, came_back: int, most: int, called: str, breaks: str) -> None:
         """Fail the test if a number is larger than it may be. called, breaks: as in `expect`."""
         if came_back > most:
-            self._fail(
-                f"called     {_short(called)}",
-                f"came back  {came_back:,}",
-                f"expected   at most {most:,}",
-                f"breaks     {breaks}",
-            )
+            self._differs(f"{came_back:,}", f"at most {most:,}", called, breaks)
 
     def cost(self, value: int, limit: int) -> None:
         """Note the cost of the task, and how much there may be."""
@@ -187,6 +177,14 @@ class Judge:
     def trace(self, what: object) -> None:
         """Note what a picture of this test shows; `labs show` draws it if the test fails."""
         self._trace = what
+
+    def _differs(self, came_back: str, expected: str, called: str, breaks: str) -> NoReturn:
+        self._fail(
+            f"called     {_short(called)}",
+            f"came back  {came_back}",
+            f"expected   {expected}",
+            f"breaks     {breaks}",
+        )
 
     def _fail(self, *lines: str) -> NoReturn:
         if self._trace is not None:

@@ -45,6 +45,11 @@ class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost: int
     tidiness: int
 
+    @property
+    def total(self) -> int:
+        """Return the sum."""
+        return self.public + self.private + self.cost + self.tidiness
+
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One region and what is asked of it.

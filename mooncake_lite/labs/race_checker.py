@@ -137,16 +137,16 @@ class Recording:
 
     def count(self, array: str, operation: str) -> int:
         """Return how many elements of an array were accessed so, each as often as a thread did it."""
-        return sum(
-            count for (name, label, _), count in self._counts.items() if (name, label) == (array, operation)
-        )
+        return sum(self._counts_by_thread(array, operation))
 
     def most_of_a_thread(self, array: str, operation: str) -> int:
         """Return the largest count, as above, of the threads with one number in all blocks."""
-        counts = [
+        return max(self._counts_by_thread(array, operation), default=0)
+
+    def _counts_by_thread(self, array: str, operation: str) -> list[int]:
+        return [
             count for (name, label, _), count in self._counts.items() if (name, label) == (array, operation)
         ]
-        return max(counts, default=0)
 
     def _faults(self, phase: Phase) -> Iterator[Finding]:
         """Yield the faults of a phase, one for each cell that has one."""

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
@@ -70,10 +70,10 @@ def _write_variant(root: Path, lab: Lab, class_name: str, seed: str, out: Path) 
 
 
 def template(name: str, **values: object) -> str:
-    """Return a file of templates/ with these values in it."""
+    """Return a file of templates/ with these values in it, which are escaped in a page of HTML."""
     environment = Environment(
         loader=PackageLoader("mooncake_lite.labs"),
-        autoescape=False,
+        autoescape=select_autoescape(),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )

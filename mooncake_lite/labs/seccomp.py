@@ -71,7 +71,8 @@ def filter_program(machine: str, *, own_namespaces: bool) -> bytes:
     families = FAMILIES if own_namespaces else (socket.AF_UNIX,)
     program: list[Instruction] = [
         (LOAD, 0, 0, MACHINE_AT),
-        *_unless((EQUAL, arch), [(RETURN, 0, 0, KILL)]),
+        (EQUAL, 1, 0, arch),
+        (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER_AT),
         *_when((AT_LEAST, X32), [_error(errno.ENOSYS)]),
     ]
@@ -90,10 +91,6 @@ def filter_program(machine: str, *, own_namespaces: bool) -> bytes:
 
 def _when(test: tuple[int, int], lines: list[Instruction]) -> list[Instruction]:
     return [(test[0], 0, len(lines), test[1]), *lines]
-
-
-def _unless(test: tuple[int, int], lines: list[Instruction]) -> list[Instruction]:
-    return [(test[0], len(lines), 0, test[1]), *lines]
 
 
 def _look_at_argument(lines: list[Instruction], otherwise: Instruction) -> list[Instruction]:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs import access_map, timeline
 from mooncake_lite.labs.access_map import AccessMap
 from mooncake_lite.labs.timeline import MessagesTrace
 
@@ -33,6 +32,46 @@ class PagesTrace(msgspec.Struct, tag_field="kind", tag="pages", frozen=True):
         if len(self.steps) != len(self.held):
             raise ValueError(f"{len(self.steps)} steps, and what is held after {len(self.held)}")
 
+    def _block_map(self) -> tuple[list[int], list[list[int]]]:
+        """Return (pages, users[page][step]) of all pages that are ever held."""
+        after = [Counter(page for pages in held.values() for page in pages) for held in self.held]
+        pages = sorted({page for users in after for page in users})
+        return pages, [[users[page] for users in after] for page in pages]
+
+    def as_text(self) -> str:
+        """Return the block map as text: a row for each page, a column for each step."""
+        pages, users = self._block_map()
+        lines = ["users of each page (row) after each step (column); . is no user"]
+        for page, row in zip(pages, users):
+            lines.append(
+                f"page {page:>4}  " + "".join("." if not count else str(min(count, 9)) for count in row)
+            )
+        lines += [
+            f"step {number + 1:>4}  {' '.join(map(str, step))}" for number, step in enumerate(self.steps[:20])
+        ]
+        if len(self.steps) > 20:
+            lines.append(f"          ... {len(self.steps)} steps")
+        return "\n".join(lines)
+
+    def as_svg(self) -> str:
+        """Return the block map as SVG, darker for more users."""
+        pages, users = self._block_map()
+        width, height = 70 + CELL * len(self.steps), 30 + CELL * len(pages)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
+            'font-family="sans-serif"><text x="2" y="12">users of each page after each step</text>'
+        ]
+        for row, page in enumerate(pages):
+            y = 20 + CELL * row
+            parts.append(f'<text x="2" y="{y + 11}">page {page}</text>')
+            for column, count in enumerate(users[row]):
+                step = escape(" ".join(map(str, self.steps[column])))
+                parts.append(
+                    f'<rect x="{60 + CELL * column}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" '
+                    f'fill="{COLOURS[min(count, 4)]}"><title>{step}: {count} users</title></rect>'
+                )
+        return "\n".join([*parts, "</svg>\n"])
+
 
 Drawn = PagesTrace | AccessMap | MessagesTrace
 
@@ -43,58 +82,3 @@ def read_trace_of(trace: Any) -> Drawn:
         return msgspec.convert(trace, Drawn)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise LabError(f"the trace cannot be drawn: {error}; run the check again") from None
-
-
-def block_map(trace: PagesTrace) -> tuple[list[int], list[list[int]]]:
-    """Return (pages, users[page][step]) of all pages that are ever held."""
-    after = [Counter(page for pages in held.values() for page in pages) for held in trace.held]
-    pages = sorted({page for users in after for page in users})
-    return pages, [[users[page] for users in after] for page in pages]
-
-
-def as_text(drawn: Drawn) -> str:
-    """Return a picture as text."""
-    if isinstance(drawn, AccessMap):
-        return access_map.as_text(drawn)
-    return timeline.as_text(drawn) if isinstance(drawn, MessagesTrace) else pages_as_text(drawn)
-
-
-def as_svg(drawn: Drawn) -> str:
-    """Return a picture as SVG."""
-    if isinstance(drawn, AccessMap):
-        return access_map.as_svg(drawn)
-    return timeline.as_svg(drawn) if isinstance(drawn, MessagesTrace) else pages_as_svg(drawn)
-
-
-def pages_as_text(trace: PagesTrace) -> str:
-    """Return the block map as text: a row for each page, a column for each step."""
-    pages, users = block_map(trace)
-    lines = ["users of each page (row) after each step (column); . is no user"]
-    for page, row in zip(pages, users):
-        lines.append(f"page {page:>4}  " + "".join("." if not count else str(min(count, 9)) for count in row))
-    lines += [
-        f"step {number + 1:>4}  {' '.join(map(str, step))}" for number, step in enumerate(trace.steps[:20])
-    ]
-    if len(trace.steps) > 20:
-        lines.append(f"          ... {len(trace.steps)} steps")
-    return "\n".join(lines)
-
-
-def pages_as_svg(trace: PagesTrace) -> str:
-    """Return the block map as SVG, darker for more users."""
-    pages, users = block_map(trace)
-    width, height = 70 + CELL * len(trace.steps), 30 + CELL * len(pages)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
-        'font-family="sans-serif"><text x="2" y="12">users of each page after each step</text>'
-    ]
-    for row, page in enumerate(pages):
-        y = 20 + CELL * row
-        parts.append(f'<text x="2" y="{y + 11}">page {page}</text>')
-        for column, count in enumerate(users[row]):
-            step = escape(" ".join(map(str, trace.steps[column])))
-            parts.append(
-                f'<rect x="{60 + CELL * column}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" '
-                f'fill="{COLOURS[min(count, 4)]}"><title>{step}: {count} users</title></rect>'
-            )
-    return "\n".join([*parts, "</svg>\n"])

@@ -29,6 +29,8 @@ MOST_MEMBERS = 40
 MOST_FIGURES = 4
 LIMITS = {ABOUT: 4 << 10, PREDICTION: 16 << 10, REPORT: 64 << 10}
 REGION_BYTES, FIGURE_BYTES = 64 << 10, 2 << 20
+UNREADABLE = (zipfile.BadZipFile, OSError, ValueError, RuntimeError, zlib.error, EOFError)
+"""What zipfile raises for damaged archives and for forms that it does not know (NotImplementedError)."""
 
 _REGION = re.compile(r"regions/(\d+[a-z])\.py")
 _FIGURE = re.compile(r"figures/[\w.-]{1,60}\.(svg|png)", re.ASCII)
@@ -79,8 +81,8 @@ def pack(root: Path, lab: Lab, out: Path) -> list[str]:
         try:
             source = (root / task.file).read_text(encoding="utf-8")
             text = regions.body(source, task.function)
-            if finding := look_at(lab, task, source).state:
-                said.append(f"{task.id}: {finding}")
+            if state := look_at(lab, task, source):
+                said.append(f"{task.id}: {state}")
             members[f"regions/{task.id}.py"] = text.encode()
         except (LabError, OSError, UnicodeDecodeError) as error:
             said.append(f"{task.id} is missing: {error}")
@@ -132,7 +134,7 @@ def read_submission(path: Path, lab: Lab) -> Submission:
             return found
         with zipfile.ZipFile(path) as archive:
             _read_members(archive, lab, found)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except UNREADABLE as error:
         found.messages.append(f"the archive cannot be read: {error}; make it with mooncake-lite labs pack")
     return found
 
@@ -165,15 +167,7 @@ def _read_member(
     try:
         with archive.open(member) as stream:
             data = stream.read(limit + 1)
-    except (
-        zipfile.BadZipFile,
-        OSError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
-        zlib.error,
-        EOFError,
-    ) as error:
+    except UNREADABLE as error:
         found.messages.append(f"{name} cannot be read: {error}")
         return
     if len(data) > limit:

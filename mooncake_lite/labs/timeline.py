@@ -41,17 +41,33 @@ class MessagesTrace(msgspec.Struct, tag_field="kind", tag="messages", frozen=Tru
                 ends = f"from {each.source} to {each.target}, and there are {len(places)} processes"
                 raise ValueError(f"message {number} goes {ends}")
 
+    def as_text(self) -> str:
+        """Return the timeline as text: a column for each process, a line for each message."""
+        lines = ["".join(name[: COLUMN - 1].ljust(COLUMN) for name in self.ends).rstrip()]
+        request = ""
+        for message in self.messages:
+            if message.request != request:
+                request = message.request
+                lines.append(request)
+            lines.append(_arrow(message, len(self.ends)))
+        return "\n".join(lines)
 
-def as_text(trace: MessagesTrace) -> str:
-    """Return the timeline as text: a column for each process, a line for each message."""
-    lines = ["".join(name[: COLUMN - 1].ljust(COLUMN) for name in trace.ends).rstrip()]
-    request = ""
-    for message in trace.messages:
-        if message.request != request:
-            request = message.request
-            lines.append(request)
-        lines.append(_arrow(message, len(trace.ends)))
-    return "\n".join(lines)
+    def as_svg(self) -> str:
+        """Return the timeline as SVG: time goes down, a colour for each request."""
+        width, height = WIDTH * len(self.ends) + 20, 60 + HEIGHT * len(self.messages)
+        requests = list(dict.fromkeys(message.request for message in self.messages))
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="11" '
+            'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
+        ]
+        for place, name in enumerate(self.ends):
+            x = _x(place)
+            parts.append(f'<text x="{x}" y="16" text-anchor="middle">{escape(name)}</text>')
+            parts.append(f'<line x1="{x}" y1="22" x2="{x}" y2="{height - 10}" stroke="#bbbbbb"/>')
+        for number, message in enumerate(self.messages):
+            colour = COLOURS[requests.index(message.request) % len(COLOURS)]
+            parts += _drawn(message, 48 + HEIGHT * number, colour)
+        return "\n".join([*parts, "</svg>\n"])
 
 
 def _arrow(message: Message, ends: int) -> str:
@@ -66,24 +82,6 @@ def _arrow(message: Message, ends: int) -> str:
     elif message.source > message.target:
         line[left + 1] = "<"
     return f"{''.join(line)}  {message.text}"
-
-
-def as_svg(trace: MessagesTrace) -> str:
-    """Return the timeline as SVG: time goes down, a colour for each request."""
-    width, height = WIDTH * len(trace.ends) + 20, 60 + HEIGHT * len(trace.messages)
-    requests = list(dict.fromkeys(message.request for message in trace.messages))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="11" '
-        'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
-    ]
-    for place, name in enumerate(trace.ends):
-        x = _x(place)
-        parts.append(f'<text x="{x}" y="16" text-anchor="middle">{escape(name)}</text>')
-        parts.append(f'<line x1="{x}" y1="22" x2="{x}" y2="{height - 10}" stroke="#bbbbbb"/>')
-    for number, message in enumerate(trace.messages):
-        colour = COLOURS[requests.index(message.request) % len(COLOURS)]
-        parts += _drawn(message, 48 + HEIGHT * number, colour)
-    return "\n".join([*parts, "</svg>\n"])
 
 
 def _x(place: int) -> int:

@@ -22,17 +22,26 @@ _NEVER = ("__pycache__", ".pyc", ".pyo", ".nbc", ".nbi", ".so")
 def tracked_files(root: Path) -> list[str]:
     """Return the files of a tree: those that git knows, or all but caches where there is no git."""
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise LabError(f"git ls-files: {error}") from None
-        names = [name for name in done.stdout.decode().split("\0") if name]
+        told = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        names = [name for name in told.split("\0") if name]
         return sorted(name for name in names if (root / name).is_file() and not _left_out(name))
     paths = (path for part in (*PACKAGES, "tutorials", "tests", "docs") for path in (root / part).rglob("*"))
     names = [str(path.relative_to(root)) for path in paths if path.is_file()]
     names += [path.name for path in root.iterdir() if path.is_file()]
     return sorted(name for name in names if not _left_out(name))
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Run git. Raises LabError with its last line."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as error:
+        raise LabError(f"git does not run: {error.strerror}; install git, or use a release") from None
+    if done.returncode:
+        raise LabError(f"git {arguments[0]}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    return done.stdout.rstrip()
 
 
 def _left_out(name: str) -> bool:

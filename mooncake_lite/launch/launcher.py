@@ -15,7 +15,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -65,16 +65,9 @@ class Launcher:
     command   what each rank runs; by default the serve command itself (tests give a small program)
     """
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        *,
-        command: list[str] | None = None,
-        environment: Mapping[str, str] = os.environ,
-    ):
+    def __init__(self, config: ServeConfig, *, command: list[str] | None = None):
         self._config = config
         self._command = command or rank_command(config)
-        self._environment = environment
         self._signals: list[str] = []
         self._ready = False
 
@@ -86,7 +79,7 @@ class Launcher:
         sweep()
         mpirun = find_mpirun()
         with self._signals_taken() as wake:
-            job = Job(self._config, mpirun, self._command, self._environment)
+            job = Job(self._config, mpirun, self._command, os.environ)
             self._progress = Progress(self._config)
             try:
                 job.selector.register(wake, selectors.EVENT_READ, "signal")

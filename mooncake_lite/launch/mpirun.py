@@ -47,6 +47,11 @@ AS_ROOT = {
 }
 
 
+def host_option(hosts: list[tuple[str, int]]) -> list[str]:
+    """The words that tell mpirun where ranks go; none where that is its own choice."""
+    return ["--host", ",".join(f"{name}:{slots}" for name, slots in hosts)] if hosts else []
+
+
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
     """[("a", 2), ("b", 2)] of "a:2,b:2"; one slot where none is given.
 
@@ -90,19 +95,18 @@ def mpirun_line(
 
     Raises ConfigError when hosts or mpi_arg cannot be understood.
     """
-    words = _split(config.mpi_arg)
+    words = split_words(config.mpi_arg)
     common = [word for pair in zip(COMMON[::2], COMMON[1::2]) if pair[0] not in words for word in pair]
     line = [str(mpirun), "-n", str(config.ranks), *common, *PROFILES[config.mpi_profile], "--output", "tag"]
-    if hosts := parse_hosts(config.hosts):
-        line += ["--host", ",".join(f"{name}:{slots}" for name, slots in hosts)]
+    line += host_option(parse_hosts(config.hosts))
     for name in sorted(environment):
         if name in WAITING or name.startswith("MOONCAKE_LITE_"):
             line += ["-x", name]
     return [*line, *words, *command]
 
 
-def _split(arguments: tuple[str, ...]) -> list[str]:
-    """Each --mpi-arg may hold several words: "--mca btl_tcp_if_include eth0"."""
+def split_words(arguments: tuple[str, ...]) -> list[str]:
+    """Each --mpi-arg may hold several words: "--mca btl_tcp_if_include eth0". Raises ConfigError."""
     try:
         return [word for argument in arguments for word in shlex.split(argument)]
     except ValueError as error:
@@ -127,10 +131,8 @@ def mpirun_environment(config: ServeConfig, run_dir: Path, base: Mapping[str, st
 
 def printable_line(line: list[str], environment: Mapping[str, str]) -> str:
     """The line as a user could type it, with the variables it needs; a secret is only named."""
-    shown = []
-    for name in [*AS_ROOT, *WAITING]:
-        if name in environment:
-            shown.append(f"{name}={shlex.quote(environment[name])}")
+    told = [name for name in (*AS_ROOT, *WAITING) if name in environment]
+    shown = [f"{name}={shlex.quote(environment[name])}" for name in told]
     shown += [f'{name}="${name}"' for name in SECRETS.values() if name in environment]
     return " ".join([*shown, shlex.join(line)])
 

@@ -12,11 +12,10 @@ import ipaddress
 import os
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lite.config.machine import Machine, find_mpirun
+from mooncake_lite.config.machine import Machine, find_mpirun, why_unwritable
 from mooncake_lite.config.modes import COMPUTE_ROLES
 from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.config.serve import ServeConfig
@@ -24,7 +23,8 @@ from mooncake_lite.errors import ConfigError, LaunchError
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
-from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.config import ModelConfig, load_config
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.file import profile_of
@@ -211,13 +211,10 @@ def check_tier_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise LaunchError(f"ssd_dir={str(folder)!r}: {nearest} is no folder")
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=nearest))  # asking is not enough for root
-    except OSError as error:
+    if why := why_unwritable(nearest):
         raise LaunchError(
-            f"ssd_dir={str(folder)!r}: {nearest} is not writable ({error.strerror}); "
-            "choose another with --ssd-dir"
-        ) from None
+            f"ssd_dir={str(folder)!r}: {nearest} is not writable ({why}); choose another with --ssd-dir"
+        )
     for lock in sorted(folder.glob("store-*/lock")):
         if _locked_by_another(lock):
             raise LaunchError(
@@ -237,13 +234,11 @@ def check_new_file(option: str, file: Path) -> None:
             f"{parts_folder(file)} is there, of a run that was killed; join it with "
             f"`mooncake-lite join-trace {file}`, remove it, or choose another file with --trace"
         )
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=file.absolute().parent))
-    except OSError as error:
+    if why := why_unwritable(file.absolute().parent):
         raise LaunchError(
-            f"{option}={str(file)!r}: no file can be made in {file.absolute().parent} ({error.strerror}); "
+            f"{option}={str(file)!r}: no file can be made in {file.absolute().parent} ({why}); "
             f"choose a file in a folder that exists and is writable with --{option}"
-        ) from None
+        )
 
 
 def check_tier_size(config: ServeConfig, model: FoundModel) -> None:

@@ -58,10 +58,10 @@ answer = {"version": mpi4py.__version__, "library": MPI.Get_library_version().sp
 """Each sets `answer`; it is printed as JSON."""
 
 
-def try_all(names: tuple[str, ...] = tuple(PROGRAMS)) -> dict[str, dict[str, Any]]:
+def try_all() -> dict[str, dict[str, Any]]:
     """Run the programs side by side; a failed one gives {"error": its last line}."""
-    with ThreadPoolExecutor(len(names)) as pool:
-        return dict(zip(names, pool.map(lambda name: try_program(PROGRAMS[name]), names)))
+    with ThreadPoolExecutor(len(PROGRAMS)) as pool:
+        return dict(zip(PROGRAMS, pool.map(try_program, PROGRAMS.values())))
 
 
 def try_program(program: str, limit_s: float = LIMIT_S) -> dict[str, Any]:

@@ -21,26 +21,11 @@ import msgspec
 
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.exec_child import follow_parent
-from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.run_dir import RankState, RunDir, remove_segments
 from transport.threads import start_thread
 
 REMOVAL_S = 0.05
 """Part of the quarter second that removing the run folder may take."""
-
-__all__ = [
-    "Place",
-    "RankFile",
-    "block_stop_signals",
-    "die_with_parent",
-    "exit_within",
-    "forget_shared_memory",
-    "hard_exit",
-    "leave_together",
-    "shield_output",
-    "watch_signals",
-    "world_from_environment",
-]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

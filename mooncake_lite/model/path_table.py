@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import replace
 
 import kernels_numba
 from mooncake_lite.config.cache import cache_errors, locked, subfolder
+from mooncake_lite.config.machine import first_core
 from mooncake_lite.errors import CacheError
 from mooncake_lite.model.projection import MAX_ROWS_OF_X, Paths
 
@@ -39,16 +41,31 @@ _KERNELS = ("linear_*.py", "vectors*.py", "numerics.py", "runtime.py")
 """Files of kernels_numba that the speed of a linear layer depends on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Moment(msgspec.Struct, frozen=True):
+    """When something was measured, and the machine's load average of one minute before."""
+
+    at: str
+    load: float
+
+
+class Table(msgspec.Struct, frozen=True):
     """What was measured on one machine.
 
+    measured    when, each time
     region_us   what a parallel region costs, in microseconds; None: not measured yet
     paths       kind of layer -> its paths
     """
 
-    region_us: float | None = None
-    paths: dict[str, Paths] = field(default_factory=dict)
+    machine: dict[str, Any]
+    measured: list[Moment] = []
+    region_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    paths: dict[str, Paths] = {}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for limits that cannot be: the file may be damaged."""
+        for one in self.paths.values():
+            if not 0 <= one.fixed <= one.tiles <= MAX_ROWS_OF_X:
+                raise ValueError(f"{one} are no limits")
 
 
 class PathTable:
@@ -72,22 +89,16 @@ class PathTable:
         Raises CacheError when the folder cannot be used.
         """
         try:
-            content = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
-            return Table()
-        if not isinstance(content, dict) or content.get("machine") != self.machine:
-            return Table()
-        try:
-            paths = {str(kind): _paths(found) for kind, found in content["paths"].items()}
-            return Table(_region_us(content["region_us"]), paths)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return Table()
+            table = msgspec.json.decode(self.path.read_bytes(), type=Table)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return Table(self.machine)
+        return table if table.machine == self.machine else Table(self.machine)
 
     def region_us(self, measure: Callable[[], float]) -> float:
         """What a parallel region costs, in microseconds; if the table lacks it, it is measured and added."""
 
         def add(table: Table) -> Table:
-            return Table(measure(), table.paths)
+            return replace(table, region_us=measure())
 
         found = self._completed(lambda table: table.region_us is not None, add).region_us
         assert found is not None
@@ -99,7 +110,8 @@ class PathTable:
         def add(table: Table) -> Table:
             missing = [kind for kind in kinds if kind not in table.paths]
             old = table.paths if len(table.paths) + len(missing) <= MOST_KINDS else {}
-            return Table(table.region_us, old | {kind: measure(kind) for kind in kinds if kind not in old})
+            new = {kind: measure(kind) for kind in kinds if kind not in old}
+            return replace(table, paths=old | new)
 
         return self._completed(lambda table: not kinds - table.paths.keys(), add).paths
 
@@ -116,57 +128,19 @@ class PathTable:
             with locked(f"linear-paths-{self._digest}", WAIT_S):
                 table = self.read()
                 if not is_complete(table):
-                    now = {"at": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}
-                    table = add(table)
-                    self._write(table, now)
+                    now = Moment(time.strftime("%Y-%m-%d %H:%M"), round(os.getloadavg()[0], 1))
+                    table = replace(add(table), measured=[*table.measured, now])
+                    self._write(table)
                 return table
         except CacheError:
-            return add(Table())
+            return add(Table(self.machine))
 
-    def _write(self, table: Table, now: dict[str, Any]) -> None:
-        """Replace the file at once, so that no reader sees a part of it. Raises CacheError.
-
-        now   the time, and the load average of one minute, before what is new was measured
-        """
-        paths = {kind: {"fixed": one.fixed, "tiles": one.tiles} for kind, one in table.paths.items()}
-        content = {
-            "machine": self.machine,
-            "measured": [*measured(self.path), now],
-            "region_us": table.region_us,
-            "paths": paths,
-        }
-        text = json.dumps(content, indent=1)
+    def _write(self, table: Table) -> None:
+        """Replace the file at once, so that no reader sees a part of it. Raises CacheError."""
         part = self.path.with_suffix(f".{os.getpid()}.part")
         with cache_errors():
-            part.write_text(text)
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
             part.replace(self.path)
-
-
-def measured(path: Path) -> list[dict[str, Any]]:
-    """Return when a table was measured, and the machine's load average at each time: {"at", "load"}.
-
-    Empty where the table does not tell, or is damaged.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-        return [{"at": str(one["at"]), "load": float(one["load"])} for one in content["measured"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _paths(found: dict[str, Any]) -> Paths:
-    """Raises ValueError, KeyError or TypeError for anything but two limits."""
-    fixed, tiles = found["fixed"], found["tiles"]
-    if not (type(fixed) is type(tiles) is int and 0 <= fixed <= tiles <= MAX_ROWS_OF_X):
-        raise ValueError(f"{found!r} are no limits")
-    return Paths(fixed, tiles)
-
-
-def _region_us(found: Any) -> float | None:
-    """Raises ValueError for anything but None or a time."""
-    if found is not None and not (type(found) in (int, float) and 0 <= found < math.inf):
-        raise ValueError(f"{found!r} is no time")
-    return found  # type: ignore[no-any-return]
 
 
 def this_machine(threads: int) -> dict[str, Any]:
@@ -190,11 +164,7 @@ def this_machine(threads: int) -> dict[str, Any]:
 
 def _processor() -> tuple[str, str]:
     """(model, instruction sets) of the first core, as Linux names them; elsewhere what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    told = first_core()
     model = told.get("model name") or told.get("CPU part") or platform.processor() or platform.machine()
     return model, told.get("flags") or told.get("Features") or ""
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.model import ModelConfig
-from mooncake_lite.model.config import ITEMSIZE
+from mooncake_lite.model.config import ITEMSIZE, ModelConfig
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout

@@ -74,9 +74,7 @@ class Tokenizer:
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...].
 
         Encode it with add_special_tokens=False. Raises RequestError when the model has no template or
@@ -88,11 +86,11 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self._template.render(messages, add_generation_prompt=True)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self) -> Detokenizer:
         """A fresh Detokenizer for one answer."""
-        return Detokenizer(self, skip_special_tokens=skip_special_tokens)
+        return Detokenizer(self)
 
     def is_fallback_byte(self, token_id: int) -> bool:
         """True for the tokens <0x00> .. <0xFF> of vocabularies that spell rare characters in them."""
@@ -113,9 +111,8 @@ class Detokenizer:
                  context   shown
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._shown = 0
 
@@ -133,7 +130,7 @@ class Detokenizer:
         self._ids.append(token_id)
         if self._tokenizer.is_fallback_byte(token_id):
             return ""  # a run of such bytes is decoded as a whole, and the next one may change it
-        if self._skip and self._tokenizer.is_special(token_id):
+        if self._tokenizer.is_special(token_id):
             return ""  # adds nothing, and does not end such a run either
         text = self._text()
         if not text or text.endswith(REPLACEMENT):
@@ -144,10 +141,8 @@ class Detokenizer:
 
     def _text(self) -> str:
         """What is known but not shown."""
-        decode = self._tokenizer.decode
-        known = decode(self._ids, skip_special_tokens=self._skip)
-        shown = decode(self._ids[: self._shown], skip_special_tokens=self._skip)
-        return known[len(shown) :]
+        shown = self._tokenizer.decode(self._ids[: self._shown])
+        return self._tokenizer.decode(self._ids)[len(shown) :]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -190,20 +185,15 @@ def _load_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(source, _special_tokens(folder, settings), str(origin))
 
 
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+
+
 def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """bos_token, eos_token, ... by name; a token is written as a text or as {"content": text}."""
     extra = folder / "special_tokens_map.json"
     found: dict[str, str] = {}
     for source in (read_json(extra) if extra.is_file() else {}, settings):
-        for name in (
-            "bos_token",
-            "eos_token",
-            "unk_token",
-            "pad_token",
-            "sep_token",
-            "cls_token",
-            "mask_token",
-        ):
+        for name in _SPECIAL:
             value = source.get(name)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.config.machine import machine
 from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost
-from mooncake_lite.profiles.file import (
-    Profile,
-    model_fingerprint,
-    parse_profile,
-    profile_of,
-    shipped_profile,
-)
+from mooncake_lite.profiles.file import Profile, profile_of
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 
 
@@ -63,18 +57,9 @@ def serving_costs(config: ServeConfig, folder: Path, model: ModelConfig) -> Cost
     package has for this model, if it was measured on a machine of this name; otherwise the costs are a guess.
     Raises ConfigError when the given profile is of another model, dtype or device.
     """
-    if config.profile or config.engine == "emulated":
+    try:
         return costs_of(profile_of(config, folder, model))
-    raw = shipped_profile(folder)
-    profile = parse_profile(raw, f"{folder.name}.json (shipped)") if raw is not None else None
-    return CostConfig() if profile is None or not _fits(profile, config, model) else costs_of(profile)
-
-
-def _fits(profile: Profile, config: ServeConfig, model: ModelConfig) -> bool:
-    """Tell whether a profile was measured with this model, engine and kind of machine."""
-    used = profile.compute.engine
-    return (
-        profile.model.fingerprint == model_fingerprint(model)
-        and (used.dtype, used.device) == (config.dtype, config.device)
-        and profile.machine.get("cpu") == machine()["cpu"]
-    )
+    except ConfigError:
+        if config.profile or config.engine == "emulated":
+            raise
+        return CostConfig()

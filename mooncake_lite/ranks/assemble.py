@@ -20,7 +20,8 @@ from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
-from mooncake_lite.model import ModelConfig, load_config, resolve_model
+from mooncake_lite.model.config import ModelConfig, load_config
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length, pool_bytes, segment_bytes
 from mooncake_lite.ranks.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess

@@ -12,7 +12,8 @@ import msgspec
 import xxhash
 
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.model import load_config, weights_fingerprint
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.fingerprint import weights_fingerprint
 from transport.world import World
 
 STOP_EXTRA_S = 1.0

@@ -157,13 +157,10 @@ def check_files(json_file: Path | None, plot_file: Path | None) -> None:
                 raise ConfigError(f"{option} {path} is a folder; name a file")
         except OSError as error:
             raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
-    if plot_file is None:
-        return
-    if plot_file.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot {plot_file}: the name must end with .svg or .png")
-    from mooncake_lite.simulator.figure import require_matplotlib
+    if plot_file is not None:
+        from mooncake_lite.simulator.figure import check_plot
 
-    require_matplotlib()
+        check_plot(plot_file)
 
 
 def write_whole(path: Path, option: str, content: bytes) -> None:

@@ -6,11 +6,9 @@ Called by `experiment_commands.py`. The same bytes for the same results, with on
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from mooncake_lite.simulator.compare import Comparison
+from mooncake_lite.simulator.figure import canvas
 
 DRAWN_S = 120.0
 """Seconds of the first seed's run that the figure of loads shows."""
@@ -19,24 +17,12 @@ POOLS = ("decode", "prefill")
 """Columns of Loads."""
 
 
-@contextmanager
-def _figure(suffix: str, file: io.BytesIO, rows: int, height: float) -> Iterator[list[Any]]:
-    """Give the axes of a figure, and write it afterwards."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "experiment", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7, height), layout="constrained")
-        yield list(figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0])
-        figure.savefig(file, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else {})
-
-
 def draw_policies(result: Comparison, suffix: str) -> bytes:
     """Draw the mean time to first token of every seed, a line for each seed."""
     from matplotlib.ticker import LogLocator
 
     file = io.BytesIO()
-    with _figure(suffix, file, 1, 3.6) as (axes,):
+    with canvas(file, suffix, "experiment", (7, 3.6)) as (axes,):
         names = [row.name for row in result.rows]
         for number in range(len(result.seeds)):
             ys = [row.numbers["ttft_s"][number] for row in result.rows]
@@ -56,7 +42,7 @@ def draw_admission(result: Comparison, suffix: str) -> bytes:
     runs = {row.name: row.first.loads for row in result.rows if row.first is not None}
     curves = {form: loads.after(loads.times_s[0], loads.times_s[0] + DRAWN_S) for form, loads in runs.items()}
     forms = [form for form in curves if form != "none"] or list(curves)
-    with _figure(suffix, file, len(forms), 1.2 + 1.5 * len(forms)) as panels:
+    with canvas(file, suffix, "experiment", (7, 1.2 + 1.5 * len(forms)), len(forms)) as panels:
         tops = [1.05 * max(max(getattr(curves[form], name)) for form in forms) for name in POOLS]
         for axes, form in zip(panels, forms, strict=True):
             loads = curves[form]

@@ -13,7 +13,15 @@ import click
 
 from mooncake_lite.config.options import NumberRange
 from mooncake_lite.errors import UserError
-from mooncake_lite.tools.client import CONTROL, Answer, AnswerFailed, one_line, problem_of, stream_answer
+from mooncake_lite.tools.client import (
+    CONTROL,
+    Answer,
+    AnswerFailed,
+    one_line,
+    open_client,
+    problem_of,
+    stream_answer,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -66,14 +74,9 @@ def chat(
         "model": model, "temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed,
     }  # fmt: skip
     fields = {name: value for name, value in given.items() if value is not None}
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Timeout(CONNECT_LIMIT_S, read=READ_LIMIT_S)
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=limits)
-    except (httpx.InvalidURL, UnicodeError, ValueError) as error:
-        raise UserError(f"--url {url!r} is no URL: {error}") from None
-    with client:
+    with open_client(httpx.Client, url, api_key, limits) as client:
         card = model_card(client, url, model)
         if temperature is None and "temperature" not in (card.get("default_sampling") or {}):
             fields["temperature"] = TEMPERATURE

@@ -11,12 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_lite.errors import ClusterError
+from mooncake_lite.errors import ClusterError, UserError
 
 if TYPE_CHECKING:
     import httpx
+
+Client = TypeVar("Client", "httpx.Client", "httpx.AsyncClient")
 
 TRACED = {"x-mooncake-lite-trace": "1"}
 """The header with which an answer tells where its time went."""
@@ -64,6 +66,18 @@ class Answer:
         """Return the mean gap between tokens after the first one; 0 for an answer of one token."""
         gaps = self.completion_tokens - 1
         return (self.answer_s - self.ttft_s) / gaps if gaps > 0 else 0.0
+
+
+def open_client(kind: type[Client], url: str, api_key: str | None, limits: httpx.Timeout) -> Client:
+    """Make a client of the server at this URL, of httpx's kind. Raises UserError when it is no URL."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+    try:
+        return kind(base_url=base, headers=headers, timeout=limits)
+    except (httpx.InvalidURL, UnicodeError, ValueError) as error:
+        raise UserError(f"--url {url!r} is no URL: {error}") from None
 
 
 def stream_answer(

@@ -14,7 +14,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -199,6 +198,7 @@ def _compute(answers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
 
 def _storage(h5py: dict[str, Any]) -> Iterator[Finding]:
     from mooncake_lite.config.cache import VARIABLE, cache_folder, free_bytes
+    from mooncake_lite.config.machine import why_unwritable
     from mooncake_lite.model.resolve import model_folder
 
     yield _library("h5py", h5py, lambda answer: f"{answer['version']} over HDF5 {answer['hdf5']}")
@@ -209,7 +209,8 @@ def _storage(h5py: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("cache", "none", "note", str(error))
         return
     value = f"{folder}, {free_bytes(folder) / GIB:.1f} GiB free"
-    if _writable(folder):
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not why_unwritable(nearest):
         yield Finding("cache", value, "ok", "")
     else:
         yield Finding("cache", value, "note", f"not writable: set {VARIABLE} to a folder that is")
@@ -264,15 +265,6 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "none"
-
-
-def _writable(folder: Path) -> bool:
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".mooncake-lite-", dir=nearest))
-        return True
-    except OSError:
-        return False
 
 
 # --------------------------------------------------------------------------------- the command

@@ -7,6 +7,7 @@ decision. The terms are those of `scheduler.placement`. Explained in docs/explai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import click
 import msgspec
 
 from mooncake_lite.conductor.recording import Digester, Entry, Recording
+from mooncake_lite.config.options import write_out
 from mooncake_lite.control import Control
 from mooncake_lite.control.effects import Decided, Forget, Reject
 from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.control.request import RequestRecord
-from mooncake_lite.errors import ConfigError, RecordingError, UserError
+from mooncake_lite.errors import RecordingError, UserError
+from mooncake_lite.messages.explain import Explain, Explained
 from scheduler.placement import OTHER_SCORES, Candidate, Decisions, Explanation, explain
 
 SHOWN_IDS = 3
@@ -51,11 +54,8 @@ def command(request_id: str, recording: Path | None, cluster: Path | None, json_
     text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
     if json_file == "-":
         click.echo(text, nl=False)
-        return
-    try:
-        Path(json_file).write_bytes(text)
-    except OSError as error:
-        raise ConfigError(f"--json {json_file} cannot be written: {error.strerror}") from None
+    else:
+        write_out("--json", Path(json_file), text)
 
 
 # ------------------------------------------------------------------------------ a running cluster
@@ -69,7 +69,7 @@ def from_cluster(request_id: str, folder: Path | None) -> Explanation:
     if running is None:
         raise UserError(f"{folder or LIVE} is no running cluster; give the run folder of one with --cluster")
     with live_pool(running) as conductor:
-        answer = conductor.explain(request_id)
+        answer: Explained = conductor.answer(Explain(request_id))
     if answer.explanation is None:
         raise UserError(
             f"no decision about request {request_id!r} is kept; {_known(request_id, answer.last, 'kept')}"
@@ -82,21 +82,15 @@ def from_cluster(request_id: str, folder: Path | None) -> Explanation:
 
 def from_recording(request_id: str, file: Path) -> Explanation:
     """Replay a recording up to the decision about a request. See `replay` for the errors."""
-    recording = Recording(file)
-    try:
+    with closing(Recording(file)) as recording:
         events = (entry.event for entry in recording.entries())
         known = [event.request_id for event in events if isinstance(event, RequestArrived)]
-    finally:
-        recording.close()
     if request_id not in known:
         raise UserError(
             f"{file} has no request {request_id!r}; {_known(request_id, known, 'in the recording')}"
         )
-    recording = Recording(file)
-    try:
+    with closing(Recording(file)) as recording:
         return replay(recording, request_id)
-    finally:
-        recording.close()
 
 
 def replay(recording: Recording, request_id: str) -> Explanation:
@@ -168,11 +162,9 @@ def _show(found: Explanation) -> None:
         return
     table = Table(box=None, pad_edge=False)
     unit = OTHER_SCORES.get(found.policy, "ms")
-    for name in ("prefill", "decode"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in (f"score {unit}".strip(), "TTFT ms", "queue ms", "transfer ms", "start ms", "compute ms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("near", "reused", "best", "fetch", "batch", "TBT ms"):
+    times = ("TTFT ms", "queue ms", "transfer ms", "start ms", "compute ms")
+    others = ("near", "reused", "best", "fetch", "batch", "TBT ms")
+    for name in ("prefill", "decode", f"score {unit}".strip(), *times, *others):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.candidates:
         table.add_row(*_cells(row, unit))

@@ -6,14 +6,13 @@ Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import msgspec
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.links_program import Found, Pair
-from mooncake_lite.launch.mpirun import parse_hosts
+from mooncake_lite.launch.mpirun import host_option, parse_hosts, split_words
 from mooncake_lite.launch.ranks_program import run_ranks
 
 MOST_RANKS = 64
@@ -37,11 +36,7 @@ def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: st
         raise ConfigError(f"--ranks {wanted}: a link needs two ends; use 2 to {MOST_RANKS}")
     if places and wanted > slots:
         raise ConfigError(f"--ranks {wanted}: --hosts {hosts} has {slots} slots; write HOST:SLOTS with more")
-    arguments = ["--host", ",".join(f"{name}:{count}" for name, count in places)] if places else []
-    try:
-        arguments += [word for argument in mpi_arg for word in shlex.split(argument)]
-    except ValueError as error:
-        raise ConfigError(f"--mpi-arg {list(mpi_arg)!r}: {error}") from None
+    arguments = [*host_option(places), *split_words(mpi_arg)]
     module = "mooncake_lite.launch.links_program"
     data = run_ranks(wanted, module, [], BUDGET_S + START_S, profile=profile, mpirun_args=arguments)
     return msgspec.json.decode(data, type=Found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,14 +99,11 @@ def command(file: Path) -> int:
     """
     from mooncake_lite.config.progress import bar
 
-    recording = Recording(file)
-    try:
+    with closing(Recording(file)) as recording:
         began = time.perf_counter()
         with bar("replaying", recording.num_bytes) as update:
             outcome = replay_events(recording, lambda done: update(completed=done))
         _show(file, recording, outcome, time.perf_counter() - began)
-    finally:
-        recording.close()
     return 1 if outcome.difference else 0
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.model import load_config, resolve_model
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.cluster import free_port as find_free_port
 

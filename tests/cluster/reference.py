@@ -10,8 +10,9 @@ import torch
 
 from mooncake_lite.engine.local import generate_all, use_threads
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, Tokenizer, load_model, load_tokenizer
 from mooncake_lite.model.config import DType
+from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from mooncake_lite.tools.demo.document import document_text
 from scheduler.instance import Limits
 from tests.cluster.asking import ANSWER_TOKENS

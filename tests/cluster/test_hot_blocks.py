@@ -55,8 +55,11 @@ def conversation() -> tuple[list[int], list[int]]:
 def watch(pool: LivePool, url: str, prompt: list[int], follow_up: list[int]) -> None:
     """Runs in the network of the gateway's node. What the conductor counts it tells itself, at once."""
 
+    def figures() -> dict[str, int]:
+        return {row["figure"]: row["value"] for row in pool.figures()}
+
     def count(name: str) -> int:
-        return pool.figures()[name]
+        return figures()[name]
 
     def read_from_afar() -> float:
         labels = rf'(?=.*rank="{PREFILL}")(?=.*path="(?:{FAR})").*'
@@ -65,8 +68,8 @@ def watch(pool: LivePool, url: str, prompt: list[int], follow_up: list[int]) -> 
 
     def evicted() -> tuple[int, int]:
         """Of all blocks and of copies, at one moment: decode still gives blocks back behind an answer."""
-        figures = pool.figures()
-        return figures["evictions"], figures["copies_evicted"]
+        now = figures()
+        return now["evictions"], now["copies_evicted"]
 
     expected = asking.emulated_texts([prompt, follow_up])
     assert asking.ask_all(url, [prompt]) == (expected[:1], [0])

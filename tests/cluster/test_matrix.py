@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import load_model
+from mooncake_lite.model.forward import load_model
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import many, tiny
 from tests.cluster.conftest import START_LIMIT_S

@@ -17,7 +17,9 @@ from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import load_model, load_tokenizer, resolve_model
+from mooncake_lite.model.forward import load_model
+from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.tokenizer import load_tokenizer
 from scheduler.instance import (
     DECODE,
     PREFILL,

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_lite.model import load_tokenizer, resolve_model
+from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.tokenizer import load_tokenizer
 from store.keys import prefix_keys
 from tests.tutorials import nano_prompts
 from tests.tutorials.pages import fences

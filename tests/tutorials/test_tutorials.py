@@ -18,7 +18,7 @@ PAGES = sorted(
 @pytest.fixture(scope="module", autouse=True)
 def _pulled() -> None:
     """Pull the default model, as `make demo` does: the first page to need it would show the download."""
-    from mooncake_lite.model import resolve_model
+    from mooncake_lite.model.resolve import resolve_model
 
     resolve_model("default")
 

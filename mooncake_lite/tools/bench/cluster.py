@@ -22,8 +22,8 @@ import msgspec
 
 from mooncake_lite.config.serve import DEFAULT_MODEL
 from mooncake_lite.errors import ClusterError, ConfigError
-from mooncake_lite.model import resolve_model
 from mooncake_lite.model.progress import console_progress
+from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.profiles.file import Profile, parse_profile, shipped_profile
 from mooncake_lite.tools.client import AnswerFailed, events
 from mooncake_lite.tools.demo.cluster import Cluster

@@ -6,12 +6,13 @@ Mounted by `mooncake_lite.cli`. Explained in docs/reference/cli.md.
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.config.options import OUT_FILE, write_out
 
 PLAIN_WIDTH = 170
 """Columns when the output is not a terminal: a row stays a line."""
@@ -22,9 +23,7 @@ SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "pr
 @click.command()
 @click.argument("what", type=click.Choice(SUBJECTS))
 @click.option("--quick", is_flag=True, help="Fewer runs: within a minute; ideas, with clusters: in a few.")
-@click.option(
-    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to FILE."
-)
+@click.option("--json", "file", type=OUT_FILE, help="Write the result to FILE.")
 def bench(what: str, quick: bool, file: Path | None) -> None:
     """Measure WHAT beside a peer and a limit of this machine, in the same run.
 
@@ -37,8 +36,6 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
     from mooncake_lite.config.machine import machine
     from mooncake_lite.tools.bench import result
 
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {file}: the folder {file.absolute().parent} does not exist")
     measured_on = machine()
     rows = importlib.import_module(f"mooncake_lite.tools.bench.{what}").run(quick)
     found = result.report(rows, measured_on)
@@ -46,32 +43,20 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
     if warning := result.busy(found):
         click.echo(f"mooncake-lite: note: {warning}", err=True)
     if file is not None:
-        try:
-            result.write(file, found)
-        except OSError as error:
-            raise ConfigError(f"--json {file} cannot be written: {error.strerror}") from None
+        write_out("--json", file, json.dumps(found, indent=2).encode() + b"\n")
 
 
 def show(found: dict[str, Any]) -> None:
     """A table on stdout."""
-    from rich.console import Console
     from rich.table import Table
 
+    from mooncake_lite.config.progress import wide_console
+
     table = Table(box=None, pad_edge=False)
-    for name, side in (
-        ("", "left"),
-        ("unit", "left"),
-        ("ours", "right"),
-        ("beside", "left"),
-        ("its figure", "right"),
-        ("ratio", "right"),
-    ):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
-    table.add_column("limit", justify="right")
-    table.add_column("share of it", justify="right")
     published = [row for row in found["rows"] if row.get("published")]
-    if published:
-        table.add_column("published", justify="right")
+    names = ("", "unit", "ours", "beside", "its figure", "ratio", "limit", "share of it", "published")
+    for name in names if published else names[:-1]:
+        table.add_column(name, justify="left" if name in ("", "unit", "beside") else "right")
     for row in found["rows"]:
         ours, peer, ratio, limit, share = map(_figure, _cells(row))
         beside = row["peer"]["name"] if row["peer"] else ""
@@ -80,9 +65,7 @@ def show(found: dict[str, Any]) -> None:
         table.add_row(*cells, *([first] if published else []))
         for other in others:
             table.add_row(*[""] * len(cells), other)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    console = wide_console(PLAIN_WIDTH)
     console.print(table)
     for name in dict.fromkeys(row["limit"]["name"] for row in found["rows"] if row["limit"]):
         console.print(f"limit: {name}", highlight=False, markup=False)

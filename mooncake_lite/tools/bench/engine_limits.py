@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from mooncake_lite.model import Model, ModelConfig
+from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.forward import Model
 from mooncake_lite.model.projection import Projection, shape_of
 from mooncake_lite.tools.bench.kernels import read_all
 from mooncake_lite.tools.bench.result import timed

@@ -21,7 +21,7 @@ from mooncake_lite.engine.compiling import compile_with_helpers, console_compili
 from mooncake_lite.engine.local import generate_all, use_threads
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, load_model
+from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.tools.bench.peers import Worker, interpreter_with
 from mooncake_lite.tools.bench.result import Side
 from scheduler.instance import Limits

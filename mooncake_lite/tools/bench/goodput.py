@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mooncake_lite.config.progress import counted
-from mooncake_lite.model import load_config
+from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench.cluster import Reply, at_their_times, model_folder, scaled_profile
@@ -139,10 +139,10 @@ class Bench:
 
     def form(self, form: str, capacity: float, told: Callable[[], None]) -> list[Cell]:
         """Offer every load to a cluster with one form of admission."""
-        cells = []
+        cells, plan = [], self._plan
         with self._cluster(form) as cluster:
-            for load in self._plan.loads:
-                found, _ = self._offer(cluster, self._load(load * capacity))
+            for load in plan.loads:
+                found, _ = self._offer(cluster, Load(load * capacity, plan.warm_s, plan.window_s))
                 cells.append(Cell(form, load, found))
                 told()
         return cells
@@ -165,9 +165,6 @@ class Bench:
 
     def _cluster(self, admission: str) -> AbstractContextManager[Cluster]:
         return sleepers(self._folder, self._profile, self._plan.shape, admission)
-
-    def _load(self, rate: float) -> Load:
-        return Load(rate, self._plan.warm_s, self._plan.window_s)
 
     def _offer(self, cluster: Cluster, load: Load) -> tuple[Served, Mapping[str, Sequence[int]]]:
         """Offer a load. Each client waits for as long as an answer within its limits can take."""

@@ -18,7 +18,7 @@ from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model
+from mooncake_lite.model.forward import Model
 from mooncake_lite.tools.bench.engine_sides import Ours, Prompts
 from mooncake_lite.tools.bench.result import Other, Row, in_turns, medians
 from scheduler.instance import (

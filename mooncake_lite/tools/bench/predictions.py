@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.control.effects import Decided
 from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.model import load_config
+from mooncake_lite.model.config import load_config
 from mooncake_lite.model.sizes import block_layout
 from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, model_folder, started
@@ -169,11 +170,10 @@ def predicted_ttft_s(file: Path) -> dict[str, float]:
 
     The first placement of a request counts. The time that it was held before is part of its prediction.
     """
-    recording = Recording(file)
-    control = Control(recording.header.config)
     arrived_s: dict[str, float] = {}
     found: dict[str, float] = {}
-    try:
+    with closing(Recording(file)) as recording:
+        control = Control(recording.header.config)
         for entry in recording.entries():
             if isinstance(entry.event, RequestArrived):
                 arrived_s[entry.event.request_id] = entry.now
@@ -181,8 +181,6 @@ def predicted_ttft_s(file: Path) -> dict[str, float]:
                 if isinstance(effect, Decided):
                     held_s = entry.now - arrived_s[effect.request_id]
                     found.setdefault(effect.request_id, held_s + effect.terms.ttft_s)
-    finally:
-        recording.close()
     return found
 
 

@@ -7,12 +7,10 @@ Explained in docs/reference/cli.md.
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mooncake_lite.config.machine import commit
@@ -58,18 +56,9 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in the JSON."""
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "ours": self.ours,
-            "peer": None if self.peer is None else asdict(self.peer),
-            "limit": None if self.limit is None else asdict(self.limit),
-            "ratio_to_peer": self.ratio(self.peer),
-            "ratio_to_limit": self.ratio(self.limit),
-            "runs": self.runs,
-            **({"note": self.note} if self.note else {}),
-            **({"published": [asdict(other) for other in self.published]} if self.published else {}),
-        }
+        ratios = {"ratio_to_peer": self.ratio(self.peer), "ratio_to_limit": self.ratio(self.limit)}
+        found = asdict(self) | ratios
+        return {name: value for name, value in found.items() if value or name not in ("note", "published")}
 
 
 Figure = TypeVar("Figure")
@@ -162,8 +151,3 @@ def busy(found: dict[str, Any]) -> str:
     if load <= BUSY_SHARE * cores:
         return ""
     return f"the machine was busy (load {load} on {cores} cores): do not quote these figures, measure again"
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write the JSON. Raises OSError."""
-    path.write_text(json.dumps(result, indent=2) + "\n")

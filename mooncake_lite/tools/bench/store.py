@@ -24,6 +24,8 @@ import statistics
 import tempfile
 import time
 from array import array
+from collections.abc import Iterable
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +90,8 @@ def keys(runs: int) -> Row:
     return Row("prefix keys of 8192 tokens", "us", seconds * 1e6, None, None, runs)
 
 
-def fill(tier: HDF5Tier, blocks: np.ndarray, sums: list[list[int]]) -> None:
-    """Append all blocks (count, nbytes) under their numbers; seal full files, and the last."""
+def fill(tier: HDF5Tier, blocks: Iterable[np.ndarray], sums: Iterable[list[int]]) -> None:
+    """Append all blocks under their numbers; seal full files, and the last."""
     for key, (block, checksums) in enumerate(zip(blocks, sums)):
         tier.append(key, key, checksums, block, time.monotonic())
         if tier.seal_at == float("-inf"):  # the open file is full
@@ -166,10 +168,7 @@ def recover(folder: Path, runs: int) -> Row:
     tier = HDF5Tier(folder / "found", 1 << 40, SMALL, "00", segment_bytes=PER_FILE * SMALL.nbytes)
     block = np.zeros(SMALL.nbytes, np.uint8)
     sums = SMALL.checksums(block)
-    for key in range(RECOVERED):
-        tier.append(key, key, sums, block, 0.0)
-        if tier.seal_at == float("-inf"):
-            tier.seal()
+    fill(tier, repeat(block, RECOVERED), repeat(sums))
     tier.close()
 
     def start() -> None:

@@ -4,7 +4,3 @@ Called by `mooncake-lite demo` (and `make demo`). It is a client like any other:
 serve` as a child process, talks HTTP to it and knows nothing of ranks, MPI or the store's insides.
 What it shows is explained in docs/explain/paper.md, which is also the document it asks about.
 """
-
-from mooncake_lite.tools.demo.command import demo
-
-__all__ = ["demo"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mooncake_lite.errors import ConfigError, UserError
+from mooncake_lite.config.options import OUT_FILE, write_out
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,16 +28,12 @@ PLAIN_WIDTH = 100
 
 
 @click.command("demo")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to FILE."
-)
+@click.option("--json", "json_file", type=OUT_FILE, help="Write the rows to FILE.")
 def demo(json_file: Path | None) -> None:
     """Measure the same questions cold, from DRAM, from HDF5 after a restart, and with reuse off."""
     from mooncake_lite.config.progress import wide_console
     from mooncake_lite.tools.demo.report import differences
 
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: the folder {json_file.resolve().parent} does not exist")
     console = wide_console(PLAIN_WIDTH)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -60,8 +56,9 @@ def demo(json_file: Path | None) -> None:
 def _play(console: Console) -> list[Row]:
     """Get the model, and play the story in a folder that is gone afterwards."""
     from mooncake_lite.config.serve import DEFAULT_MODEL
-    from mooncake_lite.model import load_tokenizer, resolve_model
     from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.tokenizer import load_tokenizer
     from mooncake_lite.tools.demo.story import Story
 
     started = time.monotonic()
@@ -97,10 +94,7 @@ def _write(path: Path, rows: list[Row]) -> None:
         "warnings": warnings(rows),
         "identical": not differences(rows),
     }
-    try:
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}") from None
+    write_out("--json", path, json.dumps(result, indent=1).encode() + b"\n")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

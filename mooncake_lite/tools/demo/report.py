@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -94,10 +95,7 @@ class Row:
             "moved_gb_per_s": self.moved_gb_per_s,
             "finish": answer.finish,
             "text": answer.text,
-            "spans": [
-                {"stage": s.stage, "rank": s.rank, "seconds": s.seconds, "nbytes": s.nbytes, "count": s.count}
-                for s in self.spans
-            ],
+            "spans": [msgspec.structs.asdict(span) for span in self.spans],
         }
 
 
@@ -125,10 +123,7 @@ def table(rows: list[Row]) -> Table:
 
 def find(rows: list[Row], question: str, cluster: str) -> Row:
     """The row of one question in one cluster. Raises KeyError when it was not played."""
-    for row in rows:
-        if (row.question, row.cluster) == (question, cluster):
-            return row
-    raise KeyError((question, cluster))
+    return {(row.question, row.cluster): row for row in rows}[question, cluster]
 
 
 def speedups(rows: list[Row]) -> dict[str, float]:

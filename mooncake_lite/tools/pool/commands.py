@@ -1,8 +1,8 @@
-"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder, or
-live (`live.py`). The group's `master` is another matter (`master.py`).
+"""`mooncake-lite store ls|stat|get|pin|unpin|rm|verify|compact`: KV blocks at rest in a tier's folder
+(`resting.py`), or live (`live.py`). The group's `master` is another matter (`master.py`).
 
-Mounted by `mooncake_lite.cli`. WHERE is a tier's folder (`_folders`), or names a running cluster (`live.py`),
-whose blocks in DRAM are meant. Explained in docs/reference/hdf5-tier.md.
+Mounted by `mooncake_lite.cli`. WHERE is a tier's folder, or names a running cluster, whose blocks in DRAM are
+meant. Explained in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mooncake_lite.errors import UserError
-from mooncake_lite.tools.pool.live import live_pool, run_folder
+from mooncake_lite.tools.pool.live import LivePool, live_pool, run_folder
 from mooncake_lite.tools.pool.master import master
 
 if TYPE_CHECKING:
-    from mooncake_lite.messages.pool import PoolRow
-    from store.tier_at_rest import RestingBlock, RestingFolder
+    from mooncake_lite.tools.pool.resting import RestingPool
 
 WHERE = click.argument("where", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -50,26 +48,8 @@ def list_command(where: Path, as_json: bool) -> None:
 
     "removed" was deleted by its key; of a "copy", a younger file holds the block that is served.
     """
-    if running := run_folder(where):
-        with live_pool(running) as pool:
-            _show([_live_row(row) for row in pool.rows()], as_json)
-        return
-    from store.tier_at_rest import blocks
-
-    with _one_line():
-        found = blocks(_folders(where))
-    rows = [
-        {
-            "key": f"{block.key:016x}",
-            "digest": f"{int(block.file.digests[block.row]):016x}",
-            "bytes": block.file.header.layout.nbytes,
-            "file": _name(block.file.path),
-            "row": block.row,
-            "state": block.state,
-        }
-        for block in found
-    ]
-    _show(rows, as_json)
+    with _pool(where) as pool:
+        _show(pool.rows(), as_json)
 
 
 @store.command("stat")
@@ -77,34 +57,8 @@ def list_command(where: Path, as_json: bool) -> None:
 @AS_JSON
 def stat_command(where: Path, as_json: bool) -> None:
     """Sum up each folder in WHERE: files, blocks, bytes, what is broken or dead, and who has it."""
-    if running := run_folder(where):
-        with live_pool(running) as pool:
-            _show([{"figure": name, "value": value} for name, value in pool.figures().items()], as_json)
-        return
-    from store.tier_at_rest import blocks
-
-    with _one_line():
-        folders = _folders(where)
-    served = [block for block in blocks(folders) if block.state == "served"]
-    rows = []
-    for folder in folders:
-        count = sum(file.header.blocks for file in folder.files)
-        live = sum(block.file.path.parent == folder.path for block in served)
-        rows.append(
-            {
-                "folder": str(folder.path),
-                "files": len(folder.files),
-                "bytes": sum(file.header.file_nbytes for file in folder.files),
-                "blocks": live,
-                "dead": count - live,
-                "models": len({file.header.fingerprint for file in folder.files}),
-                "broken": len(folder.broken),
-                "set aside": len(folder.set_aside),
-                "unsealed": len(folder.unsealed),
-                "held by": "" if folder.held_by is None else f"process {folder.held_by or '?'}",
-            }
-        )
-    _show(rows, as_json)
+    with _pool(where) as pool:
+        _show(pool.figures(), as_json)
 
 
 @store.command("get")
@@ -118,11 +72,8 @@ def get_command(where: Path, key: str, out: Path | None) -> None:
     --kv-codec; the file's attributes say which and the sizes.
     """
     number = _parse_key(key)
-    if running := run_folder(where):
-        with live_pool(running) as pool:
-            data = pool.get(number)
-    else:
-        data = _resting_block(where, number)
+    with _pool(where) as pool:
+        data = pool.get(number)
     if out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -147,15 +98,8 @@ def remove_command(where: Path, keys: tuple[str, ...], every: bool, force: bool)
     if bool(keys) == every:
         raise UserError("name the blocks to be removed, or give --all")
     numbers = sorted(set(map(_parse_key, keys)))
-    kept = 0
-    if running := run_folder(where):
-        with live_pool(running) as pool:
-            if every:
-                count, kept = pool.remove_all(force=force)
-            else:
-                count = pool.remove(numbers, force=force)
-    else:
-        count = _remove_resting(where, None if every else numbers)
+    with _pool(where) as pool:
+        count, kept = pool.remove(numbers, force=force)
     click.echo(f"removed {count} blocks" + (f"; {kept} are in use and stay" if kept else ""))
 
 
@@ -198,27 +142,10 @@ def _running(where: Path) -> Path:
 @AS_JSON
 def verify_command(where: Path, as_json: bool) -> int:
     """Read every block in WHERE and compare its checksums; exit code 1 when anything is bad."""
-    if running := run_folder(where):
-        return _verify_live(running, as_json)
-    from store.tier_at_rest import blocks, verify
-
-    with _one_line():
-        folders = _folders(where)
-    found = [block for block in blocks(folders) if block.state != "removed"]
-    rows = {
-        file.path: {"file": _name(file.path), "blocks": 0, "bytes": 0, "bad": 0, "problem": ""}
-        for folder in folders
-        for file in folder.files
-    }
-    with _progress("verifying", sum(block.file.header.layout.nbytes for block in found)) as advance:
-        for block, problem in verify(found):
-            _count(rows[block.file.path], block, problem)
-            advance(block.file.header.layout.nbytes)
-    for folder in folders:
-        for path, reason in folder.broken:
-            rows[path] = {"file": _name(path), "blocks": 0, "bytes": 0, "bad": 0, "problem": reason}
-    _show(list(rows.values()), as_json)
-    return int(any(row["problem"] for row in rows.values()))
+    with _pool(where) as pool:
+        rows, is_good = pool.verify()
+    _show(rows, as_json)
+    return 0 if is_good else 1
 
 
 @store.command("compact")
@@ -228,85 +155,21 @@ def compact_command(where: Path) -> None:
 
     As at every start, what was not sealed is deleted and what is broken is set aside.
     """
-    if running := run_folder(where):
-        with live_pool(running) as pool:
-            pool.compact()
+    with _pool(where) as pool:
+        rows = pool.compact()
+    if rows is None:
         click.echo("every store rank rewrites its tier as soon as it has nothing else to do")
-        return
-    from store.tier_at_rest import compact
-
-    with _one_line():
-        before = _unused(where)
-        with _progress("compacting", None) as advance:
-            for folder in before:
-                compact(folder.path, advance)
-        after = _folders(where)
-    rows = []
-    for old, new in zip(before, after):
-        row: dict[str, Any] = {"folder": str(old.path)}
-        for name, folder in (("before", old), ("after", new)):
-            row[f"files {name}"] = len(folder.files)
-            row[f"bytes {name}"] = sum(file.header.file_nbytes for file in folder.files)
-        rows.append(row)
-    _show(rows, as_json=False)
+    else:
+        _show(rows, as_json=False)
 
 
-def _folders(where: Path) -> list[RestingFolder]:
-    """Everything at rest in WHERE. Raises TierFolderError."""
-    from store.tier_at_rest import find_folders, look
+def _pool(where: Path) -> AbstractContextManager[LivePool | RestingPool]:
+    """The pool that WHERE means."""
+    if running := run_folder(where):
+        return live_pool(running)
+    from mooncake_lite.tools.pool.resting import resting_pool
 
-    return [look(folder) for folder in find_folders(where)]
-
-
-def _resting_block(where: Path, number: int) -> bytes:
-    from store.tier_at_rest import blocks, read_block
-
-    with _one_line():
-        found = [b for b in blocks(_folders(where)) if b.key == number and b.state == "served"]
-        if not found:
-            raise UserError(f"{where} holds no block {number:016x}; `mooncake-lite store ls` lists its keys")
-        return read_block(found[-1])
-
-
-def _remove_resting(where: Path, numbers: list[int] | None) -> int:
-    """Out of the folders in WHERE, which nobody may be using; None: all that they serve."""
-    from store.tier_at_rest import blocks, remove
-
-    with _one_line():
-        folders = _unused(where)
-        there = {block.key for block in blocks(folders) if block.state == "served"}
-        wanted = there if numbers is None else set(numbers)
-        if missing := wanted - there:
-            raise UserError(
-                f"{where} holds no block {min(missing):016x}; `mooncake-lite store ls` lists its keys"
-            )
-        for folder in folders:
-            remove(folder.path, wanted)
-    return len(wanted)
-
-
-def _unused(where: Path) -> list[RestingFolder]:
-    """Everything at rest in WHERE. Raises TierInUse, TierFolderError."""
-    from store.errors import TierInUse
-
-    folders = _folders(where)
-    for folder in folders:
-        if folder.held_by is not None:
-            raise TierInUse(folder.path, folder.held_by)
-    return folders
-
-
-def _live_row(row: PoolRow) -> dict[str, Any]:
-    return {
-        "key": f"{row.key:016x}", "tier": row.tier, "rank": row.rank, "bytes": row.nbytes, "state": row.state
-    }  # fmt: skip
-
-
-def _verify_live(running: Path, as_json: bool) -> int:
-    with live_pool(running) as pool, _progress("verifying", None) as advance:
-        count, bad = pool.verify(advance)
-    _show([{"blocks": count, "bad": len(bad)}] if not bad else [_live_row(row) for row in bad], as_json)
-    return int(bool(bad))
+    return resting_pool(where)
 
 
 def _parse_key(text: str) -> int:
@@ -317,40 +180,6 @@ def _parse_key(text: str) -> int:
     if not 0 <= number < 1 << 64:
         raise UserError(f"KEY {text!r} is not a key: up to 16 hexadecimal digits, as `store ls` prints them")
     return number
-
-
-def _name(path: Path) -> str:
-    """A segment file, and the folder that it is numbered in."""
-    return f"{path.parent.name}/{path.name}"
-
-
-def _count(row: dict[str, Any], block: RestingBlock, problem: str) -> None:
-    row["blocks"] += 1
-    row["bytes"] += block.file.header.layout.nbytes
-    row["bad"] += bool(problem)
-    row["problem"] = row["problem"] or problem
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What the store complains of is the user's to know: one line, exit code 2."""
-    from store.errors import StoreError
-
-    try:
-        yield
-    except StoreError as error:
-        raise UserError(str(error)) from None
-
-
-@contextmanager
-def _progress(what: str, total_bytes: int | None) -> Iterator[Any]:
-    """A bar; gives a function that takes more bytes done."""
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    from mooncake_lite.config.progress import bar
-
-    with bar(what, total_bytes, DownloadColumn(), TransferSpeedColumn()) as update:
-        yield lambda nbytes: update(advance=nbytes)
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,7 @@ from mooncake_lite.errors import ClusterError, UserError
 from mooncake_lite.launch.run_dir import RunDir
 from mooncake_lite.launch.running import running
 from mooncake_lite.messages.explain import Explain, Explained
-from mooncake_lite.messages.pool import (
-    POOL_ANSWERS,
-    PoolEnded,
-    PoolFigures,
-    PoolProgress,
-    PoolQuery,
-    PoolRow,
-    PoolRows,
-)
+from mooncake_lite.messages.pool import POOL_ANSWERS, PoolEnded, PoolQuery, PoolRow
 from transport.channel import Spoke
 from transport.wire import Decoder
 
@@ -73,72 +65,62 @@ class LivePool:
                 deadline = time.monotonic() + ANSWER_LIMIT_S
         raise ClusterError(f"the conductor has not answered for {ANSWER_LIMIT_S:.0f} s")
 
-    def rows(self) -> list[PoolRow]:
+    def answer(self, query: PoolQuery | Explain) -> Any:
+        """The one answer to a query. Raises UserError with the conductor's words when it says no."""
+        answer = next(self.ask(query))
+        _ended(answer)
+        return answer
+
+    def rows(self) -> list[dict[str, Any]]:
         """All blocks in DRAM. Raises UserError where there is no pool."""
         found: list[PoolRow] = []
         while True:
             after = found[-1].object_id if found else -1
-            answer = next(self.ask(PoolQuery("ls", after)))
-            _ended(answer)
-            assert isinstance(answer, PoolRows)
+            answer = self.answer(PoolQuery("ls", after))
             found += answer.rows
             if not answer.more:
-                return found
+                return list(map(_shown, found))
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> list[dict[str, Any]]:
         """The counters and gauges of the directory, and what each rank lends. Raises UserError."""
-        answer = next(self.ask(PoolQuery("stat")))
-        _ended(answer)
-        assert isinstance(answer, PoolFigures)
+        answer = self.answer(PoolQuery("stat"))
         figures = dict(answer.values)
         for segment in answer.segments:
             name = f"rank {segment.rank} ({segment.role})"
             figures[f"{name} capacity_bytes"] = segment.capacity_bytes
             figures[f"{name} free_bytes"] = segment.free_bytes
             figures[f"{name} blocks"] = segment.blocks
-        return figures
+        return [{"figure": name, "value": value} for name, value in figures.items()]
 
-    def explain(self, request_id: str) -> Explained:
-        """What the conductor keeps of the decision about a request. Raises UserError if it cannot say it."""
-        answer = next(self.ask(Explain(request_id)))
-        _ended(answer)
-        assert isinstance(answer, Explained)
-        return answer
+    def remove(self, keys: list[int], *, force: bool) -> tuple[int, int]:
+        """Take these blocks out of DRAM and every tier, all or none; without keys all that are not in use.
 
-    def remove(self, keys: list[int], *, force: bool) -> int:
-        """Take these blocks out of DRAM and every tier, all or none; how many. Raises UserError."""
-        answer = next(self.ask(PoolQuery("rm", keys=keys, force=force)))
-        _ended(answer)
-        return int(answer.blocks)
+        Returns (how many went, how many stayed). Raises UserError.
+        """
+        answer = self.answer(PoolQuery("rm" if keys else "rm-all", keys=keys, force=force))
+        return answer.blocks, answer.kept
 
     def pin(self, keys: list[int], *, hard: bool = False, soft_s: float = 0.0) -> int:
         """Change the pins of these blocks in DRAM, all or none; how many. Raises UserError."""
-        answer = next(self.ask(PoolQuery("pin", keys=keys, hard=hard, soft_s=soft_s)))
-        _ended(answer)
-        return int(answer.blocks)
-
-    def remove_all(self, *, force: bool) -> tuple[int, int]:
-        """Take every block out that is not in use: (how many went, how many stayed)."""
-        answer = next(self.ask(PoolQuery("rm-all", force=force)))
-        _ended(answer)
-        return answer.blocks, answer.kept
+        return int(self.answer(PoolQuery("pin", keys=keys, hard=hard, soft_s=soft_s)).blocks)
 
     def compact(self) -> None:
         """Have every store rank begin to rewrite its tier."""
-        _ended(next(self.ask(PoolQuery("compact"))))
+        self.answer(PoolQuery("compact"))
 
-    def verify(self, advance: Callable[[int], object]) -> tuple[int, list[PoolRow]]:
-        """Compare every block in DRAM with its checksums: (how many, the bad ones). advance: bytes done."""
-        done = 0
-        bad: list[PoolRow] = []
-        for answer in self.ask(PoolQuery("verify")):
-            if _ended(answer):
-                return done, bad
-            assert isinstance(answer, PoolProgress)
-            done = answer.done
-            bad += answer.bad
-            advance(answer.nbytes)
-        raise AssertionError("ask() ends by raising")
+    def verify(self) -> tuple[list[dict[str, Any]], bool]:
+        """Compare every block in DRAM with its checksums: the bad ones or a sum, and whether all are good."""
+        from mooncake_lite.config.progress import byte_bar
+
+        done, bad = 0, list[PoolRow]()
+        with byte_bar("verifying", None) as advance:
+            for answer in self.ask(PoolQuery("verify")):
+                if _ended(answer):
+                    break
+                done = answer.done
+                bad += answer.bad
+                advance(answer.nbytes)
+        return list(map(_shown, bad)) or [{"blocks": done, "bad": 0}], not bad
 
     def get(self, key: int) -> bytes:
         """The verified bytes of a block, by way of a file: control messages carry no KV. Raises UserError."""
@@ -149,6 +131,12 @@ class LivePool:
                 if answer.bad:
                     raise ClusterError(f"block {key:016x}: its bytes in DRAM are not those that were put")
             return (Path(folder) / f"{key:016x}.block").read_bytes()
+
+
+def _shown(row: PoolRow) -> dict[str, Any]:
+    return {
+        "key": f"{row.key:016x}", "tier": row.tier, "rank": row.rank, "bytes": row.nbytes, "state": row.state
+    }  # fmt: skip
 
 
 def _ended(answer: Any) -> bool:

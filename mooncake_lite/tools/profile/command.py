@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.table import Table
 
+from mooncake_lite.config.options import OUT_FILE
 from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.serve import DEFAULT_MODEL, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
@@ -25,13 +26,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", default=DEFAULT_MODEL)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="File to write.")
 @click.option("--quick", is_flag=True, help="Measure fewer passes, within a minute.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw fit and measurement into this .svg or .png file.",
-)
+@click.option("--plot", type=OUT_FILE, help="Draw fit and measurement into this .svg or .png file.")
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
 @click.option(
     "--weights",
@@ -63,11 +60,15 @@ def profile(
     check_weight_choice(weights, dtype, device)
     if not time_scale > 0:
         raise ConfigError(f"time_scale={time_scale:g}: give a factor above 0")
-    _check_files(out, plot)
+    if plot is not None:
+        from mooncake_lite.simulator.figure import check_plot
+
+        check_plot(plot)
 
     from mooncake_lite.config.machine import usable_cores
-    from mooncake_lite.model import load_config, resolve_model
+    from mooncake_lite.model.config import load_config
     from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.resolve import resolve_model
     from mooncake_lite.profiles.file import EngineUsed, write_profile
 
     with console_progress() as progress:
@@ -84,19 +85,6 @@ def profile(
 
         plot.write_bytes(draw(made, plot.suffix))
     click.echo(f"wrote {out}; use it with: mooncake-lite serve {model} --engine emulated --profile {out}")
-
-
-def _check_files(out: Path, plot: Path | None) -> None:
-    """Raises ConfigError for files that could not be written after the measurement."""
-    for path in (out, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: the folder {path.absolute().parent} does not exist; make it first")
-    if plot is not None:
-        from mooncake_lite.simulator.figure import require_matplotlib
-
-        if plot.suffix not in (".svg", ".png"):
-            raise ConfigError(f"plot={str(plot)!r}: the name must end with .svg or .png")
-        require_matplotlib()
 
 
 def _existing(out: Path, sizes: ModelConfig, name: str) -> Profile | None:
@@ -161,7 +149,7 @@ def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
     from mooncake_lite.engine.warm import warm_up
-    from mooncake_lite.model import load_model
+    from mooncake_lite.model.forward import load_model
 
     use_threads(used.threads)
     if use := kernel_use(folder, used.dtype, used.device, used.weights, "none"):  # type: ignore[arg-type]
@@ -181,28 +169,19 @@ def _show(made: Profile) -> None:
     table = Table("pass", "tokens", "attended keys", "measured ms", "fit ms", "error %")
     for column in table.columns[1:]:
         column.justify = "right"
+
+    def add(kind: str, tokens: str, keys: str, seconds: float, fitted: float) -> None:
+        off = f"{100 * (fitted / seconds - 1):+.0f}"
+        table.add_row(kind, tokens, keys, f"{1e3 * seconds:.1f}", f"{1e3 * fitted:.1f}", off)
+
     for one in section.passes:
-        load, fitted = one.load, section.fit.seconds(one.load)
-        tokens = [count for count in (load.new_tokens, load.sequences) if count]
-        keys = [count for count in (load.pairs, load.context) if count]
-        table.add_row(
-            one.kind,
-            " + ".join(f"{count:,}" for count in tokens),
-            " + ".join(f"{count:,}" for count in keys),
-            f"{1e3 * one.seconds:.1f}",
-            f"{1e3 * fitted:.1f}",
-            f"{100 * (fitted / one.seconds - 1):+.0f}",
-        )
+        load = one.load
+        tokens = [f"{count:,}" for count in (load.new_tokens, load.sequences) if count]
+        keys = [f"{count:,}" for count in (load.pairs, load.context) if count]
+        add(one.kind, " + ".join(tokens), " + ".join(keys), one.seconds, section.fit.seconds(load))
     for prompt in prefill.prompts:
         fitted = prefill.fit.seconds(prompt.num_tokens, prompt.cached)
-        table.add_row(
-            "prompt",
-            f"{prompt.num_tokens:,}",
-            f"{prompt.cached:,} cached",
-            f"{1e3 * prompt.seconds:.1f}",
-            f"{1e3 * fitted:.1f}",
-            f"{100 * (fitted / prompt.seconds - 1):+.0f}",
-        )
+        add("prompt", f"{prompt.num_tokens:,}", f"{prompt.cached:,} cached", prompt.seconds, fitted)
     wide_console().print(table)
     for kind, error in [*section.error.items(), ("prompt", prefill.error)]:
         click.echo(f"{kind}: the fit is off by {error.mean:.0%} on average, {error.largest:.0%} at most")

@@ -104,29 +104,30 @@ def measure(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[Mea
     The fastest run of a pass counts: whatever else runs on the machine can only add time.
     """
     chunks = [chunks_of(shape) for shape in todo.shapes]
-    taken: list[list[float]] = [[] for _ in chunks]
-    for turn in range(todo.runs + 1):  # the first turn touches memory for the first time, and does not count
-        for number, one in enumerate(chunks):
-            began = time.perf_counter()
-            engine.compute(one)
-            if turn:
-                taken[number].append(time.perf_counter() - began)
-            done(turn * len(chunks) + number + 1)
-    return [MeasuredPass(load_of(one), min(seconds)) for one, seconds in zip(chunks, taken)]
+    # The first turn touches memory for the first time, and does not count.
+    taken = _in_turns(engine, [[one] for one in chunks], todo.runs + 1, done)
+    return [MeasuredPass(load_of(one), min(seconds[1:])) for one, seconds in zip(chunks, taken)]
 
 
 def measure_prompts(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[MeasuredPrompt]:
     """Time every prompt, in chunks after its cached prefix. done: told how many have run."""
-    chunks = [prompt_chunks(*prompt) for prompt in todo.prompts]
-    taken: list[list[float]] = [[] for _ in chunks]
-    for turn in range(todo.prompt_runs):
-        for number, passes in enumerate(chunks):
+    taken = _in_turns(engine, [prompt_chunks(*prompt) for prompt in todo.prompts], todo.prompt_runs, done)
+    return [MeasuredPrompt(*prompt, min(seconds)) for prompt, seconds in zip(todo.prompts, taken)]
+
+
+def _in_turns(
+    engine: Engine, work: Seq[Seq[list[Chunk]]], turns: int, done: Callable[[int], None]
+) -> list[list[float]]:
+    """Compute lists of passes in turns; return the seconds of each list by turn."""
+    taken: list[list[float]] = [[] for _ in work]
+    for turn in range(turns):
+        for number, passes in enumerate(work):
             began = time.perf_counter()
             for one in passes:
                 engine.compute(one)
             taken[number].append(time.perf_counter() - began)
-            done(turn * len(chunks) + number + 1)
-    return [MeasuredPrompt(*prompt, min(seconds)) for prompt, seconds in zip(todo.prompts, taken)]
+            done(turn * len(work) + number + 1)
+    return taken
 
 
 def prompt_chunks(num_tokens: int, cached: int) -> list[list[Chunk]]:

@@ -20,6 +20,7 @@ from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.errors import ClusterError, LaunchError
 from mooncake_lite.profiles.file import MovesSection
 from mooncake_lite.tools import links
+from mooncake_lite.tools.bench.result import timed
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
 
@@ -58,7 +59,8 @@ def load_rate(engine: Engine) -> float:
         np.copyto(staging, source)
         engine.load_blocks(pages, staging)
 
-    return source.nbytes / _least_seconds(load)
+    seconds = timed(load)
+    return source.nbytes / min(seconds() for _ in range(RUNS))
 
 
 def ssd_rate(engine: Engine, folder: Path) -> float:
@@ -78,7 +80,10 @@ def ssd_rate(engine: Engine, folder: Path) -> float:
             taken = []
             for _ in range(RUNS):
                 _empty_page_cache(Path(name))
-                taken.append(_seconds(lambda: [tier.load(key, out) for key in range(count)]))
+                began = time.perf_counter()
+                for key in range(count):
+                    tier.load(key, out)
+                taken.append(time.perf_counter() - began)
         finally:
             tier.close()
     return count * layout.nbytes / min(taken)
@@ -92,14 +97,3 @@ def _empty_page_cache(folder: Path) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
-
-
-def _least_seconds(action: Callable[[], object]) -> float:
-    action()
-    return min(_seconds(action) for _ in range(RUNS))
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began

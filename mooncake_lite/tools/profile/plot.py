@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 
 from mooncake_lite.profiles.file import Profile
+from mooncake_lite.simulator.figure import canvas
 
 COLOURS = {"prefill": "C0", "decode": "C1", "mixed": "C2", "prompt": "C3"}
 
@@ -27,12 +28,8 @@ def points_of(profile: Profile) -> dict[str, list[tuple[float, float]]]:
 
 def draw(profile: Profile, suffix: str) -> bytes:
     """Return the file's content: a point per measured pass or prompt. suffix: .svg or .png."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "profile", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(6, 5), layout="constrained")
-        axes = figure.subplots()
+    file = io.BytesIO()
+    with canvas(file, suffix, "profile", (6, 5)) as (axes,):
         points = points_of(profile)
         for kind, found in points.items():
             measured, fitted = zip(*((1e3 * seconds, 1e3 * fit) for seconds, fit in found))
@@ -47,7 +44,4 @@ def draw(profile: Profile, suffix: str) -> bytes:
         axes.set_ylabel("fit, ms")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        file = io.BytesIO()
-        metadata = {"Date": None} if suffix == ".svg" else {}
-        figure.savefig(file, format=suffix[1:], metadata=metadata)
     return file.getvalue()

@@ -23,9 +23,10 @@ import httpx
 from rich.console import Console
 from rich.live import Live
 
-from mooncake_lite.config.options import NumberRange
+from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
 from mooncake_lite.errors import UserError
 from mooncake_lite.launch.running import where_else
+from mooncake_lite.tools.client import open_client
 from mooncake_lite.tools.top.sample import NoAnswer, harmless
 from mooncake_lite.tools.top.scrape import ANSWER_LIMIT_S, CONNECT_LIMIT_S, scrape
 from mooncake_lite.tools.top.screen import picture
@@ -36,6 +37,7 @@ REDRAW_S = 1.0
 """While nothing comes, the seconds of silence are counted on."""
 
 SVG_SIZE = 100, 32
+LIMITS = httpx.Timeout(ANSWER_LIMIT_S, connect=CONNECT_LIMIT_S)
 PRINTED_HEIGHT = 40
 """Lines of a picture that goes to a file or a pipe: room for about 20 ranks."""
 
@@ -50,12 +52,7 @@ PRINTED_HEIGHT = 40
     help="Seconds between two pictures.",
 )
 @click.option("--once", is_flag=True, help="Print one picture, of one interval, and exit.")
-@click.option(
-    "--svg",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="With --once: also write the picture to this SVG file.",
-)
+@click.option("--svg", type=OUT_FILE, help="With --once: also write the picture to this SVG file.")
 @click.option("--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY.")
 def top(url: str, interval: float, once: bool, svg: Path | None, api_key: str | None) -> None:
     """Watch a running cluster. q or Ctrl-C ends the watch.
@@ -77,7 +74,7 @@ def top(url: str, interval: float, once: bool, svg: Path | None, api_key: str | 
 
 async def _once(url: str, api_key: str | None, interval_s: float, svg: Path | None, console: Console) -> None:
     """Print the picture of one interval, and write it to a file if there is one."""
-    async with _client(url, api_key) as client:
+    async with open_client(httpx.AsyncClient, url, api_key, LIMITS) as client:
         watch = await _begin(client, url, "")
         await asyncio.sleep(interval_s)
         try:
@@ -87,17 +84,14 @@ async def _once(url: str, api_key: str | None, interval_s: float, svg: Path | No
     figures, state = watch.figures(), watch.state(time.monotonic())
     height = console.height if console.is_terminal else PRINTED_HEIGHT
     console.print(picture(figures, state, console.width, height))
-    if svg is None:
-        return
-    try:
-        svg.write_text(as_svg(picture(figures, state, *SVG_SIZE), SVG_SIZE[0], "mooncake-lite top"))
-    except OSError as error:
-        raise UserError(f"--svg {svg}: cannot be written: {error.strerror}") from None
+    if svg is not None:
+        drawn = as_svg(picture(figures, state, *SVG_SIZE), SVG_SIZE[0], "mooncake-lite top")
+        write_out("--svg", svg, drawn.encode())
 
 
 async def _live(url: str, api_key: str | None, interval_s: float, console: Console) -> None:
     """Draw until a key or a signal ends it. The terminal is then as it was."""
-    async with _client(url, api_key) as client:
+    async with open_client(httpx.AsyncClient, url, api_key, LIMITS) as client:
         watch = await _begin(client, url, "q quit")
         news, ended = asyncio.Event(), asyncio.Event()
 
@@ -119,17 +113,6 @@ async def _live(url: str, api_key: str | None, interval_s: float, console: Conso
             polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await polling
-
-
-def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """Return a client of the server at this URL. Raises UserError when it is no URL."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx.Timeout(ANSWER_LIMIT_S, connect=CONNECT_LIMIT_S)
-    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    try:
-        return httpx.AsyncClient(base_url=base, headers=headers, timeout=limits)
-    except (httpx.InvalidURL, UnicodeError, ValueError) as error:
-        raise UserError(f"--url {url!r} is no URL: {error}") from None
 
 
 async def _begin(client: httpx.AsyncClient, url: str, hint: str) -> Watch:

@@ -43,7 +43,7 @@ WRONG = [
     ("balancing-threshold", "nan", "balancing_threshold=nan: give a number, 1 or more"),
     ("racks", "0,x", "racks='0,x': give the rack of each node as a number, as in 0,0,1,1"),
     ("max-queue", "0", "max_queue=0: at least 1 is needed"),
-    ("copy-cold-s", "-1.0", "copy_cold_s=-1.0: give seconds, 0 or more"),
+    ("copy-cold-s", "-1.0", "copy_cold_s=-1.0: give a number of seconds, 0 or more"),
     (
         "classes",
         '{"a": {"cache_share": 0.7}, "b": {"cache_share": 0.4}}',

@@ -18,7 +18,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner, StagingBlocks
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model
+from mooncake_lite.model.forward import Model
 from scheduler.instance import (
     DECODE,
     PREFILL,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mooncake_lite.engine import Engine
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import load_model
+from mooncake_lite.model.forward import load_model
 from scheduler.instance.step import Chunk, Draw, JobId
 from tests.mooncake_lite.model.conftest import tiny_model
 

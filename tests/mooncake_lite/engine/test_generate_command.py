@@ -15,7 +15,6 @@ import pytest
 from numba.core import event
 from rich.console import Console
 
-from mooncake_lite import model
 from mooncake_lite.cli import main
 from mooncake_lite.engine import commands, compiling, local
 from mooncake_lite.errors import ModelError
@@ -43,7 +42,7 @@ def test_a_pull_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         progress("download", 0, 98_000_000)
         raise ModelError("no network")
 
-    monkeypatch.setattr(model, "resolve_model", pull)
+    monkeypatch.setattr("mooncake_lite.model.resolve.resolve_model", pull)
     assert main(["generate", "Hello"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("downloading the model (98 MB)\n")
@@ -77,9 +76,9 @@ def test_compiling_is_shown_on_stderr_and_is_no_part_of_the_rate(
 
     words = SimpleNamespace(push=lambda ids: f"word{ids[0]} ", flush=lambda: "")
     tokenizer = SimpleNamespace(encode=lambda *_, **__: [1], eos_ids=[], detokenizer=lambda: words)
-    monkeypatch.setattr(model, "resolve_model", lambda *_, **__: tmp_path)
-    monkeypatch.setattr(model, "load_tokenizer", lambda folder: tokenizer)
-    monkeypatch.setattr(model, "load_model", lambda *_: None)
+    monkeypatch.setattr("mooncake_lite.model.resolve.resolve_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr("mooncake_lite.model.tokenizer.load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr("mooncake_lite.model.forward.load_model", lambda *_: None)
     monkeypatch.setattr(local, "generate_tokens", tokens)
     monkeypatch.setattr(commands, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(compiling, "kernel_use", lambda *_: compiling.KernelUse(dtype="float32"))

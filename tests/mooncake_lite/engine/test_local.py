@@ -10,7 +10,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
 from mooncake_lite.engine.local import BLOCK_TOKENS, generate_all
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, load_model
+from mooncake_lite.model.forward import Model, load_model
 from scheduler.instance import (
     DECODE,
     PREFILL,

@@ -15,7 +15,7 @@ import pytest
 
 from mooncake_lite.engine.local import use_threads
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, load_model
+from mooncake_lite.model.forward import Model, load_model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.exact import assert_answers
 from tests.mooncake_lite.engine.examples import a_random

@@ -17,7 +17,7 @@ import pytest
 
 from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, load_model
+from mooncake_lite.model.forward import Model, load_model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.exact import assert_answers

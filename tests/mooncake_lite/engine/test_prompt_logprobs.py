@@ -12,7 +12,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine import Engine, Runner
 from mooncake_lite.engine.logprobs import ROWS
 from mooncake_lite.messages import Logprobs, Sampling
-from mooncake_lite.model import load_model
+from mooncake_lite.model.forward import load_model
 from scheduler.instance import (
     DECODE,
     PREFILL,

@@ -18,7 +18,7 @@ import torch
 
 from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import Model, load_model
+from mooncake_lite.model.forward import Model, load_model
 from scheduler.instance import Limits
 from store.layout import BlockLayout
 from store.tier import HDF5Tier

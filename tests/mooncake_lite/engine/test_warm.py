@@ -21,7 +21,7 @@ from mooncake_lite.engine import Engine
 from mooncake_lite.engine.compiling import kernel_use
 from mooncake_lite.engine.warm import warm_up
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model import load_model
+from mooncake_lite.model.forward import load_model
 from scheduler.instance import JobId
 from scheduler.instance.step import Chunk, Draw
 

@@ -14,7 +14,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.logprobs import TokenLogprobs, in_text_shape
-from mooncake_lite.model import Tokenizer, load_tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from mooncake_lite.tracing.tracer import parts_folder
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (

@@ -32,7 +32,7 @@ from mooncake_lite.gateway.problems import Broken, Refused
 from mooncake_lite.gateway.prompts import MIDDLE_BYTES, SHORT_BYTES, Prompts
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.child import start_child
-from mooncake_lite.model import load_tokenizer
+from mooncake_lite.model.tokenizer import load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, POLL_S, GatewayProcess, posted, write_settings
 

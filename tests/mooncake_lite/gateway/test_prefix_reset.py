@@ -11,8 +11,9 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.gateway import prefix_reset
+from mooncake_lite.gateway.answer_types import ResetAnswer
 from mooncake_lite.gateway.cluster_view import ClusterView, State
-from mooncake_lite.gateway.prefix_reset import Reset, reset_prefix_cache
+from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Broken, Unavailable
 from mooncake_lite.gateway.settings import read_settings
 from tests.mooncake_lite.gateway.conftest import Start
@@ -30,7 +31,7 @@ class Scripted:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
-def reset(*answers: m.PoolEnded) -> Reset:
+def reset(*answers: m.PoolEnded) -> ResetAnswer:
     cluster: Any = Scripted(*answers)
     return asyncio.run(reset_prefix_cache(cluster))
 
@@ -58,9 +59,9 @@ def test_blocks_that_are_being_written_are_waited_for_and_counted_if_they_stay(
     monkeypatch.setattr(prefix_reset, "PAUSE_S", 0.0)
     assert reset(
         m.PoolEnded(blocks=3, kept=2), m.PoolEnded(blocks=1, kept=1), m.PoolEnded(blocks=1)
-    ) == Reset(5, 0)
+    ) == ResetAnswer(5, 0)
     monkeypatch.setattr(prefix_reset, "RETRY_LIMIT_S", 0.0)
-    assert reset(m.PoolEnded(blocks=3, kept=2)) == Reset(3, 2)
+    assert reset(m.PoolEnded(blocks=3, kept=2)) == ResetAnswer(3, 2)
 
 
 @pytest.mark.quick

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from mooncake_lite.errors import RequestError
@@ -33,4 +34,4 @@ def test_retry_after_is_whole_seconds_from_one_to_an_hour(seconds: float, header
 def test_every_error_has_openais_four_fields(error: RequestError, kind: str, code: str | None) -> None:
     expected = {"message": "x", "type": kind, "param": error.param, "code": code}
 
-    assert error_object(error) == {"error": expected}
+    assert msgspec.to_builtins(error_object(error)) == {"error": expected}

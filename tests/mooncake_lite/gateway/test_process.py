@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -303,8 +304,7 @@ def test_settings_that_others_can_read_are_refused(run_dir: Path) -> None:
 
 def test_ranks_on_other_hosts_send_tokens_over_tcp_with_the_clusters_key(start: Start) -> None:
     keys = CurveKeys.generate()
-    fields = ("server_public", "server_secret", "client_public")
-    gateway, cluster = start(keys=keys, curve={name: getattr(keys, name) for name in fields})
+    gateway, cluster = start(keys=keys, curve=asdict(keys))
     cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
     hello = cluster.wait_for(m.GatewayHello, lambda hello: len(hello.token_endpoints) == 2)
     ipc, tcp = hello.token_endpoints
@@ -322,9 +322,8 @@ def test_ranks_on_other_hosts_send_tokens_over_tcp_with_the_clusters_key(start: 
 
 def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
     keys, wrong = CurveKeys.generate(), CurveKeys.generate()
-    fields = ("server_public", "server_secret", "client_public")
     stranger = CurveKeys(keys.server_public, "", wrong.client_public, wrong.client_secret)
-    gateway, cluster = start(keys=stranger, curve={name: getattr(keys, name) for name in fields})
+    gateway, cluster = start(keys=stranger, curve=asdict(keys))
     cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
     tcp = cluster.wait_for(m.GatewayHello, lambda hello: len(hello.token_endpoints) == 2).token_endpoints[1]
 

@@ -23,7 +23,7 @@ from mooncake_lite.gateway.prompt_work import (
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Limits, Settings
 from mooncake_lite.messages import Logprobs, Submit, Tokens
-from mooncake_lite.model import Tokenizer, load_tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from store.keys import block_digest, prefix_keys
 from transport.wire import encode
 

@@ -14,7 +14,7 @@ import pytest
 
 import mooncake_lite
 from mooncake_lite import messages as m
-from mooncake_lite.model import Tokenizer, load_tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
 from tests.patience import patient
 

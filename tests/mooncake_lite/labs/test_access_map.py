@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from mooncake_lite.labs.access_map import COLOURS, AccessMap, as_svg, as_text
+from mooncake_lite.labs.access_map import COLOURS, AccessMap
 
 pytestmark = pytest.mark.quick
 
@@ -20,7 +20,7 @@ MAP = AccessMap(
 
 
 def test_text_has_a_line_for_neighbours_that_do_the_same() -> None:
-    assert as_text(MAP).splitlines() == [
+    assert MAP.as_text().splitlines() == [
         "key_cache: which thread reads (r), writes (w), reads and writes (b), races for (!) which page",
         "columns: page 2-4, 9",
         "after 0 barriers",
@@ -35,7 +35,7 @@ def test_text_has_a_line_for_neighbours_that_do_the_same() -> None:
 
 
 def test_an_svg_has_a_square_with_a_note_for_each_access() -> None:
-    root = ElementTree.fromstring(as_svg(MAP))
+    root = ElementTree.fromstring(MAP.as_svg())
     name = "{http://www.w3.org/2000/svg}"
     squares = {
         title.text: square.get("fill")
@@ -49,7 +49,7 @@ def test_an_svg_has_a_square_with_a_note_for_each_access() -> None:
 
 
 def test_names_cannot_break_the_svg() -> None:
-    ElementTree.fromstring(as_svg(msgspec.structs.replace(MAP, array='<&">')))
+    ElementTree.fromstring(msgspec.structs.replace(MAP, array='<&">').as_svg())
 
 
 def test_a_map_is_data_that_comes_back_from_a_child_process() -> None:
@@ -60,5 +60,5 @@ def test_a_map_is_data_that_comes_back_from_a_child_process() -> None:
 
 def test_a_map_without_accesses_can_be_drawn() -> None:
     empty = AccessMap("scores", "cell", [], [])
-    assert len(as_text(empty).splitlines()) == 2
-    ElementTree.fromstring(as_svg(empty))
+    assert len(empty.as_text().splitlines()) == 2
+    ElementTree.fromstring(empty.as_svg())

@@ -116,7 +116,7 @@ def wrong(sample: Sample, task_id: str) -> bool:
     """Whether the check of names refuses a region."""
     task = LAB.task(task_id)
     source = regions.replace((ROOT / task.file).read_text(), task.function, sample.changed[task_id])
-    return "imports; a region uses only" in look_at(LAB, task, source).state
+    return "imports; a region uses only" in look_at(LAB, task, source)
 
 
 def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None:

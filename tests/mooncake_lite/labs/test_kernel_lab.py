@@ -11,7 +11,7 @@ from mooncake_lite.labs.dev_check import Bench
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
-from mooncake_lite.labs.show import as_text, read_trace_of
+from mooncake_lite.labs.show import read_trace_of
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
 
@@ -89,7 +89,7 @@ def test_a_missing_barrier_is_named_by_threads_and_lines(bench: Bench, number: i
     drawn = outcome.traces["1e"]
     assert (drawn["kind"], drawn["array"]) == ("accesses", "scores")
     assert any("!" in row for rows in drawn["phases"] for row in rows)
-    assert as_text(read_trace_of(drawn)).startswith("scores: which thread ")
+    assert read_trace_of(drawn).as_text().startswith("scores: which thread ")
 
 
 def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kernels_numba import attention_cuda
 from kernels_numba.errors import BackendError
-from mooncake_lite.labs.access_map import AccessMap, as_svg, as_text
+from mooncake_lite.labs.access_map import AccessMap
 from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
 
@@ -167,7 +167,7 @@ def test_a_race_is_marked_in_the_map_and_in_both_pictures(judged: Judged) -> Non
     assert broken.phases == [
         ["".join("!" if at in (i, (i + 1) % 16) else "." for at in range(16)) for i in range(16)]
     ]
-    text, picture = as_text(broken), as_svg(broken)
+    text, picture = broken.as_text(), broken.as_svg()
     assert "  thread       0  !!.............." in text.splitlines()
     assert picture.count("thread 0 races for cell") == 2
 

@@ -51,8 +51,8 @@ def test_a_region_put_back_gives_the_same_file(task) -> None:
     stripped = regions.stripped(source, {task.function: task.id})
     assert transplanted(LAB, task, stripped, text) == regions.without_marks(source)
     assert len(text.splitlines()) <= regions.MOST_LINES
-    assert look_at(LAB, task, source).state == ""
-    assert "is a stub" in look_at(LAB, task, stripped).state
+    assert look_at(LAB, task, source) == ""
+    assert "is a stub" in look_at(LAB, task, stripped)
 
 
 def test_a_region_is_found_in_a_file_that_python_cannot_parse() -> None:
@@ -126,5 +126,5 @@ def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
     task = LAB.task("2a")
     source = (ROOT / task.file).read_text(encoding="utf-8")
     wrong = regions.replace(source, task.function, f"        {line}\n        return None\n")
-    assert says in look_at(LAB, task, wrong).state
-    assert "line 1" in look_at(LAB, task, wrong).state
+    assert says in look_at(LAB, task, wrong)
+    assert "line 1" in look_at(LAB, task, wrong)

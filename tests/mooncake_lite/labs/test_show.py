@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.notes import Notes, write_notes
-from mooncake_lite.labs.show import as_svg, as_text, read_trace_of
+from mooncake_lite.labs.show import read_trace_of
 from tests.mooncake_lite.labs.trees import ROOT
 
 pytestmark = pytest.mark.quick
@@ -72,21 +72,21 @@ TRACES: dict[str, dict[str, Any]] = {"pages": PAGES, "accesses": ACCESSES, "mess
 
 @pytest.mark.parametrize("kind", TRACES)
 def test_a_trace_of_each_kind_is_drawn_as_text(kind: str) -> None:
-    assert as_text(read_trace_of(TRACES[kind])) == TEXTS[kind]
+    assert read_trace_of(TRACES[kind]).as_text() == TEXTS[kind]
 
 
 def test_a_block_map_has_a_square_for_each_page_and_step() -> None:
-    squares = titles(as_svg(read_trace_of(PAGES)))
+    squares = titles(read_trace_of(PAGES).as_svg())
     assert len(squares) == 9
     assert squares[1] == "fork a <b>: 2 users"
 
 
 def test_an_access_map_names_the_threads_that_race() -> None:
-    assert "thread 1 races for cell 1" in titles(as_svg(read_trace_of(ACCESSES)))
+    assert "thread 1 races for cell 1" in titles(read_trace_of(ACCESSES).as_svg())
 
 
 def test_a_timeline_has_a_line_for_each_process_and_an_arrow_for_each_message() -> None:
-    root = ElementTree.fromstring(as_svg(read_trace_of(MESSAGES)))
+    root = ElementTree.fromstring(read_trace_of(MESSAGES).as_svg())
     lines = [{name: int(value) for name, value in line.items() if name[1:] in ("1", "2")} for line in
              root.iter(f"{SVG}line")]  # fmt: skip
     upright = [line["x1"] for line in lines if line["x1"] == line["x2"]]
@@ -94,7 +94,7 @@ def test_a_timeline_has_a_line_for_each_process_and_an_arrow_for_each_message() 
     ends = [(each["source"], each["target"]) for each in MESSAGES["messages"]]  # type: ignore[index]
     assert len(upright) == 3
     assert across == [(upright[source], upright[target]) for source, target in ends]
-    assert titles(as_svg(read_trace_of(MESSAGES)))[-1] == "b: Submit & more"
+    assert titles(read_trace_of(MESSAGES).as_svg())[-1] == "b: Submit & more"
 
 
 def titles(svg: str) -> list[str | None]:
@@ -111,7 +111,7 @@ def test_show_draws_what_the_last_failing_test_has_noted(
     shown = CliRunner().invoke(cli, ["labs", "show", "2a"], standalone_mode=False)
     assert shown.output == TEXTS[kind] + "\n"
     CliRunner().invoke(cli, ["labs", "show", "2a", "--svg", str(tmp_path / "x.svg")], standalone_mode=False)
-    assert (tmp_path / "x.svg").read_text() == as_svg(read_trace_of(TRACES[kind]))
+    assert (tmp_path / "x.svg").read_text() == read_trace_of(TRACES[kind]).as_svg()
 
 
 @pytest.mark.parametrize(

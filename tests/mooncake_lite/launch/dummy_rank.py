@@ -22,6 +22,7 @@ import threading
 import time
 
 from mooncake_lite.launch import processes
+from mooncake_lite.launch.place import world_from_environment
 from mooncake_lite.launch.rank_process import (
     RankFile,
     block_stop_signals,
@@ -32,7 +33,6 @@ from mooncake_lite.launch.rank_process import (
     leave_together,
     shield_output,
     watch_signals,
-    world_from_environment,
 )
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 

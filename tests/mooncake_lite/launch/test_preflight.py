@@ -19,7 +19,7 @@ from mooncake_lite.errors import ConfigError, LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
-from mooncake_lite.model import ModelConfig
+from mooncake_lite.model.config import ModelConfig
 from tests import emulation
 from tests.mooncake_lite.launch.conftest import free_port
 

@@ -22,7 +22,7 @@ PAGE_TOKENS = 16
 @pytest.fixture(scope="session")
 def default_folder() -> Path:
     """The default model's folder; pulled when it is not there."""
-    from mooncake_lite.model import resolve_model
+    from mooncake_lite.model.resolve import resolve_model
 
     return resolve_model("default")
 
@@ -56,7 +56,7 @@ class PagedLoop:
         """Compute chunks[s], which begin at position starts[s] of sequence s, in one batch."""
         import torch
 
-        from mooncake_lite.model import AttentionBatch
+        from mooncake_lite.model.forward import AttentionBatch
 
         lens = [len(chunk) for chunk in chunks.values()]
         positions = torch.cat([torch.arange(starts[s], starts[s] + len(c)) for s, c in chunks.items()])

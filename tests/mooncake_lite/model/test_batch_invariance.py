@@ -13,7 +13,7 @@ import torch
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.local import use_threads
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.model import load_model
+from mooncake_lite.model.forward import load_model
 from mooncake_lite.ranks.plan import pool_fingerprint
 
 SEQUENCES = 32

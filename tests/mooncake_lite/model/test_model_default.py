@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from mooncake_lite.model import Tokenizer, load_model, load_tokenizer
+from mooncake_lite.model.forward import load_model
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from tests.mooncake_lite.model.conftest import byte_alphabet
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

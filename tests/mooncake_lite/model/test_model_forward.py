@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from mooncake_lite.model import load_config, load_model
-from mooncake_lite.model.forward import AttentionBatch
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.forward import AttentionBatch, load_model
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -16,8 +16,8 @@ import torch
 from kernels_numba.linear_layers import GgufRows, dequantize_v0
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, ModelError
-from mooncake_lite.model import load_model, weights_fingerprint
-from mooncake_lite.model.forward import Model
+from mooncake_lite.model.fingerprint import weights_fingerprint
+from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.model.gguf_tensors import gguf_tensors
 from mooncake_lite.model.manifest import write_manifest
 from mooncake_lite.model.weight_source import weight_source

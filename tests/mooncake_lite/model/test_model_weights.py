@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.errors import ModelError
-from mooncake_lite.model import load_model, weights_fingerprint
+from mooncake_lite.model.fingerprint import weights_fingerprint
+from mooncake_lite.model.forward import load_model
 
 
 @pytest.fixture(scope="module")

@@ -126,8 +126,8 @@ def test_the_shipped_profile_serves_a_real_engine_on_its_own_cpu_only(
 ) -> None:
     folder = emulation.model_folder(tmp_path / "model")
     raw = emulation.profile_file(folder).read_bytes()
-    monkeypatch.setattr(profile_costs, "shipped_profile", lambda folder: raw)
-    monkeypatch.setattr(profile_costs, "machine", lambda: {"cpu": cpu})
+    monkeypatch.setattr(profile_file, "shipped_profile", lambda folder: raw)
+    monkeypatch.setattr(profile_file, "machine", lambda: {"cpu": cpu})
     found = serving_costs(ServeConfig(model=str(folder)), folder, load_config(folder))
     assert found.is_guess is not fits
 

@@ -12,7 +12,7 @@ import pytest
 
 from mooncake_lite.config.machine import machine
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.model import load_config
+from mooncake_lite.model.config import load_config
 from mooncake_lite.tools.bench import engine, engine_sides, peers, result
 from mooncake_lite.tools.bench.engine import decode_seconds, longest_gap_s, of_peer, of_times
 from mooncake_lite.tools.bench.engine_limits import prefill_flops

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.model import Model, load_config, load_model
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.tools.bench import ideas, ideas_cluster
 from mooncake_lite.tools.bench.cluster import Ask, Reply, stream_times
 from mooncake_lite.tools.bench.engine_sides import random_prompts

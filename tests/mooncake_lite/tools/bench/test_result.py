@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from mooncake_lite.cli import main
@@ -43,12 +40,10 @@ def test_actions_take_turns_after_a_first_run_that_does_not_count() -> None:
     assert done == ["a", "b", "a", "b", "a", "b"]
 
 
-def test_the_result_has_the_fields_that_readers_of_it_rely_on(tmp_path: Path) -> None:
+def test_the_result_has_the_fields_that_readers_of_it_rely_on() -> None:
     found = result.report([Row("t", "ms", 2.0, Other("peer", 4.0), None, 3)], machine())
-    result.write(tmp_path / "r.json", found)
-    read = json.loads((tmp_path / "r.json").read_text())
-    assert set(read) == {"date", "machine", "commit", "rows"}
-    assert set(read["rows"][0]) == {
+    assert set(found) == {"date", "machine", "commit", "rows"}
+    assert set(found["rows"][0]) == {
         *("name", "unit", "ours", "peer", "limit", "ratio_to_peer", "ratio_to_limit", "runs"),
     }
 
@@ -82,7 +77,7 @@ def test_published_figures_stand_in_a_column_of_their_own_and_have_no_ratio(
 ) -> None:
     row = Row("store", "us", 5.0, None, None, 1, published=(Other("a [bold]tree", 1.25), Other("b", 7.0)))
     found = result.report([row, Row("walk", "us", 3.0, None, None, 1)], MACHINE)
-    assert found["rows"][0]["published"] == [
+    assert [*found["rows"][0]["published"]] == [
         {"name": "a [bold]tree", "value": 1.25},
         {"name": "b", "value": 7.0},
     ]
