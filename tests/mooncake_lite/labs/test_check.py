@@ -23,24 +23,11 @@ from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.judging import Counted
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit
 from tests.patience import patient
 
 LAB = lab_in(ROOT, 2)
 KEYS = "store/keys.py"
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_of_tree(tmp_path_factory.mktemp("original"))
-
-
-@pytest.fixture
-def tree(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of one's own, in which the test works."""
-    shutil.copytree(original, tmp_path / "tree")
-    monkeypatch.chdir(tmp_path / "tree")
-    return tmp_path / "tree"
 
 
 def labs(*arguments: str) -> Result:
@@ -186,9 +173,8 @@ def _read_until(process: subprocess.Popen[bytes], words: bytes, limit_s: float) 
     assert words in seen
 
 
-def test_each_run_has_an_empty_numba_cache_so_a_changed_callee_is_seen(tmp_path: Path) -> None:
+def test_each_run_has_an_empty_numba_cache_so_a_changed_callee_is_seen(tree: Path) -> None:
     """Numba alone would not notice: it stamps the file of the caller, not that of the callee."""
-    tree = copy_of_tree(tmp_path / "tree")
     numba = "import numba\n\n\n@numba.njit(cache=True)\n"
     (tree / "callee.py").write_text(f"{numba}def one(x):\n    return x + 1\n")
     (tree / "caller.py").write_text(f"from callee import one\n{numba}def two(x):\n    return one(x)\n")

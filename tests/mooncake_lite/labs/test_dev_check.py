@@ -23,15 +23,14 @@ from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import Lab, lab_in, labs_in
 from mooncake_lite.labs.mutants import mutants
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, write_archive
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LABS = labs_in(ROOT)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    """Lab 2 in a tree of its own, which the test may break: it is the repository, and its copy too."""
-    tree = copy_of_tree(tmp_path / "tree")
+def bench(tree: Path) -> Bench:
+    """Lab 2 in a tree that the test may break: it is the repository, and its copy too."""
     return Bench(tree, lab_in(tree, 2), tree)
 
 

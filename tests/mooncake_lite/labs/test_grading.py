@@ -35,7 +35,7 @@ from tests.mooncake_lite.labs.sample_class import (
     write_archive,
     write_class,
 )
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LAB = lab_in(ROOT, 2)
 
@@ -144,14 +144,13 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
     assert "not within 3x" in (tmp_path / "out" / "grades" / "ada.html").read_text()
 
 
-def test_a_task_has_one_time_limit_for_all_of_its_tests(tmp_path: Path) -> None:
-    root = copy_of_tree(tmp_path / "tree")
-    edit(root / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
+def test_a_task_has_one_time_limit_for_all_of_its_tests(tree: Path, tmp_path: Path) -> None:
+    edit(tree / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
     slow = text("import time", "time.sleep(0.3)", "return 1")
     (tmp_path / "class").mkdir()
     write_archive(tmp_path / "class" / "ada.zip", {"2c": slow})
-    lab = lab_in(root, 2)
-    (grade,) = grade_folder(root, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    lab = lab_in(tree, 2)
+    (grade,) = grade_folder(tree, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
     why = "the tests of the task took longer than 1 s together"
     assert grade.messages == [f"2c: {why}"]
     said = list(grade.scores["2c"].failed_with("private").values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,24 +21,17 @@ from mooncake_lite.labs.variant import class_of, sizes
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.explain import from_recording
 from tests import emulation
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree
+from tests.mooncake_lite.labs.trees import ROOT
 from tests.mooncake_lite.tracing.reading import read
 
 LAB = lab_in(ROOT, 0)
 PREDICTION = "prediction.toml"
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_of_tree(tmp_path_factory.mktemp("original"))
-
-
 @pytest.fixture
-def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of lab 0 in a tree of one's own, in which the test works."""
-    shutil.copytree(original, tmp_path / "tree")
-    monkeypatch.chdir(tmp_path / "tree")
-    return tmp_path / "tree" / LAB.folder
+def folder(tree: Path) -> Path:
+    """The folder of lab 0 in a tree in which the test works."""
+    return tree / LAB.folder
 
 
 def real() -> dict[str, Answer]:
