@@ -28,7 +28,7 @@ LONG = (
     "tests/cluster/test_families.py",
     "tests/mooncake_lite/model/test_model_default.py",
     "tests/cluster/test_demo.py",
-    "tests/mooncake_lite/labs/test_grading.py",
+    "tests/mooncake_lite/labs/test_dev_check.py",
     "tests/kernels_numba/test_linear_fixed.py",
     "tests/transport/test_ranks.py",
     "tests/mooncake_lite/launch/test_stopping.py",
@@ -45,6 +45,9 @@ LONG = (
 Short files follow, so that no worker waits long for the other at the end. The first file compiles the kernels
 that clusters use, while the other worker is busy with CUDA, which uses none of them.
 """
+
+OF_LABS = "tests/labs"
+"""test_dev_check.py runs them, with two seeds. By themselves they run only where a command names them."""
 
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; test_soak.py fails when that changes."""
@@ -79,7 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m cluster` or `-m quick`, import only the files that have such tests."""
+    """Leave out tests of labs. With `-m cluster` or `-m quick`, import only files that have such tests."""
+    if collection_path == config.rootpath / OF_LABS and not any(OF_LABS in arg for arg in config.args):
+        return True
     mark = config.option.markexpr
     if mark not in ("cluster", "quick") or not collection_path.name.startswith("test_"):
         return None

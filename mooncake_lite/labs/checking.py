@@ -36,6 +36,7 @@ def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = 
 
     gpu: run kernels on a GPU too. Raises LabError when nothing can be tested.
     """
+    predictions = read_prediction(root, lab)
     sources = {task.file: _source(root, task.file) for task in tasks}
     states = {task.id: look_at(lab, task, sources[task.file]) for task in tasks}
     ready = [task for task in tasks if not states[task.id]]
@@ -47,7 +48,6 @@ def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = 
     scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
     scores |= {task.id: score(task, outcome, untidy(sources[task.file], task.function)) for task in ready}
     scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
-    predictions = read_prediction(root, lab)
     for task in tasks:
         _report(task, scores[task.id], predictions, say)
     for line in (*_tested(root, sources, outcome), *_edited_outside(root, lab, sources)):

@@ -20,7 +20,7 @@ from mooncake_lite.labs import regions, sandbox
 from mooncake_lite.labs.checking import compared, prediction_of
 from mooncake_lite.labs.gates import look_at, transplanted
 from mooncake_lite.labs.judging import Outcome
-from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.lab import Lab, Task
 from mooncake_lite.labs.lowering import Lowered, lower
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
@@ -98,44 +98,46 @@ class Grader:
         return grade
 
     def _judge(self, submission: Submission, grade: Grade) -> None:
-        with tempfile.TemporaryDirectory(prefix="mlab") as folder:
-            tree = Path(folder) / "tree"
-            shutil.copytree(self.clean, tree)
-            states = {task.id: self._fill_in(task.id, submission, tree) for task in self.lab.tasks}
-            ready = [task for task in states if not states[task]]
-            outcome, lowered = Outcome(), Lowered({})
-            if ready:
-                outcome = run_tests(self.root, self.lab, ready, tree, self.seeds, level=self.level)
-                lowered = lower(tree, self.lab, list(map(self.lab.task, ready)), level=self.level)
-            grade.messages += [f"{task}: {why}" for task, why in outcome.stopped.items()]
-            if lowered.skipped:
-                grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
-            for task in self.lab.tasks:
-                if states[task.id]:
-                    grade.scores[task.id] = not_run(task, states[task.id])
-                    continue
-                source = (tree / task.file).read_text(encoding="utf-8")
-                seen = score(task, outcome, untidy(source, task.function))
-                problem = lowered.problems.get(task.id, "")
-                grade.scores[task.id] = seen.nothing(problem) if problem else seen
+        sources = {file: (self.clean / file).read_text(encoding="utf-8") for file in self.lab.files}
+        states = {task.id: self._fill_in(task, submission, sources) for task in self.lab.tasks}
+        ready = [task for task in self.lab.tasks if not states[task.id]]
+        outcome, lowered = self._run(sources, ready) if ready else (Outcome(), Lowered({}))
+        grade.messages += [f"{task}: {why}" for task, why in outcome.stopped.items()]
+        if lowered.skipped:
+            grade.messages.append(f"not lowered to PTX: {lowered.skipped}")
+        for task in self.lab.tasks:
+            if states[task.id]:
+                grade.scores[task.id] = not_run(task, states[task.id])
+                continue
+            seen = score(task, outcome, untidy(sources[task.file], task.function))
+            problem = lowered.problems.get(task.id, "")
+            grade.scores[task.id] = seen.nothing(problem) if problem else seen
         self._compare(submission, grade)
 
-    def _fill_in(self, task_id: str, submission: Submission, tree: Path) -> str:
-        """Put a region into the tree. Return why it is not tested; empty when it is."""
-        task = self.lab.task(task_id)
-        text = submission.regions.get(task_id, "")
+    def _fill_in(self, task: Task, submission: Submission, sources: dict[str, str]) -> str:
+        """Put a region into its file. Return why it is not tested; empty when it is."""
+        text = submission.regions.get(task.id, "")
         if regions.is_stub(text):
             return "not handed in" if not text.strip() else "not written yet: the region is a stub"
-        path = tree / task.file
-        clean = path.read_text(encoding="utf-8")
         try:
-            filled = transplanted(self.lab, task, clean, text)
+            filled = transplanted(self.lab, task, sources[task.file], text)
         except LabError as error:
             return str(error)
         if state := look_at(self.lab, task, filled, check_names=self.check_names):
             return state
-        path.write_text(filled, encoding="utf-8")
+        sources[task.file] = filled
         return ""
+
+    def _run(self, sources: dict[str, str], ready: list[Task]) -> tuple[Outcome, Lowered]:
+        """Test and lower these tasks in a clean tree of their own, with these files in it."""
+        with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+            tree = Path(folder) / "tree"
+            shutil.copytree(self.clean, tree)
+            for file, source in sources.items():
+                (tree / file).write_text(source, encoding="utf-8")
+            ids = [task.id for task in ready]
+            outcome = run_tests(self.root, self.lab, ids, tree, self.seeds, level=self.level)
+            return outcome, lower(tree, self.lab, ready, level=self.level)
 
     def _compare(self, submission: Submission, grade: Grade) -> None:
         """Put each prediction beside what was counted, for the teacher."""

@@ -256,11 +256,9 @@ class WatchedArray(np.ndarray):
 
 def conflict(accesses: set[Access]) -> tuple[Access, Access] | None:
     """Return two accesses of one cell that race, the one that changes it first; None if all may stay."""
-    ordered = sorted(accesses)
-    for one in ordered:
-        for other in ordered:
-            is_harmless = one.operation == READS or one.operation == other.operation == ATOMIC
-            if one.thread != other.thread and not is_harmless:
+    for one in sorted(access for access in accesses if access.operation != READS):
+        for other in sorted(accesses):
+            if one.thread != other.thread and not one.operation == other.operation == ATOMIC:
                 return one, other
     return None
 

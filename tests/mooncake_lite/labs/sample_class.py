@@ -29,10 +29,10 @@ class Sample:
     says: dict[str, str] = field(default_factory=dict)
 
 
-def hostile(regions: dict[str, tuple[str, str]]) -> Sample:
-    """A submission of {task: (text, what is said of it)}, where each of these tasks gets nothing."""
+def hostile(regions: dict[str, tuple[str, str]], **right: str) -> Sample:
+    """A submission of {task: (text, what is said of it)}: these get nothing. right: texts with all points."""
     texts, says = ({task: pair[place] for task, pair in regions.items()} for place in (0, 1))
-    return Sample(texts, dict.fromkeys(regions, 0), says)
+    return Sample(texts | right, dict.fromkeys(regions, 0), says)
 
 
 def text(*lines: str) -> str:
@@ -57,12 +57,22 @@ SURVIVOR = text(
 
 READS_THE_GRADER = text(
     "import glob, os, sys",
-    "seen = [*glob.glob('/lab/**/test_2b*', recursive=True), *glob.glob('/tmp/*/run.json')]",
-    "seen += [*glob.glob('/proc/[0-9]*/cwd/tests'), *glob.glob('/home/*')]",
-    "seen += [name for name in sys.modules if 'judging' in name or 'grading' in name]",
+    "if not hasattr(glob, 'named'):",
+    "    glob.named = [*glob.glob('/proc/[0-9]*/cwd/tests'), *glob.glob('/home/*')]",
+    "    for top, folders, names in os.walk('/'):",
+    "        folders[:] = [each for each in folders if each not in ('usr', 'proc', 'lib')]",
+    "        glob.named += [each for each in names if each.startswith('test_2')]",
+    "        glob.named += [each for each in names if each.endswith('.csv') or each == 'run.json']",
+    "seen = glob.named + [name for name in sys.modules if 'judging' in name or 'grading' in name]",
     "seen += [name for name, value in os.environ.items() if value.isdigit() and len(value) > 9]",
-    "raise LookupError(f'found {seen} of the grader')",
+    "seen += [name for name in os.environ if name.endswith('_SEED')]",
+    "seen += ['2b'] * open('/lab/store/keys.py').read().count('intdigest(' + 'block')",
+    "raise LookupError(f'found {seen} of the grader in {sorted(os.listdir(\"/lab\"))}')",
 )
+"""Looks for tests, results, seeds and the solution of 2b."""
+
+PARTS = ["kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials"]
+"""The tree of a graded child."""
 
 WRITES_THE_SCORE = text(
     "import glob, os",
@@ -84,34 +94,27 @@ WRITES_THE_SCORE = text(
 SAMPLES = {
     "ada_perfect": Sample(),
     "ben_partly_done": Sample(
-        {
-            "2d": text('assert all(users >= 1 for users in self.used.values()), "a used page has no user"'),
-            "2e": STUBS["2e"],
-        },
-        {"2d": 1, "2e": 0},
+        STUBS
+        | {"2d": text('assert all(users >= 1 for users in self.used.values()), "a used page has no user"')},
+        dict.fromkeys(STUBS, 0) | {"2d": 1},
     ),
     "cleo_empty": hostile({task: (stub, "the region is a stub") for task, stub in STUBS.items()}),
-    "dan_ends": hostile(
-        {
-            "2b": (text("keys = [", "return keys"), "Python cannot read line 1 of the region"),
-            "2c": (hostile_text("endless loop"), "used more than 3 s of processor time"),
-            "2e": (hostile_text("exit"), "ended with exit code 0 before it answered"),
-        }
-    ),
-    "finn_takes_all": hostile(
+    "dan_takes_all": hostile(
         {
             "2a": (hostile_text("memory hog"), "used more than 1024 MB of memory"),
+            "2b": (text("keys = [", "return keys"), "Python cannot read line 1 of the region"),
+            "2c": (READS_THE_GRADER, f"LookupError: found [] of the grader in {PARTS}"),
             "2d": (hostile_text("fork bomb"), "started more than 32 processes and threads"),
         }
     ),
     "hana_writes": hostile(
         {
+            "2a": (hostile_text("exit"), "ended with exit code 0 before it answered"),
             "2b": (hostile_text("print flood"), "printed more than 1,048,576 bytes"),
+            "2c": (hostile_text("endless loop"), "used more than 3 s of processor time"),
             "2e": (WRITES_THE_SCORE, "the answer of the region has another type"),
-        }
-    ),
-    "jo_looks_around": Sample(
-        {"2b": READS_THE_GRADER, "2d": SURVIVOR}, {"2b": 0}, {"2b": "LookupError: found [] of the grader"}
+        },
+        **{"2d": SURVIVOR},
     ),
 }
 

@@ -23,6 +23,7 @@ from tests.mooncake_lite.labs.sample_class import reference, text
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LAB = lab_in(ROOT, 2)
+RIGHT = {task: reference(LAB)[task] for task in ("2b", "2d")}
 
 CONTAINER = """
 import os, sys
@@ -118,7 +119,7 @@ def test_with_namespaces_an_autograder_below_tmp_gives_all_points(autograder: Pa
     level, why = sandbox.possible()
     if level != "namespaces":
         pytest.skip(why)
-    assert total(graded(autograder, reference(LAB), wrapped=[])) == 75
+    assert total(graded(autograder, RIGHT, wrapped=[])) == 30
 
 
 def test_without_cap_sys_admin_a_cheat_finds_nothing_and_the_other_tasks_get_all_points(
@@ -137,6 +138,6 @@ def test_without_cap_sys_admin_a_cheat_finds_nothing_and_the_other_tasks_get_all
         "raise LookupError(f'found {found}')",
     )
     wrapped = [sys.executable, "-c", CONTAINER]
-    tests = graded(autograder, reference(LAB) | {"2b": cheat}, wrapped=wrapped)
+    tests = graded(autograder, RIGHT | {"2b": cheat}, wrapped=wrapped)
     assert "LookupError: found [0]" in str(tests["2b public"]["output"])
-    assert (total(tests), total(tests, "2b")) == (60, 0)
+    assert (total(tests), total(tests, "2b")) == (15, 0)

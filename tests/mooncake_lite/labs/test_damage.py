@@ -22,7 +22,7 @@ from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, text, write_archive
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LAB = lab_in(ROOT, 2)
 GOOD = reference(LAB)
@@ -206,18 +206,6 @@ def test_a_grader_that_fails_on_one_submission_goes_on_with_the_next(
 
 
 # ------------------------------------------------------------------------------------------- labs check
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_of_tree(tmp_path_factory.mktemp("original"))
-
-
-@pytest.fixture
-def tree(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(original, tmp_path / "tree")
-    monkeypatch.chdir(tmp_path / "tree")
-    return tmp_path / "tree"
 
 
 def check(*arguments: str) -> Result:

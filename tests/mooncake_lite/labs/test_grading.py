@@ -28,13 +28,14 @@ from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
 from tests.mooncake_lite.labs.sample_class import (
     SAMPLES,
     STUBS,
+    SURVIVOR,
     Sample,
     reference,
     text,
     write_archive,
     write_class,
 )
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LAB = lab_in(ROOT, 2)
 
@@ -91,11 +92,11 @@ def test_the_sample_class_gets_its_points_and_is_told_why(
 
 
 def test_a_region_that_uses_names_of_its_own_gets_nothing_even_if_it_is_right(tmp_path: Path) -> None:
-    sample = "jo_looks_around"
-    folder = write_class(tmp_path / "class", LAB, [sample])
-    (grade,) = grade_folder(ROOT, LAB, folder, "sample", jobs=1, trusted=True)
-    assert points([grade]) == {sample: {"2b": 0, "2d": 0}}
-    assert all("imports; a region uses only" in grade.scores[task].state for task in ("2b", "2d"))
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "jo.zip", {"2d": SURVIVOR})
+    (grade,) = grade_folder(ROOT, LAB, tmp_path / "class", "sample", jobs=1, trusted=True)
+    assert grade.automatic == 0
+    assert "imports; a region uses only" in grade.scores["2d"].state
 
 
 @pytest.mark.quick
@@ -104,11 +105,11 @@ def test_hostile_code_that_needs_other_names_is_refused_before_it_runs() -> None
         (name, task) for name, sample in SAMPLES.items() for task in sample.changed if wrong(sample, task)
     }
     assert refused == {
-        ("dan_ends", "2e"),
-        ("finn_takes_all", "2d"),
+        ("dan_takes_all", "2c"),
+        ("dan_takes_all", "2d"),
+        ("hana_writes", "2a"),
+        ("hana_writes", "2d"),
         ("hana_writes", "2e"),
-        ("jo_looks_around", "2b"),
-        ("jo_looks_around", "2d"),
     }
 
 
@@ -125,7 +126,7 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
     good = reference(LAB)
     hashed = {"prediction.toml": b"bytes_hashed = 1\n"}
     write_archive(folder / "ada.zip", {"2b": good["2b"]}, report__md=b"", **hashed)
-    write_archive(folder / "ben.zip", {"2a": good["2a"], "2b": text("return ['<script>']")})
+    write_archive(folder / "ben.zip", {"2b": text("return ['<script>']")})
     (folder / "marks.csv").write_text("student,prediction,report\nada,9,\nben,0,15\n")
     grades = grade_folder(ROOT, LAB, folder, "sample", jobs=1, trusted=True)
     (tmp_path / "out").mkdir()
@@ -133,7 +134,7 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
     rows = list(csv.DictReader((tmp_path / "out" / "grades.csv").open()))
     assert [(row["student"], row["total"], row["automatic"]) for row in rows] == [
         ("ada", "24", "15"),
-        ("ben", "30", "15"),
+        ("ben", "15", "0"),
     ]
     result = json.loads((tmp_path / "out" / "grades" / "ada.json").read_text())
     assert (result["score"], sum(test["score"] for test in result["tests"])) == (24, 15)
@@ -143,35 +144,13 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
     assert "not within 3x" in (tmp_path / "out" / "grades" / "ada.html").read_text()
 
 
-def test_code_that_looks_for_the_grader_finds_neither_tests_nor_solutions(tmp_path: Path) -> None:
-    skip_without_sandbox()
-    folder = tmp_path / "class"
-    folder.mkdir()
-    spying = text(
-        "import os",
-        "found = []",
-        "for top, folders, names in os.walk('/'):",
-        "    folders[:] = [each for each in folders if each not in ('usr', 'proc', 'lib')]",
-        "    found += [each for each in names if each.startswith('test_2') or each.endswith('.csv')]",
-        "solution = open('/lab/store/keys.py').read().count('intdigest(' + 'block')",
-        "secrets = [name for name in os.environ if name.endswith('_SEED')]",
-        "raise ValueError(f'found {found} {solution} {secrets} {sorted(os.listdir(\"/lab\"))}')",
-    )
-    write_archive(folder / "spy.zip", {"2b": spying})
-    (grade,) = grade_folder(ROOT, LAB, folder, "sample", jobs=1, trusted=False, check_names=False)
-    assert grade.automatic == 0
-    parts = ["kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials"]
-    assert f"ValueError: found [] 0 [] {parts}" in next(iter(grade.scores["2b"].failed.values()))
-
-
-def test_a_task_has_one_time_limit_for_all_of_its_tests(tmp_path: Path) -> None:
-    root = copy_of_tree(tmp_path / "tree")
-    edit(root / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
+def test_a_task_has_one_time_limit_for_all_of_its_tests(tree: Path, tmp_path: Path) -> None:
+    edit(tree / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
     slow = text("import time", "time.sleep(0.3)", "return 1")
     (tmp_path / "class").mkdir()
     write_archive(tmp_path / "class" / "ada.zip", {"2c": slow})
-    lab = lab_in(root, 2)
-    (grade,) = grade_folder(root, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    lab = lab_in(tree, 2)
+    (grade,) = grade_folder(tree, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
     why = "the tests of the task took longer than 1 s together"
     assert grade.messages == [f"2c: {why}"]
     said = list(grade.scores["2c"].failed_with("private").values())

@@ -20,7 +20,7 @@ from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNS = 20
+RUNS = 5
 Runs = dict[str, list[list[Finding]]]
 
 

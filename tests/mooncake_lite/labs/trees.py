@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,19 @@ def copy_of_tree(folder: Path) -> Path:
         shutil.copytree(ROOT / part, folder / part, ignore=without)
     shutil.copy(ROOT / "tests" / "__init__.py", folder / "tests" / "__init__.py")
     return folder
+
+
+def restore(tree: Path, original: Path) -> None:
+    """Make a copy of a tree like the original again."""
+    there, wanted = (
+        {path.relative_to(root) for path in root.rglob("*") if path.is_file()} for root in (tree, original)
+    )
+    for name in there - wanted:
+        (tree / name).unlink()
+    for name in wanted:
+        if name not in there or not filecmp.cmp(original / name, tree / name):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(original / name, tree / name)
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -6,10 +6,13 @@ NaN travels as null.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+os.environ["NUMBA_OPT"] = "0"  # each child compiles anew, which takes longer than all calls together
 
 import numpy as np
 
