@@ -181,7 +181,8 @@ def test_a_cluster_of_the_sheet_gives_these_answers(tmp_path: Path) -> None:
     seed = class_of(ROOT).seed
     size = sizes(LAB, seed)
     model = emulation.model_folder(tmp_path / "model", emulation.SMOL)
-    flags = [str(model), "--engine", "emulated", "--profile", str(emulation.profile_file(model))]
+    profile = emulation.profile_file(model, emulation.WORTH_LOADING)
+    flags = [str(model), "--engine", "emulated", "--profile", str(profile)]
     flags += ["--prefill", str(size.prefill), "--block-size", str(size.block_tokens)]
     flags += ["--policy", "round-robin", "--prefix-sharing", "off", "--record", str(tmp_path / "run.events")]
     flags += ["--trace", str(tmp_path / "run.json")]
