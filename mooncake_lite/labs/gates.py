@@ -5,8 +5,6 @@ Used by `labs check` and `grade`. Pure: text in, a finding out. Explained in doc
 
 from __future__ import annotations
 
-import warnings
-
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.lab import Lab, Task
@@ -27,9 +25,7 @@ def look_at(lab: Lab, task: Task, source: str, *, check_names: bool = True) -> s
             return f"the region has {len(text):,} characters; {MOST_CHARACTERS:,} are allowed"
         if regions.is_stub(text):
             return f"not written yet: {task.function} in {task.file} is a stub"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "invalid escape sequence" and the like, in a student's text
-            compile(source, task.file, "exec")
+        regions.read(source, task.file, flags=0)
         function = regions.function_in(source, task.function)
         wrong = forbidden(lab, task, function, source) if check_names else []
     except SyntaxError as error:

@@ -84,7 +84,7 @@ def test_the_sample_class_gets_its_points_and_is_told_why(
     folder = write_class(tmp_path / "class", LAB)
     monkeypatch.setattr(socket, "socket", None)  # grading works offline
     grades = grade_folder(ROOT, LAB, folder, "sample", jobs=2, trusted=False, check_names=False)
-    assert points(grades) == {name: sample.points for name, sample in SAMPLES.items()}
+    assert points(grades) == {name: sample.points for name, sample in SAMPLES.items()}, grades[0]
     for grade in grades:
         for task, words in SAMPLES[grade.name].says.items():
             assert words in " ".join((grade.scores[task].state, *grade.scores[task].failed.values()))

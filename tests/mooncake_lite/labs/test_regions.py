@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from mooncake_lite.errors import LabError
@@ -128,3 +132,16 @@ def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
     wrong = regions.replace(source, task.function, f"        {line}\n        return None\n")
     assert says in look_at(LAB, task, wrong)
     assert "line 1" in look_at(LAB, task, wrong)
+
+
+def test_regions_of_several_submissions_can_be_read_at_once() -> None:
+    def let_others_run(*_: object) -> None:
+        time.sleep(0)
+
+    source = (ROOT / LAB.tasks[0].file).read_text(encoding="utf-8")
+    gc.callbacks.append(let_others_run)  # as Hypothesis has one
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda _: regions.find(source, LAB.tasks[0].function), range(40)))
+    finally:
+        gc.callbacks.remove(let_others_run)
