@@ -125,7 +125,7 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hours: str
     variant: dict[str, list[int]]
     names: list[str] = []
-    resources: Resources = Resources(seconds=3, memory_mb=1024, tasks=32)
+    resources: Resources = Resources(seconds=6, memory_mb=1024, tasks=32)
     figures: list[Figure] = []
     tasks: list[Task] = []
     questions: list[Question] = []
