@@ -33,8 +33,8 @@ _ONE_READER = threading.Lock()
 def read(source: str, file: str = "<region>", flags: int = ast.PyCF_ONLY_AST) -> Any:
     """Return the syntax tree of a text, or with flags=0 its code. Raises what `compile` raises.
 
-    Several submissions are graded at once. Python before 3.11.8 and 3.12.2 can make one tree at a time: threads
-    that each make one get SystemError (gh-106905). Filters of warnings are shared by all threads too.
+    Several submissions are graded at once. Python before 3.11.8 and 3.12.2 can make one tree at a time: of
+    two threads that do, one gets SystemError (gh-106905). Filters of warnings are shared by all threads too.
     """
     with _ONE_READER, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "invalid escape sequence" and the like, in a student's text
