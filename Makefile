@@ -11,6 +11,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+# Tests start hundreds of processes. Without compiled files each one would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
