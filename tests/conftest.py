@@ -49,6 +49,9 @@ that clusters use, while the other worker is busy with CUDA, which uses none of 
 OF_LABS = "tests/labs"
 """test_dev_check.py runs them, with two seeds. By themselves they run only where a command names them."""
 
+QUICK_SHARE = 5
+"""`make check` tries so many times fewer examples of a property than `make test`."""
+
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a test; test_soak.py fails when that changes."""
 
@@ -96,24 +99,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
     factor = config.getoption("--soak")
     if factor:
-        _select_and_grow(config, items, factor)
+        _select_repeating(config, items)
+        for holder, name in _all_settings(items):
+            old = getattr(holder, name)
+            most = old.max_examples * factor
+            new = settings(old, max_examples=most, derandomize=False, deadline=None, print_blob=True)
+            setattr(holder, name, new)
+    elif config.option.markexpr == "quick":
+        for holder, name in _all_settings(items):
+            old = getattr(holder, name)
+            setattr(holder, name, settings(old, max_examples=max(1, old.max_examples // QUICK_SHARE)))
 
 
-def _select_and_grow(config: pytest.Config, items: list[pytest.Item], factor: int) -> None:
-    kept: list[pytest.Item] = []
-    grown: set[int] = set()
-    for item in items:
-        holder, name = _settings_of(item)
-        if holder is None:
-            if "soak" in getattr(item, "fixturenames", ()):
-                kept.append(item)
-            continue
-        kept.append(item)
-        if id(holder) not in grown:  # a parametrised test is one function, and grows once
-            grown.add(id(holder))
-            setattr(holder, name, _grown(getattr(holder, name), factor))
+def _select_repeating(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep property tests, and tests that ask for the fixture `soak`."""
+    kept = [i for i in items if _settings_of(i)[0] is not None or "soak" in getattr(i, "fixturenames", ())]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def _all_settings(items: list[pytest.Item]) -> list[tuple[Any, str]]:
+    """Each once: a parametrised test is one function, and has settings once."""
+    found = {id(holder): (holder, name) for holder, name in map(_settings_of, items) if holder is not None}
+    return list(found.values())
 
 
 def _settings_of(item: pytest.Item) -> tuple[Any, str]:
@@ -127,10 +135,3 @@ def _settings_of(item: pytest.Item) -> tuple[Any, str]:
     if not hasattr(function, SETTINGS):
         setattr(function, SETTINGS, settings.default)
     return function, SETTINGS
-
-
-def _grown(old: settings, factor: int) -> settings:
-    """More examples, drawn anew in every run; a failure prints how to repeat it."""
-    return settings(
-        old, max_examples=old.max_examples * factor, derandomize=False, deadline=None, print_blob=True
-    )

@@ -91,9 +91,19 @@ def sources(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
             yield path, parsed(path)
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+@cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
+@cache
+def imported(tree: ast.Module) -> list[tuple[str, int]]:
     """(module, line) of every import, wherever it stands."""
-    for node in ast.walk(tree):
+    return list(_imported(tree))
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((name.name, node.lineno) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -141,9 +151,7 @@ def test_every_package_has_files_to_check() -> None:
 def test_nobody_imports_upwards_with_dots_or_out_of_the_tests() -> None:
     wrong = []
     for path, tree in sources(*MAY_IMPORT):
-        wrong += [
-            f"{path}:{n.lineno}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level > 1
-        ]
+        wrong += [f"{path}:{n.lineno}" for n in nodes(tree) if isinstance(n, ast.ImportFrom) and n.level > 1]
         wrong += [f"{path}:{line}" for module, line in imported(tree) if module.split(".")[0] == "tests"]
     assert wrong == []
 
@@ -176,7 +184,7 @@ def module_name(path: Path) -> str:
 
 def _edges(name: str, path: Path, tree: ast.Module, known: Iterable[str]) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -216,8 +224,8 @@ def test_every_thread_tells_of_its_death() -> None:
     """transport/threads.py starts them all; a threading.Timer is a thread too."""
     wrong = set()
     for path, tree in sources(*MAY_IMPORT):
-        calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
-        if any(call.split(".")[-1] in ("Thread", "Timer") for call in calls):
+        calls = (_last_name(node.func) for node in nodes(tree) if isinstance(node, ast.Call))
+        if {*calls} & {"Thread", "Timer"}:
             wrong.add(str(path.relative_to(ROOT)))
     assert wrong == {"transport/threads.py"}
 
@@ -241,18 +249,13 @@ def test_nothing_is_pickled_on_a_wire_or_a_disk() -> None:
 
 def _pickling_calls(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Calls that pickle: pyzmq's *_pyobj anywhere, mpi4py's lower-case methods on a communicator."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        name, owner = node.func.attr, ast.unparse(node.func.value).lower()
+        name, owner = node.func.attr, _last_name(node.func.value).lower()
         if name in ("send_pyobj", "recv_pyobj"):
             yield name, node.lineno
-        elif name in PICKLING_METHODS and owner.split(".")[-1].strip("_") in (
-            "comm",
-            "world",
-            "comm_world",
-            "node",
-        ):
+        elif name in PICKLING_METHODS and owner.strip("_") in ("comm", "world", "comm_world", "node"):
             yield f"{owner}.{name}", node.lineno
 
 
@@ -276,7 +279,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
         usual = FUNCTION_LINES.get(package, FUNCTION_LINES_ELSEWHERE)
         for path, tree in sources(package):
             limit = CUDA_FUNCTION_LINES if path.stem.endswith("_cuda") else usual
-            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            functions = [n for n in nodes(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
             found = {f"{path.relative_to(ROOT)}:{n.lineno} {n.name}": _body_lines(n) for n in functions}
             wrong.update({name: lines for name, lines in found.items() if lines > limit})
     assert wrong == {}

@@ -70,7 +70,6 @@ def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_
     assert rows["early-rejection"]["wasted"] == rows["predictive"]["wasted"] == [0.0] * len(seeds)
 
 
-@pytest.mark.quick
 def test_the_commands_print_a_table_and_write_json_and_a_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +88,6 @@ def test_the_commands_print_a_table_and_write_json_and_a_figure(
         assert all(name in out and name.encode() in figure.read_bytes() for name in names)
 
 
-@pytest.mark.quick
 def test_a_run_ends_however_much_is_offered_and_its_json_has_numbers_alone(tmp_path: Path) -> None:
     file, tiny = tmp_path / "result.json", ["--seeds", "1", "--requests", "20", "--policy", "random"]
     words = ["simulate", "policies", *tiny, "--prefills", "8", "--decodes", "8", "--json", str(file)]
@@ -133,7 +131,6 @@ def test_equal_seeds_give_equal_results() -> None:
     assert first.loads == second.loads
 
 
-@pytest.mark.quick
 def test_capacity_is_the_highest_rate_that_serves_enough_requests_in_time() -> None:
     experiment = compare_policies.cluster(named_profile(PROFILE), 1, 1, 40)
     found = compare_policies.capacity(experiment, 0, 0.9, lambda: None)

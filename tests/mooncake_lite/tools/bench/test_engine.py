@@ -73,7 +73,6 @@ def test_prompts_are_the_same_for_all_sides_and_differ_from_each_other() -> None
     assert all(125 <= token < 1000 for prompt in prompts for token in prompt)
 
 
-@pytest.mark.quick
 def test_causal_attention_counts_half_of_the_square(tiny: Path) -> None:
     config = load_config(tiny)
     width = config.layers * config.heads * config.head_dim
