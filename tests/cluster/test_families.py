@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from mooncake_lite.cli import cli
 from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.tools.demo.cluster import Cluster
@@ -155,5 +155,7 @@ def remove_all(where: Path) -> None:
 
 
 def store_command(name: str, where: Path, *rest: str) -> bytes:
-    command = [sys.executable, "-m", "mooncake_lite", "store", name, str(where), *rest]
-    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    """What `mooncake-lite store` writes, called in this process."""
+    done = CliRunner().invoke(cli, ["store", name, str(where), *rest])
+    assert done.exit_code == 0, done.output
+    return done.stdout_bytes

@@ -161,7 +161,7 @@ def remove(directory: Directory, random_: random.Random, now: float) -> object:
 STEPS = [put] * 8 + [end] * 6 + [look] * 4 + [save] * 3 + [replicate, stop, unpin, remove]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(
     st.integers(0, 1 << 32), st.sampled_from([1.0, 1.0, 0.7]), st.sampled_from(["lru", "lfu", "leaves-first"])
 )

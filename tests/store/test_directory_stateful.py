@@ -553,5 +553,5 @@ TestLives = Lives.TestCase
 TestLendingLives = LendingLives.TestCase
 TestEagerLives = EagerLives.TestCase
 TestLives.settings = TestEagerLives.settings = TestLendingLives.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None
+    max_examples=75, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )
