@@ -7,6 +7,7 @@ option all tests run as they stand in their files, and repeat themselves.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPREAD = ("tests/kernels_numba/test_cuda.py", "tests/tutorials/test_tutorials.py")
 """Files whose tests have nothing in common but a parameter: workers share them, a parameter at a time."""
