@@ -1,7 +1,7 @@
 """The truth about the KVCache pool: which object lies where, who may read it, what goes when room runs out.
 
-One object for the whole cluster, called by the conductor for every request; later also by a stand-alone
-master and the simulator. Pure: time is an argument, there is no I/O, and it never sees a byte of KV.
+One object for the whole cluster, called by the control plane for every request, live and simulated, and by the
+stand-alone master (`store.distributed`). Pure: time is an argument, there is no I/O, and it never sees a byte of KV.
 Explained in docs/explain/lifecycle.md; the states of an object are drawn in `store.objects`.
 """
 

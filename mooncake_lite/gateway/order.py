@@ -1,7 +1,7 @@
 """Puts the tokens of one answer in order: they come from a prefill rank and then from decode ranks.
 
 Used by `cluster` for each open request. Pure. Two ranks send over two sockets, so the first token may
-be overtaken; a rank that takes a request over after a death may send tokens again.
+be overtaken; a request that is tried again on another rank sends its first tokens again.
 """
 
 from __future__ import annotations
