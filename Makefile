@@ -30,7 +30,7 @@ CODE := mooncake_lite kernels_numba transport store scheduler tests tutorials
 help:
 	@echo "make demo    install, pull the model, start 4 ranks and play five scenes (3 to 5 minutes)"
 	@echo "make test    install and run every test"
-	@echo "make check   format, lint, types, import arrows, quick tests (under a minute)"
+	@echo "make check   format, lint, types, import arrows, quick tests (about a minute)"
 	@echo "make bench   run the benchmarks that there are; JSON into bench-results/"
 	@echo "make soak    random tests with 50 times their examples, a million requests with faults; new ones each time"
 	@echo "make venv    only install"
