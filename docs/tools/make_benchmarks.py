@@ -24,11 +24,13 @@ HEAD = """# Benchmarks
 are in [measured/](measured/). Each command measures our code, a peer where one exists, and a limit,
 in the same run.
 
-* *Ratio* is above 1 where our code is faster than the peer.
-* *Share* compares with the limit: the simplest program for the same job, such as one copy by torch or one
-  read of all bytes. It is not a bound of the hardware: our read of 16 MiB copies with two threads,
-  `np.copyto` with one, and its share is above 1.
+* *Ratio* is above 1 where our code is faster than the peer. A row without a peer has our figure alone.
+* A second table has the limits: the simplest programs for the same job, such as one copy by torch or one read
+  of all bytes. *Share* is the part of that speed that we reach. A limit is not a bound of the hardware: our
+  read of 16 MiB copies with two threads, `np.copyto` with one, and its share is above 1.
 * Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
+
+"Two nodes" are two network namespaces of one machine, between which bytes take the kernel's TCP.
 
 The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data
 through shared memory, so these ratios compare two systems as they are installed, and not two implementations
@@ -53,10 +55,10 @@ all else with the real engine. The parts of this table were measured one after t
 highest of them.
 
 The table of predictions compares predicted with measured times to first token. The peer is the median TTFT
-of all requests, as one prediction for each.
+of all requests, as one prediction for each. What we wanted to reach is called a goal.
 
-In the last table, the peer is the cluster without admission, and the limit is the best goodput of all forms
-and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
+In the last part, the peer is the cluster without admission; a second table compares with the best goodput of
+all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
 """
 
 TITLES = {
@@ -71,6 +73,10 @@ TITLES = {
 }
 
 
+LIMITS = {"predictions": "goal", "goodput": "best", "ideas": "bound"}
+"""What the second table compares with, where that is no limit of the machine."""
+
+
 def page() -> str:
     """The whole page: every part whose result is there."""
     there = [part for part in PARTS if (FOLDER / "measured" / f"{part}.json").is_file()]
@@ -78,41 +84,55 @@ def page() -> str:
 
 
 def section(part: str) -> str:
-    """One command's results: where and when, and a table with one number in a cell."""
+    """One command's results: where and when, a table of figures, and one of what they are compared with."""
     found = json.loads((FOLDER / "measured" / f"{part}.json").read_text(encoding="utf-8"))
-    machine = found["machine"]
-    heads = ["measured", "ours", "peer", "peer's figure", "ratio", "limit", "limit's figure", "share"]
-    rules = ["---", "---:", "---", "---:", "---:", "---", "---:", "---:"]
-    has_published = any("published" in entry for entry in found["rows"])
-    if has_published:
-        heads, rules = [*heads, "published by", "published figure"], [*rules, "---", "---:"]
+    machine, entries = found["machine"], found["rows"]
     lines = [
         f"## {TITLES[part]}",
         "",
         f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of "
         f"{machine['cpu']}, Python {machine['python']}, load {machine['load']} before the run.",
         "",
-        f"| {' | '.join(heads)} |",
-        f"|{'|'.join(rules)}|",
-        *(row(entry, has_published) for entry in found["rows"]),
-        "",
     ]
+    heads = ["measured", "ours", "peer", "peer's figure", "ratio"]
+    if any("published" in entry for entry in entries):
+        heads += ["published by", "published figure"]
+    lines += table(heads, [row for entry in entries for row in against_peer(entry, len(heads) > 5)])
+    limit = LIMITS.get(part, "limit")
+    lines += table(["measured", "ours", limit, "its figure", "share"], limits(entries))
     return "\n".join(lines)
 
 
-def row(entry: dict[str, Any], has_published: bool) -> str:
-    """One entry of a table, which may have columns for published figures; a line for each further one."""
-    unit = entry["unit"]
-    cells = [entry["name"], with_unit(entry["ours"], unit)]
-    for other, ratio in (("peer", "ratio_to_peer"), ("limit", "ratio_to_limit")):
-        known = entry[other] or {"name": "", "value": None}
-        cells += [known["name"], with_unit(known["value"], unit), number(entry[ratio])]
-    lines = [cells]
-    if has_published:
-        known = entry.get("published", [])
-        found = [[other["name"], with_unit(other["value"], unit)] for other in known] or [["", ""]]
-        lines = [cells + found[0], *([""] * len(cells) + other for other in found[1:])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """A table with one number in a cell, and an empty line after it; nothing when it has no rows."""
+    rules = ["---" if head in ("measured", "peer", "published by", heads[2]) else "---:" for head in heads]
+    cells = [f"| {' | '.join(row)} |" for row in [heads, *rows]]
+    return [cells[0], f"|{'|'.join(rules)}|", *cells[1:], ""] if rows else []
+
+
+def against_peer(entry: dict[str, Any], has_published: bool) -> list[list[str]]:
+    """The rows of an entry in the first table: none if it has a limit alone, more for published figures."""
+    unit, published = entry["unit"], entry.get("published", [])
+    if entry["limit"] and not entry["peer"] and not published:
+        return []
+    peer = entry["peer"] or {"name": "", "value": None}
+    cells = [entry["name"], with_unit(entry["ours"], unit), peer["name"], with_unit(peer["value"], unit)]
+    cells.append(number(entry["ratio_to_peer"]))
+    if not has_published:
+        return [cells]
+    found = [[other["name"], with_unit(other["value"], unit)] for other in published] or [["", ""]]
+    return [cells + found[0], *([""] * len(cells) + other for other in found[1:])]
+
+
+def limits(entries: list[dict[str, Any]]) -> list[list[str]]:
+    """The rows of the second table: each limit once, however many peers there are."""
+    found = {}
+    for entry in entries:
+        if limit := entry["limit"]:
+            figures = [with_unit(entry["ours"], entry["unit"]), limit["name"]]
+            figures += [with_unit(limit["value"], entry["unit"]), number(entry["ratio_to_limit"])]
+            found[entry["name"], limit["name"]] = [entry["name"], *figures]
+    return list(found.values())
 
 
 def with_unit(value: float | None, unit: str) -> str:
