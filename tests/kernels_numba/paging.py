@@ -139,3 +139,9 @@ def assert_near(result: np.ndarray, wanted: np.ndarray, dtype: str, tokens: int)
     half_unit = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 0.0)
     allowed = np.maximum(tolerance(dtype, tokens), half_unit * np.abs(wanted) + tolerance("float32", tokens))
     np.testing.assert_allclose(result / allowed, wanted / allowed, rtol=0, atol=1)
+
+
+def assert_close(result: np.ndarray, paged: Paged, dtype: str = "float32", window: int | None = None) -> None:
+    """Outputs for all of `paged` against the oracle's."""
+    longest = int(paged.context_lens.max(initial=1))
+    assert_near(result, expected(paged, window), dtype, longest)

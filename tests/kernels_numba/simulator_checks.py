@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -143,51 +144,46 @@ def check_decode(case: Case, **options: Any) -> None:
     case.check(out)
 
 
-def check_that_a_key_that_is_no_number_is_seen() -> None:
-    """By every rung, in the sequence that holds it and no other."""
-    prefill, decode = attention_cuda.launch_prefill, attention_decode_cuda.launch_split
-    for launch, case in (
-        (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
-        (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
+def cases_of_all_rungs(new: int) -> list[tuple[Callable[..., None], Case]]:
+    """Two sequences for each rung; for prefill, with so many new tokens in the first."""
+    return [
+        (attention_decode_cuda.launch_split, Case("float32", 2, 8, (40, 5), (1, 1))),
+        (attention_decode_cuda.launch_split, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
         (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
         (attention_cuda.launch_shared, Case("float32", 1, 8, (9, 3), (1, 1))),
         (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
-        (prefill, Case("float16", 1, 64, (9, 3), (1, 1))),
-    ):
+        (attention_cuda.launch_prefill, Case("float16", 1, 64, (9, 3), (new, 1))),
+    ]
+
+
+def launched(launch: Callable[..., None], case: Case) -> np.ndarray:
+    """What a rung gives for a case."""
+    new = [] if launch is attention_decode_cuda.launch_split else device(case.new)
+    out = poison(case, case.query)
+    launch(*case.inputs(), *new, *device(case.lens), case.scale, out)
+    found = out.copy_to_host()
+    return (found.astype(np.uint32) << 16).view(np.float32) if case.dtype == "bfloat16" else found
+
+
+def check_that_a_key_that_is_no_number_is_seen() -> None:
+    """By every rung, in the sequence that holds it and no other."""
+    for launch, case in cases_of_all_rungs(new=1):
         nan = 0x7FC0 if case.dtype == "bfloat16" else np.nan
         case.caches[0][case.tables[0, 0], 0, 1, 3] = nan
-        new = [] if launch is decode else device(case.new)
-        out = poison(case, case.query)
-        launch(*case.inputs(), *new, *device(case.lens), case.scale, out)
-        found = out.copy_to_host()
-        if case.dtype == "bfloat16":
-            found = (found.astype(np.uint32) << 16).view(np.float32)
+        found = launched(launch, case)
         assert np.isnan(found[0]).all(), launch
         assert np.abs(found[1] - case.want[1]).max() < 2**-6, launch
 
 
 def check_that_scores_of_only_minus_infinity_give_nan() -> None:
     """By every rung, as on the CPU: in the sequence whose every key does so, and in no other."""
-    prefill, decode = attention_cuda.launch_prefill, attention_decode_cuda.launch_split
-    for launch, case in (
-        (decode, Case("float32", 2, 8, (40, 5), (1, 1))),
-        (decode, Case("bfloat16", 2, 64, (40, 5), (1, 1))),
-        (attention_cuda.launch_plain, Case("float32", 1, 8, (5, 3), (1, 1))),
-        (attention_cuda.launch_shared, Case("float32", 1, 8, (9, 3), (1, 1))),
-        (attention_cuda.launch_tiled, Case("float32", 1, 8, (9, 3), (1, 1))),
-        (prefill, Case("float16", 1, 64, (9, 3), (2, 1))),
-    ):
+    for launch, case in cases_of_all_rungs(new=2):
         one = 0x3F80 if case.dtype == "bfloat16" else 1
         case.query[: case.new[0], :, 3] = one
         for t in range(case.lens[0]):
             lowest = 0xFF80 if case.dtype == "bfloat16" else -np.inf
             case.caches[0][case.tables[0, t // 8], 0, t % 8, 3] = lowest
-        new = [] if launch is decode else device(case.new)
-        out = poison(case, case.query)
-        launch(*case.inputs(), *new, *device(case.lens), case.scale, out)
-        found = out.copy_to_host()
-        if case.dtype == "bfloat16":
-            found = (found.astype(np.uint32) << 16).view(np.float32)
+        found = launched(launch, case)
         assert np.isnan(found[: case.new[0]]).all(), launch
         assert np.abs(found[-1] - case.want[-1]).max() < 2**-6, launch
 

@@ -18,7 +18,7 @@ from tests.kernels_numba.paging import (
     Paged,
     as_dtype,
     as_float32,
-    assert_near,
+    assert_close,
     expected,
     make_paged,
     tolerance,
@@ -57,11 +57,6 @@ def hide_what_lies_before(paged: Paged, window: int) -> None:
                 poison = 0x7FC0 if cache.dtype == np.uint16 else np.nan
                 cache[page, :, : first - logical * page_size] = poison
         paged.block_tables[b, : first // page_size] = GARBAGE_PAGE
-
-
-def assert_close(result: np.ndarray, paged: Paged, dtype: str = "float32", window: int | None = None) -> None:
-    longest = int(paged.context_lens.max(initial=1))
-    assert_near(result, expected(paged, window), dtype, longest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

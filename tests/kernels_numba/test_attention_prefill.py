@@ -18,7 +18,7 @@ from tests.kernels_numba.paging import (
     Paged,
     as_dtype,
     as_float32,
-    assert_near,
+    assert_close,
     expected,
     make_paged,
     tolerance,
@@ -63,11 +63,6 @@ def forget_before(paged: Paged, window: int) -> None:
                     cache[page, :, t % page_size] = as_dtype(nan, arrays.dtype_name(cache))[0]
         whole = first // page_size if new else paged.block_tables.shape[1]
         paged.block_tables[b, :whole] = GARBAGE_PAGE
-
-
-def assert_close(result: np.ndarray, paged: Paged, dtype: str = "float32", window: int | None = None) -> None:
-    longest = int(paged.context_lens.max(initial=1))
-    assert_near(result, expected(paged, window), dtype, longest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -65,6 +65,16 @@ class Gate:
         self._open.set()
 
 
+def held(tier: HDF5Tier, writer: TierWriter, monkeypatch) -> Gate:
+    """Block 0 is in the writer's hands, and 1 to 5 are in its queue."""
+    gate = Gate(tier, monkeypatch)
+    submit(writer, 0)
+    assert gate.entered.wait(LIMIT_S)
+    for key in range(1, 6):
+        submit(writer, key)
+    return gate
+
+
 @pytest.fixture
 def tier(tmp_path) -> Iterator[HDF5Tier]:
     tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT, seal_after_s=3600)
@@ -124,11 +134,7 @@ def test_written_blocks_are_reported_in_groups(tier, writer, reports, monkeypatc
 
 
 def test_stopping_writes_the_newest_first(tier, writer, reports, monkeypatch) -> None:
-    gate = Gate(tier, monkeypatch)
-    submit(writer, 0)
-    assert gate.entered.wait(LIMIT_S)  # 0 is in the writer's hands; the rest is in the queue
-    for key in range(1, 6):
-        submit(writer, key)
+    gate = held(tier, writer, monkeypatch)
     stopper = threading.Thread(target=writer.stop, args=(LIMIT_S,))
     stopper.start()
     with writer._changed:
@@ -141,11 +147,7 @@ def test_stopping_writes_the_newest_first(tier, writer, reports, monkeypatch) ->
 def test_stopping_without_time_drops_the_queue_counts_it_and_keeps_what_was_written(
     tier, writer, reports, monkeypatch
 ) -> None:
-    gate = Gate(tier, monkeypatch)
-    submit(writer, 0)
-    assert gate.entered.wait(LIMIT_S)
-    for key in range(1, 6):
-        submit(writer, key)
+    gate = held(tier, writer, monkeypatch)
     assert writer.stop(0.0) == 6  # nothing is durable yet
     gate.open()
     reports.wait_for(lambda keys: len(keys["dropped"]) == 5 and keys["durable"] == [0])
@@ -158,11 +160,7 @@ def test_stopping_without_time_drops_the_queue_counts_it_and_keeps_what_was_writ
 def test_seal_now_makes_the_open_file_durable_before_the_rest_of_the_queue(
     tier, writer, reports, monkeypatch
 ) -> None:
-    gate = Gate(tier, monkeypatch)
-    submit(writer, 0)
-    assert gate.entered.wait(LIMIT_S)
-    for key in range(1, 6):
-        submit(writer, key)
+    gate = held(tier, writer, monkeypatch)
     assert not writer.seal_now(0.0)  # it is on its way, and 0 s is no time
     gate.open()
     reports.wait_for(lambda keys: bool(keys["durable"]))

@@ -6,21 +6,17 @@ import functools
 import gc
 import random
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 
-from mooncake_lite.engine.local import use_threads
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.model.forward import Model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.exact import assert_answers
 from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.one_rank import OneRank, go_on
-from tests.mooncake_lite.model.conftest import tiny_model
 
 REQUESTS = {"radix": 500, "hash": 150}
 """In `make test`; `make soak` asks 500 of both, other ones each time."""
@@ -35,24 +31,7 @@ GROWTH_BYTES = {"scheduler": 10_000, "mooncake_lite/engine": 100_000}
 some 40,000 B of small objects that it uses again."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """A model that is this small computes longest when threads wait for each other."""
-    before = numba.get_num_threads()
-    use_threads(1)
-    yield
-    use_threads(before)
-
-
-@pytest.fixture(scope="module")
-def oracle_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_model("llama", folder, num_hidden_layers=2).double(), folder
-
-
-@pytest.fixture(scope="module")
-def model(oracle_and_folder: tuple[Any, Path]) -> Model:
-    return load_model(oracle_and_folder[1])
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Clients:

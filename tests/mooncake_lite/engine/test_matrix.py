@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 
-from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
+from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.model.forward import Model
 from scheduler.instance import Limits
 from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.exact import assert_answers
 from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.matrix import CHOSEN, DIMENSIONS, IN_PROCESS, Cell, cells
 from tests.mooncake_lite.engine.one_rank import OneRank, go_on
-from tests.mooncake_lite.model.conftest import tiny_model
 
 NUM_PAGES = 40
 REQUESTS = 8
@@ -39,23 +36,7 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = numba.get_num_threads()
-    use_threads(1)
-    yield
-    use_threads(before)
-
-
-@pytest.fixture(scope="module")
-def oracle_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_model("llama", folder, num_hidden_layers=2).double(), folder
-
-
-@pytest.fixture(scope="module")
-def model(oracle_and_folder: tuple[Any, Path]) -> Model:
-    return load_model(oracle_and_folder[1])
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -214,20 +215,10 @@ def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path:
     assert "make venv" in readme
     assert "mooncake-lite labs check 2" in readme
     subprocess.run(["make", "venv"], cwd=tree, check=True, timeout=1800)
-    run = subprocess.run(
-        [".venv/bin/mooncake-lite", "labs", "check", "2"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [".venv/bin/mooncake-lite", "labs", "check", "2"]
+    check = partial(subprocess.run, command, cwd=tree, capture_output=True, text=True, timeout=120)
+    run = check()
     assert (run.returncode, "public 0/40" in run.stdout) == (1, True), run.stdout + run.stderr
     fill_in(tree, reference(LAB))
-    run = subprocess.run(
-        [".venv/bin/mooncake-lite", "labs", "check", "2"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = check()
     assert (run.returncode, "public 40/40" in run.stdout) == (0, True), run.stdout + run.stderr

@@ -19,17 +19,7 @@ from mooncake_lite.tools.bench.engine_limits import prefill_flops
 from mooncake_lite.tools.bench.engine_sides import Peer, Prompts, random_prompts, start_peers
 from mooncake_lite.tools.bench.peers import Worker
 from mooncake_lite.tools.bench.result import Row, Side, compare
-from tests.mooncake_lite.model.conftest import tiny_model
-
-VOCABULARY = 199
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 1024}
-    tiny_model("qwen3", folder, **sizes, tie_word_embeddings=True, head_dim=32)
-    return folder
+from tests.mooncake_lite.tools.bench.conftest import VOCABULARY
 
 
 def seconds_per_token(each: float) -> Any:

@@ -24,17 +24,7 @@ from mooncake_lite.tools.bench.ideas_rank import Rank, separately
 from mooncake_lite.tools.bench.result import Row
 from scheduler.costs.load_or_compute import PROBE_EVERY
 from tests import emulation
-from tests.mooncake_lite.model.conftest import tiny_model
-
-VOCABULARY = 199
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 1024}
-    tiny_model("qwen3", folder, **sizes, tie_word_embeddings=True, head_dim=32)
-    return folder
+from tests.mooncake_lite.tools.bench.conftest import VOCABULARY
 
 
 @pytest.fixture(scope="module")
