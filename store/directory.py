@@ -1,7 +1,8 @@
 """The truth about the KVCache pool: which object lies where, who may read it, what goes when room runs out.
 
-One object for the whole cluster, called by the control plane for every request, live and simulated, and by the
-stand-alone master (`store.distributed`). Pure: time is an argument, there is no I/O, and it never sees a byte of KV.
+One object for the whole cluster, called for every request by the control plane, live and simulated, and by
+the stand-alone master (`store.distributed`). Pure: time is an argument, there is no I/O, and it never sees a
+byte of KV.
 Explained in docs/explain/lifecycle.md; the states of an object are drawn in `store.objects`.
 """
 
