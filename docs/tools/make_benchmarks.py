@@ -105,7 +105,7 @@ def section(part: str) -> str:
 
 def table(heads: list[str], rows: list[list[str]]) -> list[str]:
     """A table with one number in a cell, and an empty line after it; nothing when it has no rows."""
-    rules = ["---" if head in ("measured", "peer", "published by", heads[2]) else "---:" for head in heads]
+    rules = ["---" if column in (0, 2, 5) else "---:" for column in range(len(heads))]  # names, then figures
     cells = [f"| {' | '.join(row)} |" for row in [heads, *rows]]
     return [cells[0], f"|{'|'.join(rules)}|", *cells[1:], ""] if rows else []
 

@@ -14,7 +14,7 @@ from mooncake_lite.model.forward import Model, load_model
 from tests.mooncake_lite.model.conftest import tiny_model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """A model that is this small computes longest when threads wait for each other."""
     before = numba.get_num_threads()

@@ -8,7 +8,6 @@ pages at equal hit length, the HDF5 tier.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,7 @@ Logits = dict[tuple[tuple[str, int], int], torch.Tensor]
 """((name of the request, branch), number of the token within the answer) -> what it was drawn from."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = numba.get_num_threads()
-    use_threads(1)
-    yield
-    use_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
