@@ -16,35 +16,23 @@ import msgspec
 from mooncake_lite import messages as m
 from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.modes import DUTIES
-from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
-from mooncake_lite.model.sizes import block_layout, context_length, pool_bytes, segment_bytes
+from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
 from mooncake_lite.ranks.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.traced import rank_tracer
 from mooncake_lite.tracing.tracer import Tracer
-from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
-from store.keys import next_key
+from scheduler.instance import Staging
 from transport.channel import Spoke
 from transport.curve import CurveKeys
 from transport.engine import TransferEngine
 from transport.membership import Heart
 from transport.wire import Decoder
 from transport.world import World
-
-
-def limits_of(config: ServeConfig) -> Limits:
-    """Return how much a rank that computes does at once."""
-    return Limits(
-        config.max_num_batched_tokens,
-        config.max_num_seqs,
-        config.max_num_partial_prefills,
-        config.enable_chunked_prefill,
-    )
 
 
 class _Neighbours:
@@ -212,23 +200,18 @@ class _Compute:
 
         from mooncake_lite.engine import Runner, StagingBlocks
         from mooncake_lite.engine.build import build_engine
+        from mooncake_lite.ranks.computing.build import computing_rank
         from mooncake_lite.ranks.computing.connections import Connections
         from mooncake_lite.ranks.computing.loop import Loop, StepRunner
-        from mooncake_lite.ranks.computing.machine import ComputingRank
         from mooncake_lite.ranks.computing.traced import ComputeTrace, TracedRunner
 
         engine = build_engine(config, start.folder, start.model_config, threads, process)
         lent = pool_bytes(config, start.model_config, role)
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
-        pages = Pages(engine.num_pages, PAGE_TOKENS)
-        halves_and_slots = Staging(blocks.half_blocks, blocks.num_slots)
-        duties, size, limits = frozenset(DUTIES[role]), config.block_size, limits_of(config)
-        prefix = new_prefix_cache(config.prefix_sharing, pages, size)
-        state = State(
-            duties, pages, halves_and_slots, size, limits, next_key=next_key, prefix=prefix,
-            preemption=config.preemption,
-        )  # fmt: skip
-        rank = ComputingRank(near.number, state, context_length(config, start.model_config))
+        staging = Staging(blocks.half_blocks, blocks.num_slots)
+        rank = computing_rank(
+            near.number, config, start.model_config, DUTIES[role], engine.num_pages, staging
+        )
         self._connections = Connections(
             rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone
         )

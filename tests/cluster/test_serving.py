@@ -12,11 +12,13 @@ import openai
 import pytest
 import torch
 
+from mooncake_lite import LLM, SamplingParams
 from mooncake_lite.gateway.settings import Limits
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import machine, reference
 from tests.cluster.conftest import SMALL
 from tests.patience import patient, wait_until
+from tests.test_examples import run
 
 pytestmark = pytest.mark.cluster
 
@@ -84,6 +86,22 @@ def test_sixteen_streams_at_once_each_get_their_own_text(client: openai.OpenAI, 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(stream, prompts))
     assert answers == reference.greedy_texts(model_folder, prompts, 24)
+
+
+def test_the_library_sends_more_requests_than_may_wait_and_gets_every_answer(
+    serving: Cluster, model_folder: Path
+) -> None:
+    prompts = reference.prompts(model_folder)
+    params = SamplingParams(temperature=0, max_tokens=8)
+    outputs = LLM(cluster=serving.base_url).generate(prompts * 3, params)
+    assert [each.outputs[0].text for each in outputs] == 3 * reference.greedy_texts(model_folder, prompts, 8)
+    assert [each.num_prompt_tokens for each in outputs] == 3 * [len(prompt) for prompt in prompts]
+
+
+def test_the_example_about_reuse_finds_its_document_in_the_pool(serving: Cluster) -> None:
+    first, second, third = run("reuse.py", serving.base_url)
+    assert first.startswith("0 of ")
+    assert int(second.split()[0]) == int(third.split()[0]) // 64 * 64 > 0
 
 
 def test_streamed_chat_with_usage(client: openai.OpenAI) -> None:

@@ -1,0 +1,372 @@
+"""`LLM`: answers from Python, in this process or from a running cluster.
+
+    from mooncake_lite import LLM
+
+    llm = LLM()                                      # or LLM(cluster="http://127.0.0.1:8000")
+    for output in llm.generate(["The capital of France is", "Two and two is"]):
+        print(output.outputs[0].text)
+
+The names are those of vLLM. A request has the fields, checks and defaults of docs/reference/http.md. In this
+process it goes from the gateway's work on bodies straight to a computing rank: the live planner with its
+prefix cache, and neither MPI nor a pool. Files: examples/.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from mooncake_lite import messages as m
+from mooncake_lite.config.machine import usable_cores
+from mooncake_lite.config.reading import config_from
+from mooncake_lite.config.serve import DEFAULT_MODEL, PAGE_TOKENS, ServeConfig
+from mooncake_lite.errors import ClusterError, ConfigError
+from mooncake_lite.gateway.answer import AnswerText
+from mooncake_lite.gateway.prompt_work import Prepared, PromptWork
+from mooncake_lite.gateway.settings import Settings
+from mooncake_lite.gateway.shapes import Tally
+from mooncake_lite.launch.threads import set_thread_environment, threads_for
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.progress import console_progress
+from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.sizes import context_length, num_pages
+from mooncake_lite.model.tokenizer import load_tokenizer
+from mooncake_lite.ranks.computing.build import computing_rank
+from mooncake_lite.ranks.computing.machine import Told
+from mooncake_lite.tools.client import one_line, open_client, problem_of
+from scheduler.instance import DECODE, PREFILL, Staging, pages_for
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.console import Console
+
+Kind = Literal["completion", "chat"]
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+Conversation = Sequence[Mapping[str, str]]
+"""Messages: [{"role": "user", "content": "..."}, ...]."""
+
+PARALLEL = 32
+"""Requests that are sent to a cluster at once: half of what may wait there by default."""
+
+ANSWER_LIMIT_S = 600.0
+"""A cluster that sends nothing for this long, or refuses a request for this long, has failed."""
+
+BUSY = 429
+"""HTTP status of a request that is refused because too many wait, with the seconds to wait in Retry-After."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How an answer is made. For None, the model's generation config decides, or OpenAI's default.
+
+    max_tokens of `generate` is 16 by default, that of `chat` what is left of the context. Each field is that
+    of the same name in docs/reference/http.md.
+    """
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer.
+
+    token_ids       of the answer; empty from a cluster, which sends text
+    finish_reason   "stop" or "length"
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All answers to one prompt.
+
+    num_cached_tokens   tokens of the prompt whose KV was reused
+    """
+
+    prompt: Prompt | Conversation
+    outputs: list[CompletionOutput]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class _Answering(Protocol):
+    def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
+        """Return the answers to these request bodies, in their order."""
+
+
+class LLM:
+    """A language model. One thread at a time may use it.
+
+    model     name or folder
+    cluster   URL of a running server; "": this process computes
+    api_key   of the server; by default MOONCAKE_LITE_API_KEY
+    options   of this process, as `mooncake-lite serve` names them: dtype="bfloat16", kv_cache_bytes="2GiB"
+
+    Raises ConfigError for a wrong option, ModelError for a model that cannot be used.
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, cluster: str = "", api_key: str | None = None, **options: Any
+    ) -> None:
+        if cluster and (options or model != DEFAULT_MODEL):
+            raise ConfigError(f"the cluster at {cluster} has its model and options; leave them out here")
+        self._answering: _Answering = _Cluster(cluster, api_key) if cluster else _Process(model, options)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Continue each prompt as it is. Raises RequestError, or ClusterError when the cluster fails."""
+        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        return self._answer("completion", "prompt", [prompts] if one else prompts, sampling_params)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | None = None,
+    ) -> list[RequestOutput]:
+        """Answer each conversation, in the model's chat template. Raises as `generate` does."""
+        one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        return self._answer("chat", "messages", [messages] if one else messages, sampling_params)
+
+    def _answer(
+        self, kind: Kind, field: str, prompts: Sequence[Any], params: SamplingParams | None
+    ) -> list[RequestOutput]:
+        given = {
+            name: value for name, value in asdict(params or SamplingParams()).items() if value is not None
+        }
+        return self._answering.answer(kind, [{field: prompt, **given} for prompt in prompts])
+
+
+def _prompt_of(body: Mapping[str, Any]) -> Any:
+    return body.get("prompt", body.get("messages"))
+
+
+# ---------------------------------------------------------------------------------- from a cluster
+
+
+class _Cluster:
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._url, self._api_key = url, api_key or os.environ.get("MOONCAKE_LITE_API_KEY")
+
+    def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
+        import httpx
+
+        limits = httpx.Timeout(ANSWER_LIMIT_S, connect=10.0)
+        client = open_client(httpx.Client, self._url, self._api_key, limits)
+        with client, ThreadPoolExecutor(PARALLEL) as threads:
+            return list(threads.map(lambda body: self._one(client, kind, body), bodies))
+
+    def _one(self, client: httpx.Client, kind: Kind, body: Mapping[str, Any]) -> RequestOutput:
+        import httpx
+
+        path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        try:
+            response = client.post(path, json=body)
+            while response.status_code == BUSY and time.monotonic() < deadline:
+                time.sleep(min(float(response.headers.get("Retry-After", 1)), 10.0))
+                response = client.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise ClusterError(f"no answer from {self._url}: {one_line(error)}") from None
+        if response.status_code != 200:
+            raise ClusterError(problem_of(response))
+        answer = response.json()
+        outputs = [
+            CompletionOutput(
+                choice["index"],
+                choice["message"]["content"] if kind == "chat" else choice["text"],
+                (),
+                choice["finish_reason"],
+            )
+            for choice in answer["choices"]
+        ]
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return RequestOutput(_prompt_of(body), outputs, usage["prompt_tokens"], cached)
+
+
+# ---------------------------------------------------------------------------------- in this process
+
+
+class _Progress:
+    """Shows on stderr what the engine does until it is ready."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def compiling(self, done: int, total: int, name: str) -> None:
+        """Show which kernel is compiled."""
+        self._console.print(f"compiling kernels {done} of {total} {name}", highlight=False)
+
+    def starting(self, what: str) -> None:
+        """Say nothing: this takes a second."""
+
+
+class _Open:
+    """A request that is being answered: the texts of its answers, and the tokens in them."""
+
+    def __init__(self, process: _Process, prepared: Prepared) -> None:
+        (self.submit,) = prepared.submits
+        self.left = self.submit.request.n
+        self.tally = Tally(self.submit.request.num_tokens)
+        self.texts = [
+            AnswerText(
+                process.tokenizer, "", prepared.stops, self.submit.body.sampling.min_tokens, self.tally
+            )
+            for _ in range(self.left)
+        ]
+        self.shown: list[list[str]] = [[] for _ in self.texts]
+        self.token_ids: list[list[int]] = [[] for _ in self.texts]
+
+    @property
+    def pages(self) -> int:
+        """Return the most KV pages that this request may need."""
+        request = self.submit.request
+        return request.n * pages_for(request.num_tokens + max(1, request.max_tokens), PAGE_TOKENS)
+
+    def push(self, message: m.Tokens) -> bool:
+        """Add tokens. Tell whether a stop string has ended this answer, and more would be of no use."""
+        text = self.texts[message.branch]
+        if text.finish is not None:
+            return False
+        for tier, count in message.cached_tokens.items():
+            self.tally.cached_tokens[tier] = self.tally.cached_tokens.get(tier, 0) + count
+        before = text.num_tokens
+        self.shown[message.branch].append(text.push(message)[0])
+        self.token_ids[message.branch] += message.token_ids[: text.num_tokens - before]
+        return text.finish is not None and message.finish is None
+
+    def output(self, prompt: Any) -> RequestOutput:
+        """Return the answers, all of which have ended."""
+        outputs = [
+            CompletionOutput(index, "".join(shown), tuple(ids), str(text.finish))
+            for index, (text, shown, ids) in enumerate(zip(self.texts, self.shown, self.token_ids))
+        ]
+        cached = sum(self.tally.cached_tokens.values())
+        return RequestOutput(prompt, outputs, self.tally.prompt_tokens, cached)
+
+
+class _Process:
+    """A gateway's work on bodies and one rank that prefills and decodes, without a conductor between them.
+
+    A request begins when the pages that it may need at most are free, so that no request is preempted.
+    """
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        self._config = config = config_from({"model": model, "mode": "colocated", **options}, "LLM()")
+        threads = threads_for(config, usable_cores(), "compute")
+        set_thread_environment(threads)  # Numba reads it when it is imported
+
+        from rich.console import Console
+
+        from mooncake_lite.engine.build import build_engine
+        from mooncake_lite.engine.runner import Runner
+
+        console = Console(stderr=True)
+        with console_progress(console) as progress:
+            folder = resolve_model(config.model, progress=progress)
+        self._model = load_config(folder)
+        self.tokenizer = load_tokenizer(folder)
+        self._work = PromptWork(self._settings(config, folder), self.tokenizer)
+        self._runner = Runner(build_engine(config, folder, self._model, threads, _Progress(console)))
+        self._numbers = itertools.count()
+        self._new_rank()
+
+    def _settings(self, config: ServeConfig, folder: Path) -> Settings:
+        length = context_length(config, self._model)
+        return Settings(
+            run_dir=Path(), config=config, model_folder=folder, fingerprint=b"this process",
+            served_id=config.model, max_model_len=length, weights=config.weights,
+        )  # fmt: skip
+
+    def _new_rank(self) -> None:
+        """Begin with an empty rank: nothing is in its pages."""
+        self._pages = num_pages(self._config, self._model)
+        duties = (PREFILL, DECODE)
+        self._rank = computing_rank(0, self._config, self._model, duties, self._pages, Staging(0, 0))
+
+    def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
+        requests = [self._prepare(kind, body) for body in bodies]
+        try:
+            self._run(requests)
+        except BaseException:
+            self._new_rank()  # Ctrl-C may have come in the middle of a step
+            raise
+        return [request.output(_prompt_of(body)) for request, body in zip(requests, bodies)]
+
+    def _prepare(self, kind: Kind, body: Mapping[str, Any]) -> _Open:
+        """Check a body as the gateway does. Raises RequestError, or ConfigError when it can never run."""
+        prepared = self._work.do(kind, f"request-{next(self._numbers)}", msgspec.json.encode(body))
+        assert isinstance(prepared, Prepared)
+        opened = _Open(self, prepared)
+        if opened.pages > self._pages:
+            raise ConfigError(
+                f"n={opened.left} answers may need {opened.pages * PAGE_TOKENS} tokens of KV, and "
+                f"kv_cache_bytes={self._config.kv_cache_bytes} holds {self._pages * PAGE_TOKENS}; ask for "
+                "fewer or shorter answers, or give more kv_cache_bytes"
+            )
+        return opened
+
+    def _run(self, requests: list[_Open]) -> None:
+        """Let the rank work until every request has ended."""
+        waiting, running = deque(requests), dict[str, _Open]()
+        while waiting or running:
+            free = self._pages - sum(request.pages for request in running.values())
+            while waiting and waiting[0].pages <= free:
+                request = waiting.popleft()
+                free -= request.pages
+                running[request.submit.request.request_id] = request
+                self._hear(self._rank.on(_start(request.submit), time.monotonic()), running)
+            result = self._runner.run(self._rank.step(time.monotonic()))
+            self._hear(self._rank.ended(result, time.monotonic()), running)
+
+    def _hear(self, told: list[Told], running: dict[str, _Open]) -> None:
+        for message, _, _ in told:
+            if isinstance(message, m.Tokens):
+                if running[message.request_id].push(message):
+                    cancel = m.CancelOn(0, message.request_id, 0, message.branch)
+                    self._hear(self._rank.on(cancel, time.monotonic()), running)
+            elif isinstance(message, m.DecodeEnded):
+                running[message.request_id].left -= 1
+                if not running[message.request_id].left:
+                    del running[message.request_id]
+            elif isinstance(message, m.RequestFailed):
+                raise ClusterError(f"the request failed: {message.reason}")
+
+
+def _start(submit: m.Submit) -> m.Start:
+    """Return the order that a conductor gives for a request where there is no pool."""
+    request, body = submit.request, submit.body
+    order = m.StartServe(0, request.request_id, 0, [], {}, 0.0, [])
+    return m.Start(
+        order, msgspec.structs.replace(body, max_tokens=request.max_tokens, n=request.n, keys=request.keys)
+    )

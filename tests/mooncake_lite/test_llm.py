@@ -1,0 +1,103 @@
+"""The library: `LLM` in this process, on a tiny model. Against a cluster: tests/cluster/test_serving.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mooncake_lite
+from mooncake_lite import LLM, SamplingParams
+from mooncake_lite.engine.local import generate_all
+from mooncake_lite.errors import ConfigError, RequestError
+from mooncake_lite.messages import Sampling
+from mooncake_lite.model.forward import load_model
+from tests.cluster.tiny import prompts, tiny_folder
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder("qwen3", tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), kv_cache_bytes="1MiB", threads=1)  # 682 tokens: two prompts at a time
+
+
+def expected(folder: Path, asked: list[list[int]]) -> list[tuple[int, ...]]:
+    said: list[list[int]] = [[] for _ in asked]
+    for number, token in generate_all(load_model(folder), asked, Sampling(0.0), 12, frozenset()):
+        said[number].append(token)
+    return [tuple(tokens) for tokens in said]
+
+
+def test_a_batch_that_exceeds_the_pages_gets_the_answers_of_one_that_does_not(llm: LLM, folder: Path) -> None:
+    asked = prompts()
+    outputs = llm.generate(asked, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == expected(folder, asked)
+    assert [output.outputs[0].text for output in outputs] == [
+        "".join(f"<{token}>" for token in output.outputs[0].token_ids if token not in (1, 2))
+        for output in outputs
+    ]
+    assert [output.num_prompt_tokens for output in outputs] == [len(prompt) for prompt in asked]
+
+
+def test_a_second_question_about_a_document_reuses_its_pages(llm: LLM) -> None:
+    document = [9, 8, 7, 6] * 40  # two full blocks and a half
+    (first,) = llm.generate([*document, 11], GREEDY)
+    (second,) = llm.generate([*document, 12], GREEDY)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 128)
+
+
+def test_several_answers_and_stop_strings(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=30, ignore_eos=True)
+    (free,) = llm.generate([5, 6], params)
+    assert [output.index for output in free.outputs] == [0, 1, 2]
+    assert len({output.text for output in free.outputs}) == 3
+    third = f"<{free.outputs[0].token_ids[2]}>"
+    stopping = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=30, ignore_eos=True, stop=third)
+    (stopped,) = llm.generate([5, 6], stopping)
+    whole, cut = free.outputs[0], stopped.outputs[0]
+    assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(third)], "stop")
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert len(cut.token_ids) <= 3
+
+
+def test_wrong_requests_and_options_say_what_would_be_right(llm: LLM, folder: Path) -> None:
+    with pytest.raises(RequestError, match="temperature=9 must be from 0 to 2"):
+        llm.generate("<5>", SamplingParams(temperature=9))
+    with pytest.raises(RequestError, match="at least one is needed"):
+        llm.generate("")
+    with pytest.raises(ConfigError, match=r"n=16 answers may need .* give more kv_cache_bytes"):
+        llm.generate("<5>", SamplingParams(n=16, max_tokens=400))
+    with pytest.raises(ConfigError, match="unknown key 'dtyp'"):
+        LLM(str(folder), dtyp="float32")
+    with pytest.raises(ConfigError, match="leave them out"):
+        LLM(cluster="http://127.0.0.1:1", dtype="float32")
+    assert llm.generate([]) == []
+
+
+def test_after_an_interruption_the_next_call_starts_anew(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts()[:2]
+    runner = llm._answering._runner  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run", lambda step: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(asked, GREEDY)
+    assert [output.outputs[0].token_ids for output in llm.generate(asked, GREEDY)] == expected(folder, asked)
+
+
+def test_importing_the_package_alone_is_light() -> None:
+    program = (
+        "import mooncake_lite, sys; sys.exit('mooncake_lite.llm' in sys.modules or 'torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'LLN'"):
+        mooncake_lite.LLN  # noqa: B018
