@@ -8,7 +8,8 @@ import pytest
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("tutorials/**/*.md"))]
+PACKAGES = ("mooncake_lite", "kernels_numba", "transport", "store", "scheduler")
+PAGES = [page for top in ("*", "docs/**/*", "tutorials/**/*") for page in sorted(ROOT.glob(f"{top}.md"))]
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -58,13 +59,20 @@ def test_pages_have_links_at_all() -> None:
 
 
 def test_every_page_that_a_module_names_is_there() -> None:
-    packages = ("mooncake_lite", "kernels_numba", "transport", "store", "scheduler")
     missing = [
         f"{file.relative_to(ROOT)} names {name}"
-        for package in packages
+        for package in PACKAGES
         for file in sorted((ROOT / package).glob("**/*.py"))
         for name in re.findall(r"\bdocs/[\w/.-]+?\.md\b", file.read_text(encoding="utf-8"))
         if not (ROOT / name).exists()
     ]
 
     assert missing == []
+
+
+def test_no_page_is_shown_through_a_symlink_where_its_own_links_would_break() -> None:
+    tops = (*PACKAGES, "docs", "tests", "tutorials")
+    pages = [*ROOT.glob("*.md"), *(page for top in tops for page in (ROOT / top).rglob("*.md"))]
+
+    assert len(pages) > 50
+    assert [page for page in pages if page.resolve().parent != page.parent.resolve()] == []

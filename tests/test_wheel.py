@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport")
+DOCUMENT = "mooncake_lite/tools/demo/document.txt"
 SOURCES = (*PACKAGES, "docs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 
 
@@ -41,7 +42,7 @@ def build_wheel(sources: Path, folder: Path) -> set[str]:
     run("-m", "pip", "wheel", ".", *options, "-w", str(folder), cwd=sources)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        assert file.read("mooncake_lite/paper.md") == (ROOT / "docs/explain/paper.md").read_bytes()
+        assert file.read(DOCUMENT) == (ROOT / "docs/explain/paper.md").read_bytes()
         return set(file.namelist())
 
 
@@ -50,7 +51,7 @@ def test_the_wheel_holds_every_package_and_what_is_read_or_run_beside_them(
 ) -> None:
     names = build_wheel(sources, tmp_path)
     profile = "mooncake_lite/profiles/shipped/SmolLM2-135M-Instruct.json"
-    assert {"mooncake_lite/paper.md", "mooncake_lite/launch/exec_child.py", profile} <= names
+    assert {DOCUMENT, "mooncake_lite/launch/exec_child.py", profile} <= names
     modules = {str(path.relative_to(sources)) for name in PACKAGES for path in (sources / name).rglob("*.py")}
     assert modules <= names
     tops = {name.split("/")[0] for name in names}
@@ -65,4 +66,4 @@ def test_a_wheel_can_be_built_from_the_source_distribution(sources: Path, tmp_pa
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
         file.extractall(tmp_path / "unpacked", **safely)  # type: ignore[arg-type]
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    assert "mooncake_lite/paper.md" in build_wheel(unpacked, tmp_path / "wheel")
+    assert DOCUMENT in build_wheel(unpacked, tmp_path / "wheel")

@@ -1,7 +1,7 @@
 """The long document that the demo asks about: docs/explain/paper.md, shortened to a number of tokens.
 
-Called by `demo.story`. Knows nothing of HTTP. The page lies in the package through a link to docs/, so
-there is one copy of it, and an installed wheel carries it as package data.
+Called by `demo.story`. Knows nothing of HTTP. `document.txt` is a link to the page, so there is one copy of
+it, and an installed wheel carries it as package data. It is no .md: a page's links break outside its folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 def document_text() -> str:
     """The whole page as plain prose: links keep their words and lose their targets."""
-    page = (files("mooncake_lite") / "paper.md").read_text(encoding="utf-8")
+    page = (files("mooncake_lite.tools.demo") / "document.txt").read_text(encoding="utf-8")
     return _LINK.sub(r"\1", page)
 
 

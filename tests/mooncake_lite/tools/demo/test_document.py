@@ -18,7 +18,7 @@ def words(text: str) -> int:
 
 
 def test_the_package_holds_a_link_to_the_page_and_no_second_copy() -> None:
-    packaged = files("mooncake_lite") / "paper.md"
+    packaged = files("mooncake_lite.tools.demo") / "document.txt"
 
     assert os.path.samefile(str(packaged), PAGE)
 
