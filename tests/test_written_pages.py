@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -80,6 +81,16 @@ def test_the_page_of_equality_is_the_one_that_its_script_writes() -> None:
     equality = script("make_equality")
 
     assert equality.PAGE.read_text(encoding="utf-8") == equality.page(), "run docs/tools/make_equality.py"
+
+
+def test_the_figure_of_a_request_is_the_one_that_its_script_draws_and_its_messages_are_on_the_page() -> None:
+    figure = script("draw_lifecycle")
+    names = re.findall(r"\b(?:[A-Z][a-z]+)+\b", figure.draw())
+
+    assert figure.PICTURE.read_text(encoding="utf-8") == figure.draw(), "run docs/tools/draw_lifecycle.py"
+    assert len(names) > 5
+    page = (ROOT / "docs/explain/lifecycle.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:
