@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PICTURE = Path(__file__).parents[1] / "explain/figures/lifecycle.svg"
-WIDTH, ROW_HEIGHT, TOP = 960, 30, 46
+WIDTH, ROW_HEIGHT, TOP, HALO = 960, 30, 46, 'stroke="#fff" stroke-width="4" paint-order="stroke"'
 PLACES = ("client", "gateway", "conductor", "prefill rank", "pool", "decode rank")
 STEPS = """
 client > gateway > HTTP request
@@ -47,14 +47,11 @@ def draw() -> str:
     for n, (source, target, text) in enumerate(step.split(" > ") for step in STEPS):
         y, start, end = TOP + ROW_HEIGHT * n + 20, at[source], at[target]
         if start != end:
-            tip, (colour, width) = (
-                9 if start > end else -9,
-                ("#777", 5) if "pool" in (source, target) else ("#000", 1),
-            )
+            tip = 9 if start > end else -9
+            colour, width = ("#777", 5) if "pool" in (source, target) else ("#000", 1)
             lines.append(f'<path d="M{start} {y}H{end + tip}" stroke="{colour}" stroke-width="{width}"/>')
             lines.append(f'<path d="M{end} {y}l{tip} -6v12z" fill="{colour}"/>')
-        halo = 'stroke="#fff" stroke-width="4" paint-order="stroke"'
-        lines.append(f'<text x="{(start + end) // 2}" y="{y - 8}" {halo}>{text}</text>')
+        lines.append(f'<text x="{(start + end) // 2}" y="{y - 8}" {HALO}>{text}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 

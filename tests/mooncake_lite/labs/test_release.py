@@ -108,8 +108,7 @@ def test_no_sheet_of_any_class_has_a_name_in_place_of_a_number() -> None:
 def test_the_list_of_labs_says_of_each_what_its_data_say() -> None:
     listed = (ROOT / FOLDER / "README.md").read_text(encoding="utf-8")
     for lab in labs_in(ROOT).values():
-        sheet_of = rf"{lab.number} \| \[{lab.title}\]\({Path(lab.folder).name}/lab\.md\)"
-        assert re.search(rf"^\| {sheet_of} \| .+ \| {lab.hours} \| ", listed, re.MULTILINE)
+        assert re.search(rf"\| {lab.number} \| \[{lab.title}\]\(.+\) \| .+ \| {lab.hours} \| ", listed)
 
 
 def test_an_untouched_release_gets_no_point(tree: Path, tmp_path: Path) -> None:
