@@ -1,7 +1,7 @@
 """Hot spots: which blocks to copy to another node, because it reads them again and again.
 
 Asked by `mooncake_lite.control` whenever a prefill begins. The store's `replicate` makes the copies.
-Pure. Explained in docs/explain/conductor.md (the paper's hot-spot replication, FAST'25 3.2 and Algorithm 1).
+Pure. Explained in docs/explain/conductor.md (the paper's hot-spot replication, FAST'25 4.2 and Algorithm 1).
 
     TransferKVCache(best, p)  if  best_len / p.prefix_len > threshold           as the paper has it
                               and this is the block's TIMES-th read from p      ours

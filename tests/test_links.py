@@ -76,3 +76,20 @@ def test_no_page_is_shown_through_a_symlink_where_its_own_links_would_break() ->
 
     assert len(pages) > 50
     assert [page for page in pages if page.resolve().parent != page.parent.resolve()] == []
+
+
+def test_the_map_leads_from_each_idea_of_the_paper_to_files_tests_pages_and_labs() -> None:
+    part = (ROOT / "docs/explain/paper.md").read_text(encoding="utf-8").partition("## Section by section")[2]
+    lines = part.partition("\n## ")[0].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")][1:]
+    links = ([link for row in rows for link in _LINK.findall(row[column])] for column in (2, 3, 4, 5))
+    files, tests, pages, labs = (
+        [(ROOT / "docs/explain" / link.partition("#")[0]).resolve() for link in column] for column in links
+    )
+    folders = {f.parent for top in PACKAGES for to in ("", "*/") for f in ROOT.glob(f"{top}/{to}__init__.py")}
+    missing = folders - {above for path in files for above in path.parents}
+
+    assert [path for path in (*files, *tests, *pages, *labs) if not path.exists()] == []
+    assert [path for path in tests if "def test_" not in path.read_text(encoding="utf-8")] == []
+    assert set(labs) == {*ROOT.glob("tutorials/labs/*/lab.md")}
+    assert {folder.name for folder in missing} == {"config", "labs", "launch", "tracing"}, "not in the paper"

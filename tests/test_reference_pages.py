@@ -88,7 +88,7 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
     known = {message for union in unions for message in typing.get_args(union)} | {m.TO_GATEWAY_TOKENS}
     known |= {*typing.get_args(m.StartOrder), *reported()}
     about = {message.__name__ for message in known if "request_id" in message.__struct_fields__}
-    listed = cells(LIFECYCLE, "## The messages of a request", "**Attempts and epochs.**")
+    listed = cells(LIFECYCLE, "## The messages of a request", "### Attempts and epochs")
 
     assert len(about) > 10
     assert about <= listed <= {message.__name__ for message in known}

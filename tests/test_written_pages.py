@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from mooncake_lite.tracing.tracer import PartFile, Tracer
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
+LIFECYCLE = ROOT / "docs/explain/lifecycle.md"
 OUTPUT = (
     "The model: x\nStopping it: 2 s\n(e) again\nStopping it: 1 s\n\n table  \n\n row\ntokens identical: yes\n"
 )
@@ -80,6 +82,15 @@ def test_the_page_of_equality_is_the_one_that_its_script_writes() -> None:
     equality = script("make_equality")
 
     assert equality.PAGE.read_text(encoding="utf-8") == equality.page(), "run docs/tools/make_equality.py"
+
+
+def test_the_figure_of_a_request_is_the_one_that_its_script_draws_and_its_messages_are_on_the_page() -> None:
+    figure = script("draw_lifecycle")
+    names = re.findall(r"\b(?:[A-Z][a-z]+)+\b", figure.draw())
+
+    assert figure.PICTURE.read_text(encoding="utf-8") == figure.draw(), "run docs/tools/draw_lifecycle.py"
+    assert len(names) > 5
+    assert {f"`{name}`" for name in names} <= {*re.findall("`.*?`", LIFECYCLE.read_text(encoding="utf-8"))}
 
 
 def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_path: Path) -> None:

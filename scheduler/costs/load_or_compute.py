@@ -2,7 +2,7 @@
 
 Asked by `mooncake_lite.control` when a prompt begins. Reuse saves computing and costs a transfer. On a slow
 link, with a small model, computing can be faster. The Mooncake paper derives the condition from bandwidth
-and FLOP rate (FAST'25, section 3.1); FlexGen (Sheng et al., ICML 2023) places data by measured costs.
+and FLOP rate (FAST'25, section 2.2); FlexGen (Sheng et al., ICML 2023) places data by measured costs.
 Explained in docs/explain/paged-memory.md.
 """
 

@@ -1,6 +1,6 @@
 """The time to compute a prompt: a polynomial in its length and in the length of its cached prefix.
 
-Pure. The Mooncake paper fits T_prefill offline as such a polynomial and gives no formula (FAST'25, 3.2).
+Pure. The Mooncake paper fits T_prefill offline as such a polynomial and gives no formula (FAST'25, 4.1).
 Explained in docs/explain/costs.md.
 """
 

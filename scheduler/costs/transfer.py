@@ -1,6 +1,6 @@
 """The time to move KV from another rank: its size over the present bandwidth of the sender.
 
-Pure. The Mooncake paper counts congestion at the sender and gives no formula (FAST'25, 3.2). Here the
+Pure. The Mooncake paper counts congestion at the sender and gives no formula (FAST'25, 4.1). Here the
 transfers of one sender share its bandwidth equally. Explained in docs/explain/costs.md.
 """
 

@@ -19,7 +19,7 @@ from mooncake_lite.cli import cli, main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
-from mooncake_lite.labs.lab import lab_in, labs_in
+from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
 from mooncake_lite.labs.release import leaks, release, solutions
 from mooncake_lite.labs.variant import public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
@@ -102,6 +102,13 @@ def test_no_sheet_of_any_class_has_a_name_in_place_of_a_number() -> None:
         for seed in range(50):
             text = sheet(lab, ROOT, seed)
             assert not re.search(r"\{\w+\}", text), f"lab {lab.number}, seed {seed}"
+
+
+@pytest.mark.quick
+def test_the_list_of_labs_says_of_each_what_its_data_say() -> None:
+    listed = (ROOT / FOLDER / "README.md").read_text(encoding="utf-8")
+    for lab in labs_in(ROOT).values():
+        assert re.search(rf"\| {lab.number} \| \[{lab.title}\]\(.+\) \| .+ \| {lab.hours} \| ", listed)
 
 
 def test_an_untouched_release_gets_no_point(tree: Path, tmp_path: Path) -> None:
