@@ -34,7 +34,7 @@ from mooncake_lite.gateway.answer import AnswerText
 from mooncake_lite.gateway.prompt_work import Prepared, PromptWork
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import Tally
-from mooncake_lite.launch.threads import set_thread_environment, threads_for
+from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.progress import console_progress
 from mooncake_lite.model.resolve import resolve_model
@@ -284,7 +284,6 @@ class _Process:
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
         self._config = config = config_from({"model": model, "mode": "colocated", **options}, "LLM()")
         threads = threads_for(config, usable_cores(), "compute")
-        set_thread_environment(threads)  # Numba reads it when it is imported
 
         from rich.console import Console
 

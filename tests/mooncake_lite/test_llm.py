@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_after_an_interruption_the_next_call_starts_anew(
         with pytest.raises(KeyboardInterrupt):
             llm.generate(asked, GREEDY)
     assert [output.outputs[0].token_ids for output in llm.generate(asked, GREEDY)] == expected(folder, asked)
+
+
+def test_building_it_leaves_the_environment_of_the_process_alone(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba refuses to compile once NUMBA_NUM_THREADS differs from the threads that it has started."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    before = dict(os.environ)
+    LLM(str(folder), kv_cache_bytes="1MiB", threads=1)
+    assert dict(os.environ) == before
 
 
 def test_importing_the_package_alone_is_light() -> None:
