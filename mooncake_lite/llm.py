@@ -8,7 +8,7 @@
 
 The names are those of vLLM. A request has the fields, checks and defaults of docs/reference/http.md. In this
 process it goes from the gateway's work on bodies straight to a computing rank: the live planner with its
-prefix cache, and neither MPI nor a pool. Files: examples/.
+prefix cache, and neither MPI nor a pool. The programs in examples/ use it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,40 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.open_bodies import OpenBody
 from mooncake_lite.config.machine import usable_cores
+from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import DEFAULT_MODEL, PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ClusterError, ConfigError
-from mooncake_lite.gateway.answer import AnswerText
+from mooncake_lite.gateway.answer import Answers
+from mooncake_lite.gateway.answer_types import ChatChoice, ChatCompletion, TextChoice, TextCompletion
 from mooncake_lite.gateway.prompt_work import Prepared, PromptWork
+from mooncake_lite.gateway.sampling import SamplingBody
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.progress import console_progress
 from mooncake_lite.model.resolve import resolve_model
-from mooncake_lite.model.sizes import context_length, num_pages
-from mooncake_lite.model.tokenizer import load_tokenizer
+from mooncake_lite.model.sizes import context_length
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from mooncake_lite.ranks.computing.build import computing_rank
 from mooncake_lite.ranks.computing.machine import Told
 from mooncake_lite.tools.client import one_line, open_client, problem_of
-from scheduler.instance import DECODE, PREFILL, Staging, pages_for
+from scheduler.instance import Staging, pages_for
 
 if TYPE_CHECKING:
     import httpx
-    from rich.console import Console
+
+    from kernels_numba.ahead import Report
 
 Kind = Literal["completion", "chat"]
 
@@ -57,38 +62,33 @@ Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, str]]
 """Messages: [{"role": "user", "content": "..."}, ...]."""
 
+ROLE = "compute"
+"""Of the only rank of this process: it prefills and decodes."""
+
 PARALLEL = 32
 """Requests that are sent to a cluster at once: half of what may wait there by default."""
 
 ANSWER_LIMIT_S = 600.0
 """A cluster that sends nothing for this long, or refuses a request for this long, has failed."""
 
+LONGEST_PAUSE_S = 10.0
+"""Between two tries of a refused request, also where the cluster asks for more: it may be free sooner."""
+
 BUSY = 429
 """HTTP status of a request that is refused because too many wait, with the seconds to wait in Retry-After."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingBody, kw_only=True, omit_defaults=True):
     """How an answer is made. For None, the model's generation config decides, or OpenAI's default.
 
-    max_tokens of `generate` is 16 by default, that of `chat` what is left of the context. Each field is that
-    of the same name in docs/reference/http.md.
+    max_tokens of `generate` is 16 by default, that of `chat` what is left of the context. Each field, also
+    those of SamplingBody, is that of the same name in docs/reference/http.md.
     """
 
     n: int | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,7 @@ class LLM:
     def _answer(
         self, kind: Kind, field: str, prompts: Sequence[Any], params: SamplingParams | None
     ) -> list[RequestOutput]:
-        given = {
-            name: value for name, value in asdict(params or SamplingParams()).items() if value is not None
-        }
+        given = msgspec.to_builtins(params or SamplingParams(), str_keys=True)
         return self._answering.answer(kind, [{field: prompt, **given} for prompt in prompts])
 
 
@@ -182,7 +180,7 @@ class _Cluster:
 
         limits = httpx.Timeout(ANSWER_LIMIT_S, connect=10.0)
         client = open_client(httpx.Client, self._url, self._api_key, limits)
-        with client, ThreadPoolExecutor(PARALLEL) as threads:
+        with ThreadPoolExecutor(PARALLEL) as threads, client:  # after an error no thread sends anything
             return list(threads.map(lambda body: self._one(client, kind, body), bodies))
 
     def _one(self, client: httpx.Client, kind: Kind, body: Mapping[str, Any]) -> RequestOutput:
@@ -193,59 +191,56 @@ class _Cluster:
         try:
             response = client.post(path, json=body)
             while response.status_code == BUSY and time.monotonic() < deadline:
-                time.sleep(min(float(response.headers.get("Retry-After", 1)), 10.0))
+                time.sleep(_seconds(response.headers.get("Retry-After", "")))
                 response = client.post(path, json=body)
         except httpx.HTTPError as error:
             raise ClusterError(f"no answer from {self._url}: {one_line(error)}") from None
         if response.status_code != 200:
             raise ClusterError(problem_of(response))
-        answer = response.json()
+        try:
+            answer = msgspec.json.decode(response.content, type=ChatCompletion | TextCompletion)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise ClusterError(f"{self._url} sent what is no answer: {one_line(error)}") from None
         outputs = [
-            CompletionOutput(
-                choice["index"],
-                choice["message"]["content"] if kind == "chat" else choice["text"],
-                (),
-                choice["finish_reason"],
-            )
-            for choice in answer["choices"]
+            CompletionOutput(each.index, _text(each), (), each.finish_reason) for each in answer.choices
         ]
-        usage = answer["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return RequestOutput(_prompt_of(body), outputs, usage["prompt_tokens"], cached)
+        usage = answer.usage
+        cached = usage.prompt_tokens_details.cached_tokens
+        return RequestOutput(_prompt_of(body), outputs, usage.prompt_tokens, cached)
+
+
+def _text(choice: ChatChoice | TextChoice) -> str:
+    return choice.text if isinstance(choice, TextChoice) else choice.message.content or ""
+
+
+def _seconds(retry_after: str) -> float:
+    """Return how long to wait before a refused request is sent again."""
+    return min(float(retry_after), LONGEST_PAUSE_S) if retry_after.isdecimal() else 1.0
 
 
 # ---------------------------------------------------------------------------------- in this process
 
 
-class _Progress:
-    """Shows on stderr what the engine does until it is ready."""
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """Shows which kernels are compiled. Nothing else takes long until the engine is ready."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def compiling(self, done: int, total: int, name: str) -> None:
-        """Show which kernel is compiled."""
-        self._console.print(f"compiling kernels {done} of {total} {name}", highlight=False)
+    compiling: Report
 
     def starting(self, what: str) -> None:
-        """Say nothing: this takes a second."""
+        """Show nothing."""
 
 
 class _Open:
     """A request that is being answered: the texts of its answers, and the tokens in them."""
 
-    def __init__(self, process: _Process, prepared: Prepared) -> None:
+    def __init__(self, tokenizer: Tokenizer, prepared: Prepared) -> None:
         (self.submit,) = prepared.submits
         self.left = self.submit.request.n
         self.tally = Tally(self.submit.request.num_tokens)
-        self.texts = [
-            AnswerText(
-                process.tokenizer, "", prepared.stops, self.submit.body.sampling.min_tokens, self.tally
-            )
-            for _ in range(self.left)
-        ]
-        self.shown: list[list[str]] = [[] for _ in self.texts]
-        self.token_ids: list[list[int]] = [[] for _ in self.texts]
+        self.answers = Answers(tokenizer, prepared, self.tally)
+        self.shown: list[list[str]] = [[] for _ in self.answers.texts]
+        self.token_ids: list[list[int]] = [[] for _ in self.answers.texts]
 
     @property
     def pages(self) -> int:
@@ -255,11 +250,10 @@ class _Open:
 
     def push(self, message: m.Tokens) -> bool:
         """Add tokens. Tell whether a stop string has ended this answer, and more would be of no use."""
-        text = self.texts[message.branch]
+        text = self.answers.texts[message.branch]
         if text.finish is not None:
             return False
-        for tier, count in message.cached_tokens.items():
-            self.tally.cached_tokens[tier] = self.tally.cached_tokens.get(tier, 0) + count
+        self.answers.note(message)
         before = text.num_tokens
         self.shown[message.branch].append(text.push(message)[0])
         self.token_ids[message.branch] += message.token_ids[: text.num_tokens - before]
@@ -269,7 +263,7 @@ class _Open:
         """Return the answers, all of which have ended."""
         outputs = [
             CompletionOutput(index, "".join(shown), tuple(ids), str(text.finish))
-            for index, (text, shown, ids) in enumerate(zip(self.texts, self.shown, self.token_ids))
+            for index, (text, shown, ids) in enumerate(zip(self.answers.texts, self.shown, self.token_ids))
         ]
         cached = sum(self.tally.cached_tokens.values())
         return RequestOutput(prompt, outputs, self.tally.prompt_tokens, cached)
@@ -283,20 +277,20 @@ class _Process:
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
         self._config = config = config_from({"model": model, "mode": "colocated", **options}, "LLM()")
-        threads = threads_for(config, usable_cores(), "compute")
-
-        from rich.console import Console
+        threads = threads_for(config, usable_cores(), ROLE)
 
         from mooncake_lite.engine.build import build_engine
+        from mooncake_lite.engine.compiling import console_compiling
         from mooncake_lite.engine.runner import Runner
 
-        console = Console(stderr=True)
-        with console_progress(console) as progress:
+        with console_progress() as progress:
             folder = resolve_model(config.model, progress=progress)
         self._model = load_config(folder)
-        self.tokenizer = load_tokenizer(folder)
-        self._work = PromptWork(self._settings(config, folder), self.tokenizer)
-        self._runner = Runner(build_engine(config, folder, self._model, threads, _Progress(console)))
+        self._tokenizer = load_tokenizer(folder)
+        self._work = PromptWork(self._settings(config, folder), self._tokenizer)
+        with console_compiling() as report:
+            engine = build_engine(config, folder, self._model, threads, _Starting(report))
+        self._runner, self._pages = Runner(engine), engine.num_pages
         self._numbers = itertools.count()
         self._new_rank()
 
@@ -309,9 +303,8 @@ class _Process:
 
     def _new_rank(self) -> None:
         """Begin with an empty rank: nothing is in its pages."""
-        self._pages = num_pages(self._config, self._model)
-        duties = (PREFILL, DECODE)
-        self._rank = computing_rank(0, self._config, self._model, duties, self._pages, Staging(0, 0))
+        duties, no_staging = DUTIES[ROLE], Staging(0, 0)
+        self._rank = computing_rank(0, self._config, self._model, duties, self._pages, no_staging)
 
     def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
         requests = [self._prepare(kind, body) for body in bodies]
@@ -326,7 +319,7 @@ class _Process:
         """Check a body as the gateway does. Raises RequestError, or ConfigError when it can never run."""
         prepared = self._work.do(kind, f"request-{next(self._numbers)}", msgspec.json.encode(body))
         assert isinstance(prepared, Prepared)
-        opened = _Open(self, prepared)
+        opened = _Open(self._tokenizer, prepared)
         if opened.pages > self._pages:
             raise ConfigError(
                 f"n={opened.left} answers may need {opened.pages * PAGE_TOKENS} tokens of KV, and "
@@ -344,9 +337,14 @@ class _Process:
                 request = waiting.popleft()
                 free -= request.pages
                 running[request.submit.request.request_id] = request
-                self._hear(self._rank.on(_start(request.submit), time.monotonic()), running)
+                self._hear(self._rank.on(self._order(request.submit), time.monotonic()), running)
             result = self._runner.run(self._rank.step(time.monotonic()))
             self._hear(self._rank.ended(result, time.monotonic()), running)
+
+    def _order(self, submit: m.Submit) -> m.Start:
+        """Return the order that a conductor gives for a request where there is no pool."""
+        order = m.StartServe(0, submit.request.request_id, 0, [], {}, 0.0, [])
+        return OpenBody.of(submit, self._config.enable_prefix_caching, has_pool=False).start(order)
 
     def _hear(self, told: list[Told], running: dict[str, _Open]) -> None:
         for message, _, _ in told:
@@ -360,12 +358,3 @@ class _Process:
                     del running[message.request_id]
             elif isinstance(message, m.RequestFailed):
                 raise ClusterError(f"the request failed: {message.reason}")
-
-
-def _start(submit: m.Submit) -> m.Start:
-    """Return the order that a conductor gives for a request where there is no pool."""
-    request, body = submit.request, submit.body
-    order = m.StartServe(0, request.request_id, 0, [], {}, 0.0, [])
-    return m.Start(
-        order, msgspec.structs.replace(body, max_tokens=request.max_tokens, n=request.n, keys=request.keys)
-    )

@@ -121,7 +121,7 @@ class Answers:
         index = first + message.branch
         if self.texts[index].finish is not None:
             return None
-        self._note(message)
+        self.note(message)
         if message.prompt_logprobs and message.branch == 0:
             submit = self.submits[first // self.submits[0].request.n]
             # In a thread: it takes long for a long prompt, and others wait for the event loop.
@@ -133,7 +133,7 @@ class Answers:
         shown, logprobs = self.texts[index].push(message)
         return Piece(index, shown, self.texts[index].finish, logprobs)
 
-    def _note(self, message: Tokens) -> None:
+    def note(self, message: Tokens) -> None:
         """Keep what a message says besides tokens. Ranks may repeat earlier stages in the last message."""
         if message.index == 0 and message.branch == 0:
             for tier, count in message.cached_tokens.items():

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 import mooncake_lite
 from mooncake_lite import LLM, SamplingParams
 from mooncake_lite.engine.local import generate_all
-from mooncake_lite.errors import ConfigError, RequestError
+from mooncake_lite.errors import ClusterError, ConfigError, RequestError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import load_model
 from tests.cluster.tiny import prompts, tiny_folder
@@ -52,7 +54,15 @@ def test_a_second_question_about_a_document_reuses_its_pages(llm: LLM) -> None:
     document = [9, 8, 7, 6] * 40  # two full blocks and a half
     (first,) = llm.generate([*document, 11], GREEDY)
     (second,) = llm.generate([*document, 12], GREEDY)
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 128)
+    (several,) = llm.generate([*document, 13], SamplingParams(n=3, seed=1, max_tokens=4))
+    assert [each.num_cached_tokens for each in (first, second, several)] == [0, 128, 128]
+
+
+def test_without_prefix_caching_nothing_is_reused(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_bytes="1MiB", threads=1, enable_prefix_caching=False)
+    outputs = [llm.generate([9, 8, 7, 6] * 40, GREEDY)[0] for _ in range(2)]
+    assert [output.num_cached_tokens for output in outputs] == [0, 0]
+    assert outputs[0] == outputs[1]
 
 
 def test_several_answers_and_stop_strings(llm: LLM) -> None:
@@ -103,6 +113,49 @@ def test_building_it_leaves_the_environment_of_the_process_alone(
     before = dict(os.environ)
     LLM(str(folder), kv_cache_bytes="1MiB", threads=1)
     assert dict(os.environ) == before
+
+
+ANSWER: dict[str, Any] = {
+    **{"object": "text_completion", "id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "f"},
+    "choices": [{"index": 0, "text": " Paris", "logprobs": None, "finish_reason": "stop"}],
+    "usage": {
+        **{"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
+        "prompt_tokens_details": {"cached_tokens": 0},
+    },
+}
+
+
+def of_a_server(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> LLM:
+    """The library before a server that gives these answers, one after the other."""
+    left = iter(answers)
+    transport = httpx.MockTransport(lambda request: next(left))
+    client = httpx.Client(transport=transport, base_url="http://server")
+    monkeypatch.setattr("mooncake_lite.llm.open_client", lambda *_: client)
+    return LLM(cluster="http://server")
+
+
+def test_a_request_that_a_cluster_refuses_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("mooncake_lite.llm.time.sleep", pauses.append)
+    waits = [httpx.Response(429, headers={"Retry-After": text}) for text in ("3", "900", "Thu, 26 Nov 2026")]
+    (output,) = of_a_server(monkeypatch, *waits, httpx.Response(200, json=ANSWER)).generate("a")
+    assert output.outputs[0].text == " Paris"
+    assert pauses == [3.0, 10.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (httpx.Response(200, text="<html>"), "sent what is no answer"),
+        (httpx.Response(200, json={**ANSWER, "choices": None}), "sent what is no answer"),
+        (httpx.Response(401, json={"error": {"message": "wrong key"}}), "wrong key.*api-key"),
+    ],
+)
+def test_what_is_no_answer_is_told_in_one_line(
+    answer: httpx.Response, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match=problem):
+        of_a_server(monkeypatch, answer).generate("a")
 
 
 def test_importing_the_package_alone_is_light() -> None:
