@@ -26,7 +26,7 @@ from transport.errors import (
     TransferTimeout,
 )
 from transport.exchange import Exchange, Key
-from transport.jobs import MAX_RANGES, Ended, Job
+from transport.jobs import MAX_RANGES, Ended, TransferJob
 from transport.lent import LentBuffers
 from transport.requests import (
     ANY_MESSAGE,
@@ -124,11 +124,11 @@ class Courier:
 
     # ------------------------------------------------------------------ called by other threads
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Begin a job of at most MAX_RANGES ranges; its end is told through `ended`."""
         self._tell(lambda: self._ask(job, time.monotonic()))
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: TransferJob) -> None:
         """Give up a job of this courier; does nothing when it has ended."""
         self._tell(lambda: self._give_up(job))
 
@@ -252,7 +252,7 @@ class Courier:
 
     # ------------------------------------------------------------------ the side that asks
 
-    def _ask(self, job: Job, now: float) -> None:
+    def _ask(self, job: TransferJob, now: float) -> None:
         if self._over:
             self._ended(job, self._over_because(job.rank), True)
             return
@@ -319,7 +319,7 @@ class Courier:
         except self._world.mpi.Exception:
             return True
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: TransferJob) -> None:
         for key, exchange in list(self._exchanges.items()):
             if exchange.job is job:
                 self._fail(key, TransferCancelled("the batch was cancelled", job.rank))

@@ -19,7 +19,7 @@ import numpy as np
 from transport.batch import Batch, Copy, Transfer, Way, byte_view
 from transport.copier import INLINE_BYTES, Copier
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
-from transport.jobs import Job, jobs_of
+from transport.jobs import TransferJob, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link
 from transport.remote import REMOTE_PATHS, Load, PathCounters, Remote
@@ -254,7 +254,7 @@ class TransferEngine:
             shared.seconds += seconds
 
     def _start(
-        self, batch: Batch, copies: list[Copy], jobs: list[Job], lost: dict[int, TransferError]
+        self, batch: Batch, copies: list[Copy], jobs: list[TransferJob], lost: dict[int, TransferError]
     ) -> None:
         """Hand the parts of a planned batch to those who do them."""
         self._copier.plan(batch, copies)

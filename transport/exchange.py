@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transport.errors import TransferError
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.lent import Loan
 from transport.slices import Stream
 
@@ -34,7 +34,7 @@ class Exchange:
     number: int
     touched_s: float
     stream: Stream | None
-    job: Job | None = None
+    job: TransferJob | None = None
     loan: Loan | None = None
     confirmed: bool = False
     error: TransferError | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transport.errors import TransferError
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.slices import Part
 
 
@@ -25,7 +25,7 @@ class Flight:
     error      it has failed; it ends when MPI has let go
     """
 
-    job: Job
+    job: TransferJob
     window: Any
     parts: Iterator[list[Part]]
     touched_s: float

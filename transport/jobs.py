@@ -1,4 +1,4 @@
-"""A Job: the transfers of one batch with one rank in one direction; and what a path between nodes must do.
+"""TransferJob, the transfers of one batch with one rank in one direction; Path, which carries jobs out.
 
 Made by `engine`, done by `courier` (two-sided MPI), `one_sided` (windows) and `socket_path` (TCP). Knows
 none of them. Explained in docs/explain/transport.md.
@@ -23,7 +23,7 @@ MAX_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TransferJob:
     """One part of a batch.
 
     views, offsets   of each transfer: its local bytes, and where they belong in the other's segment
@@ -50,7 +50,7 @@ class Job:
         self.nbytes = sum(view.nbytes for view in self.views)
 
 
-Ended = Callable[[Job, TransferError | None, bool], None]
+Ended = Callable[[TransferJob, TransferError | None, bool], None]
 """(job, why it failed or None, whether it may be tried again).
 
 A path allows a second try when late bytes of the first one can do no harm to it: none can come, or they are
@@ -61,10 +61,10 @@ the same bytes in the same place. Where bytes may come even so, the path sets jo
 class Path(Protocol):
     """Moves jobs to and from ranks. start() and cancel() may be called from any thread and never wait."""
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Begin a job; its end is told through the Ended that the path was made with."""
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: TransferJob) -> None:
         """End a job of this path early; its end is still told."""
 
     def mark_lost(self, rank: int, reason: str) -> None:
@@ -74,14 +74,16 @@ class Path(Protocol):
         """Fail what is under way, and what is started later, with EngineClosed, and end the threads."""
 
 
-def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]) -> list[Job]:
+def jobs_of(
+    batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]
+) -> list[TransferJob]:
     """The jobs of a batch, of at most MAX_RANGES ranges and MAX_BYTES each.
 
     remote      (rank, op, segment) -> (index in the batch, local bytes) of each transfer
 
     Numbers may be NumPy's; those of a job are not, for they do not go into a message.
     """
-    jobs: list[Job] = []
+    jobs: list[TransferJob] = []
     for (rank, op, segment), entries in remote.items():
         parts = [
             part
@@ -108,6 +110,8 @@ def _parts(index: int, offset: int, view: np.ndarray) -> list[tuple[int, int, np
     return [(index, offset + start, view[start : start + MAX_BYTES]) for start in starts]
 
 
-def _job(op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]) -> Job:
+def _job(
+    op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]
+) -> TransferJob:
     indices, offsets, views = (list(column) for column in zip(*parts, strict=True))
-    return Job(op, int(rank), int(segment), batch, indices, views, offsets)  # type: ignore[arg-type]
+    return TransferJob(op, int(rank), int(segment), batch, indices, views, offsets)  # type: ignore[arg-type]

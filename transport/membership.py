@@ -37,7 +37,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Heart -> Monitor: I end on purpose; do not miss me."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BeatAnswer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     """Monitor -> Heart: I live too."""
 
     number: int
@@ -61,7 +61,7 @@ class Heart:
         *,
         on_fatal: OnFatal | None = None,
     ):
-        self._spoke = Spoke(endpoint, name, Decoder(Answer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
+        self._spoke = Spoke(endpoint, name, Decoder(BeatAnswer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
         self._interval_s = interval_s
         self._heard = time.monotonic()
         self._running = True
@@ -210,7 +210,7 @@ class Monitor:
             return
         with self._lock:
             self._peers[name].heard_s = now
-        self._hub.send(name, Answer(message.number))
+        self._hub.send(name, BeatAnswer(message.number))
 
     def _start_watches(self) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ from transport.errors import (
     WorldError,
 )
 from transport.flight import Flight
-from transport.jobs import Ended, Job
+from transport.jobs import Ended, TransferJob
 from transport.slices import Part, plan
 from transport.threads import OnFatal, start_thread
 from transport.world import World, wait_for_end
@@ -74,7 +74,7 @@ THREAD_END_S = 5.0
 
 Result = TypeVar("Result")
 
-_End = tuple[Job, TransferError | None, bool]
+_End = tuple[TransferJob, TransferError | None, bool]
 
 
 class OneSided:
@@ -185,7 +185,7 @@ class OneSided:
 
     # ------------------------------------------------------------------ called by other threads
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Begin a job with a segment that reaches(); its end is told through `ended`."""
         if self._closed or self._dead:
             self._ended(job, self._over_because(job.rank), True)
@@ -228,7 +228,7 @@ class OneSided:
         except TimeoutError:
             raise WorldError("the paths between the nodes could not be measured in time") from None
 
-    def _may_take_here(self, job: Job) -> float:
+    def _may_take_here(self, job: TransferJob) -> float:
         """How long a job may be begun and awaited by who asks for it; 0.0: not at all."""
         thread = threading.current_thread()
         if thread in self._threads:
@@ -243,7 +243,7 @@ class OneSided:
                 time.sleep(PAUSE_S)
         return ends
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: TransferJob) -> None:
         """The thread sees that the job is cancelled."""
 
     def mark_lost(self, rank: int, reason: str) -> None:
@@ -328,7 +328,7 @@ class OneSided:
             self._help_from(rank)
         return []
 
-    def _obstacle(self, job: Job) -> TransferError | None:
+    def _obstacle(self, job: TransferJob) -> TransferError | None:
         """Why nothing more of this job is to be begun."""
         if job.rank in self._lost:
             return PeerLost(job.rank, self._lost[job.rank])

@@ -25,7 +25,7 @@ from transport.errors import (
     TransferError,
     TransferRefused,
 )
-from transport.jobs import Job, Path
+from transport.jobs import Path, TransferJob
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
 from transport.threads import OnFatal
@@ -118,7 +118,7 @@ class Remote:
         self._world, self._forced, self._on_fatal = world, forced, on_fatal
         self.lost: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._jobs: set[Job] = set()
+        self._jobs: set[TransferJob] = set()
         self._queued: Counter[int] = Counter()
         self._moved: Counter[Way] = Counter()
         self._recent: dict[int, float] = {}
@@ -192,7 +192,7 @@ class Remote:
         """links.Read: one read over one path, without a second try."""
         batch = Batch([], lambda batch: None, self.cancel)
         batch.add_parts(1)
-        job = Job("read", rank, links.PROBE, batch, [0], [buffer], [0], [path])
+        job = TransferJob("read", rank, links.PROBE, batch, [0], [buffer], [0], [path])
         self.sockets.streams[rank] = streams
         self._begin(job)
         try:
@@ -247,7 +247,7 @@ class Remote:
 
     # ------------------------------------------------------------------ jobs
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Begin a job over the path that is best for its size; its batch hears of its end."""
         near = self._world.node_of[job.rank] == self._world.node_of[self._world.rank]
         forced = self._forced in self._paths  # not "shared", which reaches segment 0 alone
@@ -258,7 +258,7 @@ class Remote:
         job.ways = [*ways, *ways][:TRIES]
         self._begin(job)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: TransferJob) -> None:
         with self._lock:
             self._jobs.add(job)
             self._queued[job.rank] += job.nbytes
@@ -285,7 +285,7 @@ class Remote:
         for path in self._paths.values():
             path.close()
 
-    def _ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
+    def _ended(self, job: TransferJob, error: TransferError | None, safe: bool) -> None:
         """End a job's try, and begin the next one where there is one. safe: it may be tried again."""
         path = job.ways.pop(0)
         if job.cancelled and error is not None:
@@ -308,7 +308,7 @@ class Remote:
         failures = None if error is None else dict.fromkeys(job.indices, error)
         job.batch.end_parts(1, failures, may_land=self._may_land(job))
 
-    def _may_land(self, job: Job) -> bool:
+    def _may_land(self, job: TransferJob) -> bool:
         """Whether bytes of a failed job may still be put in place. With a lost rank its segment is gone."""
         return job.may_land and not (job.op == "write" and job.rank in self.lost)
 
@@ -321,7 +321,7 @@ class Remote:
             return rank in self.lost or path == "two_sided" or error.nobody_listens
         return isinstance(error, TransferRefused | TransferCancelled | EngineClosed)
 
-    def _count(self, path: str, job: Job, error: TransferError | None, seconds: float) -> None:
+    def _count(self, path: str, job: TransferJob, error: TransferError | None, seconds: float) -> None:
         counters = self._counters[path]
         counters.seconds += seconds
         if error is not None:

@@ -26,7 +26,7 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import Ended, Job
+from transport.jobs import Ended, TransferJob
 from transport.lent import LentBuffers
 from transport.sockets import BytesClient, BytesServer
 from transport.sockets_server import SLOWEST_BYTES_PER_S
@@ -53,7 +53,7 @@ DIAGNOSIS_S = 0.5
 class _Running:
     """A job, and how many of its pieces have not ended; error: the first one."""
 
-    job: Job
+    job: TransferJob
     pieces: int
     error: TransferError | None = None
 
@@ -65,7 +65,7 @@ class _Piece:
     views: list[np.ndarray]
 
 
-def cut(job: Job, streams: int) -> list[tuple[list[tuple[int, int]], list[np.ndarray]]]:
+def cut(job: TransferJob, streams: int) -> list[tuple[list[tuple[int, int]], list[np.ndarray]]]:
     """(ranges, views) of each piece, in order; together they are the job. An empty job is one piece."""
     even = -(-job.nbytes // streams)
     size = min(max(even, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
@@ -252,14 +252,14 @@ class SocketPath:
         self._lock = threading.Lock()
         self._closed = False
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Begin a job; its end is told through `ended`."""
         streams = self.streams.get(job.rank, 1)
         pieces = cut(job, streams)
         running = _Running(job, len(pieces))
         self._lane(job.rank).put([_Piece(running, *piece) for piece in pieces], streams)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: TransferJob) -> None:
         """Pieces that have not begun will not; the engine has set job.cancelled."""
 
     def mark_lost(self, rank: int, reason: str) -> None:

@@ -61,7 +61,7 @@ class OpenBody:
         self.attempt, body = order.attempt, self.body
         if isinstance(order, m.StartDecode):
             if body.n > 1:
-                answers = [m.Answer(branch, [self.first_tokens[branch]]) for branch in order.branches]
+                answers = [m.BranchAnswer(branch, [self.first_tokens[branch]]) for branch in order.branches]
                 body = replace(body, answers=answers)
             return m.Start(order, body)
         self.loaded = len(order.load)

@@ -12,7 +12,7 @@ import msgspec
 from mooncake_lite.control.message import Message
 from store.objects import BlockRef
 
-__all__ = ["Answer", "BlockRef", "Body", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
+__all__ = ["BlockRef", "Body", "BranchAnswer", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Plain(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +62,7 @@ class Span(Plain, frozen=True):
     count: int = 0
 
 
-class Answer(Plain, frozen=True):
+class BranchAnswer(Plain, frozen=True):
     """A branch of a request, and the tokens of its answer so far."""
 
     branch: int
@@ -95,7 +95,7 @@ class Body(Plain, frozen=True):
     keys: list[int] = []
     n: int = 1
     branch: int = 0
-    answers: list[Answer] = []
+    answers: list[BranchAnswer] = []
     offers: bool = False
     spans: list[Span] = []
 

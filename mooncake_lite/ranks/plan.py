@@ -20,7 +20,7 @@ STOP_EXTRA_S = 1.0
 """What the conductor waits beyond the grace for the last rank to report that it has flushed."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class StartPlan(msgspec.Struct, frozen=True):
     """What rank 0 broadcasts over MPI before any ZeroMQ connection exists.
 
     control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)

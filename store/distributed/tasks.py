@@ -22,7 +22,7 @@ KEPT_TASKS = 10_000
 
 
 @dataclass(slots=True)
-class Task:
+class ReplicaTask:
     """One copy (source None) or move. source: number of the segment that loses its replica."""
 
     number: int
@@ -41,7 +41,7 @@ class Tasks:
 
     def __init__(self, catalogue: Catalogue):
         self._catalogue = catalogue
-        self._tasks: OrderedDict[int, Task] = OrderedDict()
+        self._tasks: OrderedDict[int, ReplicaTask] = OrderedDict()
 
     def start(
         self, call: int, client: str, name: str, source: str, targets: list[str], now_ns: int, wall_ms: int
@@ -65,7 +65,7 @@ class Tasks:
         if added is None:
             return TaskIs(call, NO_SPACE)
         number = secrets.randbits(63)
-        task = Task(
+        task = ReplicaTask(
             number, client, entry, origin.number if origin else None, added, wall_ms, updated_ms=wall_ms
         )
         entry.tasks += 1
@@ -93,7 +93,7 @@ class Tasks:
         task = self._tasks.get(number)
         return TaskIs(call, NO_TASK) if task is None else self._told(call, task)
 
-    def _finish(self, task: Task, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
+    def _finish(self, task: ReplicaTask, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
         task.entry.tasks -= 1
         done = self._catalogue.end_copy(
             task.entry,
@@ -108,7 +108,7 @@ class Tasks:
         task.status = SUCCESS if done else FAILED
         task.updated_ms = wall_ms
 
-    def _told(self, call: int, task: Task) -> TaskIs:
+    def _told(self, call: int, task: ReplicaTask) -> TaskIs:
         return TaskIs(
             call,
             OK,
