@@ -53,6 +53,11 @@ class PrefillColumns:
         self.waiting_s[one.row] = one.waiting_s
         self.ends_s[one.row] = one.ends_s
 
+    def check(self, one: PrefillInstance) -> None:
+        """Assert that the row of an instance repeats its numbers."""
+        shown = self.instance[one.row], self.waiting_s[one.row], self.ends_s[one.row]
+        assert shown == (one.instance, one.waiting_s, one.ends_s)
+
     def __len__(self) -> int:
         return len(self.instance)
 
@@ -77,6 +82,11 @@ class DecodeColumns:
         self.free[one.row] = one.free
         self.batch[one.row] = one.slots - one.free
         self.context[one.row] = one.context
+
+    def check(self, one: DecodeInstance) -> None:
+        """Assert that the row of an instance repeats its numbers."""
+        shown = self.instance[one.row], self.free[one.row], self.batch[one.row], self.context[one.row]
+        assert shown == (one.instance, one.free, one.slots - one.free, one.context)
 
     def __len__(self) -> int:
         return len(self.instance)

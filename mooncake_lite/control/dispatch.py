@@ -79,7 +79,7 @@ class Dispatcher:
         if isinstance(decision, Placement):
             self._take(record, request, decision, now)
         else:
-            self._state.hold(request, now)
+            self._state.wait_in_line(request, now)
 
     def _decide(self, request: Request, now: float) -> Placement | Wait | Rejection:
         """Refuse a new request, find its place, or let it wait. Those that wait already go first."""
