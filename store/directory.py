@@ -1,9 +1,31 @@
-"""The truth about the KVCache pool: which object lies where, who may read it, what goes when room runs out.
+"""The directory of the KVCache pool: where each object lies, who may read it, and what is evicted.
 
-One object for the whole cluster, called for every request by the control plane, live and simulated, and by
-the stand-alone master (`store.distributed`). Pure: time is an argument, there is no I/O, and it never sees a
-byte of KV.
-Explained in docs/explain/lifecycle.md; the states of an object are drawn in `store.objects`.
+The control plane calls it for every request, live and simulated; so does the stand-alone master
+(`store.distributed`). It is pure: time is an argument, and it never sees a byte of KV. Explained in
+docs/explain/lifecycle.md. The states of an object are drawn in `store.objects`.
+
+Rules. Verbs raise a StoreError where a caller breaks one. `Ledger.check()` asserts what must hold between
+calls; tests call it after every step.
+
+  Write, read     allocate(), write the bytes, put_end(). No lookup finds an object before put_end(), so no
+                  reader meets half of it. put_end() and put_revoke() reject an object that is visible.
+  One per key     A key is visible once, or as copies on different segments with equal checksums. A second
+                  put of a visible key stays private to its owner.
+  All or nothing  allocate_many() returns all objects or raises PoolFull. Where the sizes alone rule the
+                  objects out, it evicts nothing.
+  Lease first     allocate() may evict a visible object unless it is leased, pinned hard or unsaved. So
+                  lease hits before the next allocation. lease() raises UnknownObject for an evicted one.
+  Owners          Leases and unpublished objects belong to an owner. release() ends its leases and frees its
+                  PRIVATE objects; revoke_owner() frees the WRITING ones too. Unknown owners are fine.
+                  Control.check() asserts that only open requests, puts, copies and checks own anything.
+  Late bytes      revoke_owner() and put_revoke() quarantine a WRITING object if its writer may live. No
+                  other object gets the range before settle(), settle_writer() or `quarantine_s` has passed.
+  Saves           An object from take_saves() cannot be evicted until saved(), durable(), dropped() or
+                  bad_in_dram() names its key. `max_unsaved_share` limits how much waits for a slow disk.
+  Last first      put_end_many() and lookup() use a prefix from its end, so that under LRU its first blocks
+                  are evicted last: a later block is useless without those before it.
+  Events          Each change of what can be read is one event, in order. drain_events() feeds the
+                  scheduler's index, which must equal places(); Control.check() compares the two.
 """
 
 from __future__ import annotations
