@@ -85,7 +85,7 @@ LEASED = "leased"
 
 
 class ObjectInUse(StoreError):
-    """An object cannot be removed now: somebody reads or writes it, or its tier has not written it."""
+    """An object cannot be removed now: it is being read or written, or its tier has not saved it yet."""
 
     def __init__(self, key: int, rank: int, why: str):
         self.key, self.rank, self.forceable = key, rank, why == LEASED
