@@ -247,7 +247,7 @@ class SealedSet:
     def _unlink_doomed(self) -> None:
         """Unlink deleted files, without the lock: freeing 64 MiB of pages takes 10 ms, while others load."""
         while self._doomed:
-            with suppress(OSError):  # whoever forbids it: the next start finds the file again
+            with suppress(OSError):  # if that fails, the next start finds the file again
                 self._doomed.pop().unlink()
 
     def _point(self, key: int, file: SealedFile, row: int) -> None:

@@ -196,7 +196,7 @@ def remove(folder: Path, keys: Collection[int]) -> None:
 
 def _tiers(folder: Path) -> Generator[HDF5Tier, None, None]:
     """Open the tier of each model in a folder, one after the other. Raises TierInUse, TierError."""
-    TierFolder(folder).release()  # refuses while somebody has it, also when there is nothing in it
+    TierFolder(folder).release()  # raises while another process has it, even if it is empty
     kinds = {(file.header.layout, file.header.fingerprint) for file in look(folder).files}
     for layout, fingerprint in sorted(kinds, key=repr):
         tier = HDF5Tier(folder, NO_LIMIT, layout, fingerprint.hex(), segment_bytes=SEGMENT_NBYTES)

@@ -1,4 +1,4 @@
-"""What the conductor keeps of each open request for its ranks: tokens, sampling and the time spent so far.
+"""The part of each open request that only ranks need: tokens, sampling, and the time spent so far.
 
 Used by the conductor role and the simulator, from Submit until the effect Forget. The control plane sees none
 of it.

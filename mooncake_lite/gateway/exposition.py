@@ -1,4 +1,4 @@
-"""What /metrics shows: the cluster's samples, as the conductor sends them, and the gateway's own.
+"""The samples of /metrics: the cluster's, as the conductor sends them, and the gateway's own.
 
 Used by `endpoints` (renders) and `answer` (observes). Names and units follow vLLM's meaning, under the
 prefix mooncake_lite_. Knows no request and no socket.

@@ -1,4 +1,4 @@
-"""What a gateway and its process for long prompts say to each other: frames over one Unix socket.
+"""Messages between a gateway and its process for long prompts: frames over one Unix socket.
 
 A frame is the length of a message (u32, big-endian) and the message (transport/wire.py). The body behind a
 PromptTask and the JSON behind a PromptAnswer follow as they are, so that they are copied once.

@@ -43,7 +43,7 @@ PIECE_BYTES = 256 * 1024
 
 
 def command(run_dir: Path, memory_bytes: int) -> list[str]:
-    """What starts a process of a gateway with this run folder, whose work may take so much memory."""
+    """Return the command of a process for this run folder, whose work may take so much memory."""
     program = "mooncake_lite.gateway.long_prompts_process"
     return [sys.executable, "-m", program, str(run_dir), str(memory_bytes)]
 
@@ -187,7 +187,7 @@ class _Child:
         return [await reader.readexactly(min(PIECE_BYTES, reply.nbytes - start)) for start in starts]
 
     def memory_bytes(self) -> int:
-        """What it holds now; 0 when it has ended."""
+        """Return the memory that the process holds now; 0 when it has ended."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:

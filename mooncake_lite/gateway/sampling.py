@@ -13,7 +13,7 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.messages import Sampling
 
 OPENAI = Sampling()
-"""What a request samples with that names nothing, where its model names nothing either."""
+"""Sampling of a request that names none, if its model names none either."""
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chats, and vLLM's for both."""

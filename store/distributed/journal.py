@@ -170,7 +170,7 @@ class Journals(_Shared):
             return claims
         for journal, first in enumerate(self._taken):
             last = self.words[_WRITTEN + journal]
-            if not first <= last <= first + RECORDS:  # somebody's stray store: nothing in it can be believed
+            if not first <= last <= first + RECORDS:  # a stray store: no record in it can be trusted
                 self.words[_WRITTEN + journal] = last = first
                 self.dropped += 1
             if last == first:
@@ -178,7 +178,7 @@ class Journals(_Shared):
             for count in range(first, last):
                 claim = self._record(journal, count)
                 if before_ns <= claim.time_ns <= time.monotonic_ns():
-                    break  # it has been written since; a time that has not come yet is nobody's
+                    break  # written since, or a time that has not come yet
                 claims.append(claim)
         claims.sort(key=lambda claim: claim.time_ns)
         return claims

@@ -132,7 +132,7 @@ class Master:
             for peer, message in received:
                 self._handle(peer, message, time.monotonic_ns())
             if not all(isinstance(message, say.SparesAsk) for _, message in received):
-                self._stay_awake()  # somebody waited for the answer
+                self._stay_awake()  # a client waited for the answer
             now = time.monotonic()
             self._notice_ends()
             if now >= next_tick:

@@ -162,7 +162,7 @@ class Mapped:
             return
         self._file = None
         del self._anchor
-        with contextlib.suppress(BufferError):  # somebody is copying: the last reference unmaps
+        with contextlib.suppress(BufferError):  # a copy is under way: the last reference unmaps
             self.view.release()
             self._memory.close()
 

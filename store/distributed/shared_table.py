@@ -278,7 +278,7 @@ class TableWriter(_Table):
         self._set_changing(word)
         del self._versions[word]
         at = (word - HEADER_WORDS) // SLOT_WORDS
-        is_last = self._keys[(at + 1) & self.mask] == 0  # nobody probes past this slot
+        is_last = self._keys[(at + 1) & self.mask] == 0  # no search goes past this slot
         self._keys[at] = self.words[word + _KEY] = 0 if is_last else GONE
         self._gone += not is_last
 
@@ -333,6 +333,6 @@ class TableWriter(_Table):
                 assert self.words[word + _CHECK] == xxh3_64_intdigest(raw[:56]), f"slot {at} is damaged"
                 assert key not in (0, GONE)
             else:
-                assert key in (0, GONE), f"slot {at} belongs to nobody"
+                assert key in (0, GONE), f"slot {at} belongs to no object"
                 gone += key == GONE
         assert gone == self._gone

@@ -57,7 +57,7 @@ READ_LIMIT_S = 0.1
 """For reading what the threads have begun, when stopping: one block each."""
 
 WRITE_LIMIT_S = 0.5
-"""When stopping: what the tier's writer has left at least for lent blocks that came to it last."""
+"""When stopping: least time of the tier's writer for lent blocks that came to it last."""
 
 SEAL_LIMIT_S = 0.15
 """A user's own mpirun kills a quarter of a second after its signal."""
