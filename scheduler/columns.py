@@ -1,4 +1,4 @@
-"""Numbers about instances as NumPy columns: what policies compare, for all instances at once.
+"""Numbers about instances as NumPy columns, which policies compare for all instances at once.
 
 Kept by `scheduler.state`, read by policies. Row i is the i-th instance with the duty, ascending by number.
 The books (queues, slots, requests) are in `state.py`; a column repeats a number of theirs. Pure.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scheduler.instances import DecodeInstance, PrefillInstance
 
 Column: TypeAlias = "float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]"
-"""What the costs take: a number or a column. The result is a column if any argument is one."""
+"""Argument of the costs: a number or a column. The result is a column if any argument is one."""
 
 
 class PrefillColumns:

@@ -14,7 +14,7 @@ from scheduler.line import Key, Line
 from scheduler.requests import Placement, Request
 
 DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
-"""What an instance can do: one of the two, or both."""
+"""The possible duties of an instance: one of the two, or both."""
 
 
 class Started(NamedTuple):
@@ -159,10 +159,10 @@ class Placed:
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that its prefill is expected to compute."""
+        """Return the tokens that its prefill is expected to compute."""
         return self.request.num_tokens - self.placement.cached_tokens
 
     @property
     def context(self) -> float:
-        """Tokens that each of its sequences attends to."""
+        """Return the tokens that each of its sequences attends to."""
         return self.request.context

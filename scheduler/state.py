@@ -50,7 +50,7 @@ from scheduler.requests import Placement, Request
 
 
 class State:
-    """What policies know. The book that names a request tells where the request is.
+    """The books of the cluster, which policies read. The book that names a request tells its place.
 
     index             which blocks of the pool lie where
     pages             which blocks instances hold in their own pages: hints; each instance is a node there

@@ -21,14 +21,14 @@ from scheduler.costs.load_or_compute import LoadOrCompute
 from store.errors import PoolFull
 
 STARTING_RETRY_S = 5.0
-"""Retry-After of a request that arrives before every rank has joined."""
+"""Retry-After of a request that arrives before every rank has joined. Any few seconds work."""
 
 PINNED_RETRY_S = 5.0
-"""Retry-After of a request that is refused because blocks that stay leave too little space."""
+"""Retry-After of a request that does not fit beside pinned blocks. Any few seconds work."""
 
 
 Choose = Callable[[State, Request, float], Placement | Wait | Rejection]
-"""See scheduler.choose."""
+"""Chooses the place of a request, as scheduler.choose does for a policy."""
 
 
 class Dispatcher:

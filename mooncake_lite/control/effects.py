@@ -1,4 +1,4 @@
-"""Effects: the only output of the control plane, and what the conductor sends to ranks and gateways.
+"""Effects: the only output of the control plane. The conductor sends them to ranks and gateways.
 
 One struct serves on the wire, in a recording and in the simulator. An order that needs tokens travels with
 them; see `mooncake_lite.messages`. Explained in docs/explain/control.md.

@@ -17,10 +17,11 @@ from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.swaps import Swaps
 
 MOST_TRIES = 3
-"""After so many tries that came to nothing, a request fails."""
+"""A request fails after so many failed tries. Any small number works: two tries may fail for a passing
+reason, but one that fails again and again only takes capacity from others."""
 
 PAUSE_S = 0.5
-"""Before the second try of a request; twice as long before the third. A full queue has time to empty."""
+"""Pause before the second try of a request; twice as long before the third. A full queue can empty then."""
 
 
 class Requests:

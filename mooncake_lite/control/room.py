@@ -1,4 +1,4 @@
-"""Space for KV: leases what a request reuses, and allocates places for its new KV.
+"""Space for KV: leases the blocks that a request reuses, and allocates places for its new KV.
 
 Used by `machine.py`; drives the store's directory and decides nothing about requests.
 See docs/explain/control.md.
@@ -17,7 +17,7 @@ from store.objects import Found, PoolObject, Wanted
 from store.promotion import SecondHit
 
 LEASE_S = 3600.0
-"""A request's lease ends when its KV has been read. This limit guards against bugs of ours."""
+"""Limit of a request's lease, which ends when its KV has been read. The limit guards against bugs of ours."""
 
 Moves = dict[tuple[int, int], list[int]]
 """{(tier rank, target rank): indices of `load` to be read from SSD first}."""

@@ -179,8 +179,8 @@ class ClusterView:
     async def renew_metrics(self, limit_s: float = 1.0) -> None:
         """Wait at most limit_s for the answer to the last MetricsRequest.
 
-        Send one first if the last is older than `Limits.metrics_kept_s`. All callers share its answer, so that
-        a crowd of them does not delay the conductor. Raises Broken when it could not answer.
+        Send one first if the last is older than `Limits.metrics_kept_s`. All callers share its answer, so a
+        crowd of them does not delay the conductor. Raises Broken when it could not answer.
         """
         if time.monotonic() - self._asked_at_s >= self._limits.metrics_kept_s:
             self._ask_for_metrics()

@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences begin, and which tokens the next forward pass computes.
+"""Continuous batching: choose the sequences that begin, and the tokens of the next forward pass.
 
 Called by `planner.next_step` before every iteration. Orca (Yu et al., OSDI 2022, section 3.1) schedules by
 iteration: a sequence joins and leaves the batch between two forward passes, and never waits for the longest
