@@ -25,6 +25,8 @@ FORMAT_VERSION = 2  # 1 had no codec
 PLAIN_NUMBER = 0  # of store.layout.PLAIN; kernels_numba/codecs.py has the same
 HEADER_NBYTES = USER_BLOCK_NBYTES
 MAX_FILE_NBYTES = 1 << 40
+"""A header with more bytes than this is damaged: a file has SEGMENT_NBYTES (`store.tier`), or one block."""
+
 MAX_FINGERPRINT_NBYTES = 64
 READ_NBYTES = 1 << 20
 """Layers are read about this much at a time and summed while still in cache: 5.7 GB/s against 5.0 for

@@ -37,6 +37,12 @@ from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
 SEAL_AFTER_S = 1.0
+"""A file is sealed when it has so many bytes, or this long after its first block.
+
+Blocks of an open file are lost in a crash, and a file is evicted as a whole. Smaller files seal more often,
+which costs a flush of the disk each; larger ones evict more blocks at once. Any values of this order work.
+"""
+
 RETRY_AFTER_S = 5.0
 """After a failed write the tier tries nothing for this long: a full disk seldom empties sooner, and each try
 costs an open file."""

@@ -21,6 +21,7 @@ from store.tier_removals import read_removals
 
 NO_LIMIT = 1 << 62
 STEP_NBYTES = 16 << 20
+"""Bytes that are compacted between two reports of progress. Any value works that takes a moment."""
 
 
 @dataclass(slots=True)

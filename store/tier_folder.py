@@ -27,6 +27,8 @@ SEALED = re.compile(r"seg-(\d{8,12})\.h5")
 OPEN_SUFFIX = ".open"
 BAD_SUFFIX = ".bad"
 LOCK_WAIT_S = 0.1
+"""Longest wait for the lock, which `lock_holder` takes for an instant to look at it."""
+
 _STORE = re.compile(r"store-(\d{1,6})")
 
 

@@ -25,6 +25,7 @@ from transport.wire import Decoder, encode
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 64 * 1024
+"""Bytes of one read, more than most messages have. A longer message takes several."""
 
 MAX_LINES = 4096
 """Most connections of one server. Any value works that exceeds the clients of one machine."""

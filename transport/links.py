@@ -24,6 +24,12 @@ like the median of those that were."""
 
 SMALL_BYTES, SMALL_RUNS = 4096, 9
 LARGE_BYTES, LARGE_RUNS = 8 * 2**20, 4
+"""Sizes and numbers of reads: small ones for the latency (their median), large ones for the bandwidth (the
+best).
+
+Any values work that leave a measurement at some 10 ms, and a large read far longer than the latency.
+"""
+
 SLOW_S = 0.02
 """A large read that takes this long is not repeated."""
 

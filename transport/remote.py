@@ -42,6 +42,7 @@ REMOTE_PATHS = ("one_sided", *ANY_SEGMENT)
 """All paths. One-sided MPI reaches only segments with a window."""
 
 TRIES = 2
+"""Tries of a job, the second over another path if there is one: a third would meet the same two paths."""
 
 RECENT = 0.2
 """Weight of the last large job in the running mean of a rank's bandwidth.

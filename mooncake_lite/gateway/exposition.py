@@ -24,6 +24,7 @@ PREFIX = "mooncake_lite_"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 GAP_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+"""Bounds of the histograms: each about twice the one before, from a fast answer to a timeout."""
 
 _KINDS = ("counter", "gauge", "histogram")
 

@@ -19,9 +19,10 @@ MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chats, and vLLM's for both."""
 
 MAX_BIASES = 1024
-"""Entries of logit_bias."""
+"""Most entries of logit_bias: far more than clients send, and little work for each token."""
 
 MAX_STOP_IDS = 64
+"""Most stop_token_ids: far more than a model has, and a short list in each order to a rank."""
 
 _INT64 = 2**63
 

@@ -16,6 +16,7 @@ from store.distributed.entries import Entry
 _Item = tuple[int, int, Entry]
 
 SLACK = 64
+"""Forgotten entries that are always tolerated, so that small heaps are not rebuilt all the time."""
 
 
 class EvictionOrder:

@@ -32,8 +32,14 @@ from store.distributed.memory import make_memfd, map_foreign
 from store.errors import StoreError
 
 MAX_JOURNALS = 2048
+"""Most clients of one machine with a journal: more than `master.MAX_CLIENTS`."""
+
 RECORDS = 64
 RECORD_BYTES = 256
+"""A ring of 16 KiB per client. A full ring costs a message, so it only has to hold the puts between two of
+the master's looks. A record has four words and a name.
+"""
+
 _HEAD = struct.Struct("<4Q")
 _REST = struct.Struct("<3Q")
 MAX_NAME_BYTES = RECORD_BYTES - _HEAD.size

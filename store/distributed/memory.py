@@ -22,8 +22,13 @@ _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
 READY_BYTES = 64 * 2**20
 READY_SHARE = 1 / 8
-"""Largest share of a segment that a lender keeps in memory for the next puts; the rest is only reserved."""
+"""Most bytes, and largest share, of a segment that a lender keeps in memory for the next puts.
+
+The rest is only reserved. Any values work that last until the lender's thread has prepared more.
+"""
+
 READY_STEP_BYTES = 2**20
+"""Bytes that a lender makes ready in one call, so that the call is soon over."""
 
 WARM_BYTES = 64 * 1024
 """Granularity of what a process knows about its page table: the kernel maps so much around one fault."""

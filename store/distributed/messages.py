@@ -21,6 +21,7 @@ MAX_KEYS = 4096
 """Names of one message; a client sends several for more."""
 
 MAX_BYTES = 16 * 2**20
+"""Longest message. Any value of this order works: a longer list of names takes several messages."""
 
 NAMES_BYTES = MAX_BYTES // 2
 """Bytes of all names in one message. The other half is for the figures about each name."""

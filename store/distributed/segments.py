@@ -26,6 +26,8 @@ from transport.threads import start_thread
 SECRET_BYTES = 32
 CONNECT_S = 3.0
 STALL_S = 10.0
+"""Limits of a connection to a lender and of a silent transfer. They bound the wait of a call of the API."""
+
 SLOWEST_BYTES_PER_S = 20e6
 """A transfer may take STALL_S, and in addition the time of its bytes at this rate."""
 

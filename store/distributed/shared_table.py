@@ -30,6 +30,8 @@ from store.errors import StoreError
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 128
+"""The header is a page. A slot is two lines of a cache, so that a probe reads no third one."""
+
 SLOT_WORDS = SLOT_BYTES // 8
 HEADER_WORDS = HEADER_BYTES // 8
 MAGIC = 0x334C4254_454B414C
@@ -50,6 +52,8 @@ LISTED = 3
 """Most replicas that a slot names. A slot of 128 bytes has space for three, and a reader needs one."""
 
 FIRST_SLOTS = 1 << 12
+"""Slots of the first table. Any value works: a crowded table is replaced by one of twice the size."""
+
 MAX_LOAD = 0.6
 """Share of slots in use or gone at which a larger table is published: a miss then probes three slots."""
 

@@ -25,7 +25,10 @@ from transport.errors import TransportError
 
 SPARE_BYTES = 16 * 2**20
 MIN_SPARES, MAX_SPARES = 2, 16
-"""Space in advance, in puts. It must last until the master has answered and the pages are prepared."""
+"""Space in advance: SPARE_BYTES, but at least and at most so many puts.
+
+It must last until the master has answered and the pages are prepared; more would only be lost to others.
+"""
 
 ASK_AGAIN_S = 1.0
 """Pause after an answer without space in advance."""

@@ -49,6 +49,8 @@ from transport.errors import WireError
 
 IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
+"""Longest wait for a message: without transfers under way, and while they must be polled."""
+
 TIER_GAUGES = {"blocks", "bytes", "open_bytes", "capacity_bytes"}
 INDEX_CHUNK = 4096
 """Keys in one TierIndexed message: 100 kB, well under the limit of a message."""
