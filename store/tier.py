@@ -37,11 +37,8 @@ from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
 SEAL_AFTER_S = 1.0
-"""A file is sealed when it has so many bytes, or this long after its first block.
-
-Blocks of an open file are lost in a crash, and a file is evicted as a whole. Smaller files seal more often,
-which costs a flush of the disk each; larger ones evict more blocks at once. Any values of this order work.
-"""
+"""A file is sealed at this size, or this long after its first block. Smaller files flush the disk more often;
+larger ones lose more blocks in a crash, and in an eviction. Any values of this order work."""
 
 RETRY_AFTER_S = 5.0
 """After a failed write the tier tries nothing for this long: a full disk seldom empties sooner, and each try
@@ -153,10 +150,7 @@ class HDF5Tier:
         return self._sealed.take_evicted()
 
     def stats(self) -> dict[str, int]:
-        """Return counters (COUNTERS, files_evicted, blocks_evicted) and gauges.
-
-        The gauges are blocks, bytes, open_bytes and capacity_bytes.
-        """
+        """Return counters, those of evictions too, and gauges: blocks, bytes, open_bytes, capacity_bytes."""
         sealed = self._sealed
         evicted = {"files_evicted": sealed.files_evicted, "blocks_evicted": sealed.blocks_evicted}
         sizes = {"bytes": sealed.nbytes, "open_bytes": self.open_bytes, "capacity_bytes": self.capacity_bytes}
