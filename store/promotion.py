@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class SecondHit:
+class Promotion:
     """Keep a block from its second hit on. A block that is hit once passes through and evicts no other.
 
         max_keys   keys that are remembered; beyond it the key with the oldest hit is forgotten

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import (
     AnswerCommand,
-    BadBlock,
     CheckBlocks,
     CompactTier,
+    DamagedBlock,
     ForgetPages,
     RemoveBlocks,
 )
@@ -212,7 +212,7 @@ class Commands:
             return
         nbytes = sum(obj.nbytes for obj in check.batch)
         bad = [
-            BadBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
+            DamagedBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
             for obj, good in zip(check.batch, checked.good)
             if not good
         ]

@@ -270,7 +270,7 @@ class CompactTier(Action, frozen=True):
 # ------------------------------------------------------------------------------ everything else
 
 
-class BadBlock(msgspec.Struct, frozen=True, array_like=True):
+class DamagedBlock(msgspec.Struct, frozen=True, array_like=True):
     """A visible block whose bytes differ from those that were put."""
 
     object_id: int
@@ -293,7 +293,7 @@ class AnswerCommand(Action, frozen=True):
     problem: str = ""
     done: int = 0
     nbytes: int = 0
-    bad: list[BadBlock] = []
+    bad: list[DamagedBlock] = []
     blocks: int = 0
     kept: int = 0
 

@@ -14,7 +14,7 @@ from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.request import RequestRecord, Shortage
 from store.errors import PoolFull
 from store.objects import Found, PoolObject, Wanted
-from store.promotion import SecondHit
+from store.promotion import Promotion
 
 LEASE_S = 3600.0
 """Limit of a request's lease, which ends when its KV has been read. The limit guards against bugs of ours."""
@@ -35,7 +35,7 @@ class Room:
         config = books.config
         self._handover, self._has_pool, layout = config.handover, config.has_pool, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
-        self._promotion = SecondHit()
+        self._promotion = Promotion()
 
     def reserve(self, record: RequestRecord, now: float) -> Moves:
         """Fill in load, store, tail and cached of a record.

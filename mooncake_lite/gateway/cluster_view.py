@@ -46,7 +46,7 @@ HELLO_S = 0.5
 wish for a TCP endpoint once a rank on another host has come."""
 
 
-class State(Enum):
+class ClusterState(Enum):
     """The state of a gateway for its clients."""
 
     STARTING = "starting"
@@ -85,23 +85,23 @@ class ClusterView:
     # ------------------------------------------------------------------ is it there?
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         """Return the present state: the conductor's last report, unless it has been silent for too long."""
         if self._stopping:
-            return State.STOPPING
+            return ClusterState.STOPPING
         if self._status is None or self._heard_at is None:
-            return State.STARTING
+            return ClusterState.STARTING
         if time.monotonic() - self._heard_at > self._silence_s:
-            return State.LOST
-        return State.READY if self._status.ready else State.STARTING
+            return ClusterState.LOST
+        return ClusterState.READY if self._status.ready else ClusterState.STARTING
 
     @property
     def detail(self) -> str:
         """Return the state in words."""
         state = self.state
-        if state is State.STOPPING:
+        if state is ClusterState.STOPPING:
             return f"the service is stopping: {self._stopping}"
-        if state is State.LOST:
+        if state is ClusterState.LOST:
             return f"the conductor has been silent for more than {self._silence_s:g} s"
         if self._status is None:
             return "waiting for the conductor"
@@ -124,7 +124,7 @@ class ClusterView:
 
         Raises Unavailable when the cluster is not ready, Refused when too many requests are open.
         """
-        if self.state is not State.READY:
+        if self.state is not ClusterState.READY:
             raise Unavailable(self.detail)
         request = OpenRequest(request_id)
         self._take_place(request_id, request)
@@ -198,7 +198,7 @@ class ClusterView:
 
         Raises Unavailable when the cluster is not ready, or the answer does not come within limit_s.
         """
-        if self.state is not State.READY:
+        if self.state is not ClusterState.READY:
             raise Unavailable(self.detail)
         self._num_removals += 1
         number = self._num_removals
@@ -233,12 +233,12 @@ class ClusterView:
             self._forgive(now - looked_at - TICK_S)
             looked_at = now
             state = self.state
-            if now >= hello_at and state in (State.STARTING, State.LOST):
+            if now >= hello_at and state in (ClusterState.STARTING, ClusterState.LOST):
                 self._say_hello()
                 hello_at = now + HELLO_S
             if now - self._asked_at_s >= pause_s:
                 self._ask_for_metrics()
-            if state is State.LOST and self._open:
+            if state is ClusterState.LOST and self._open:
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
 

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 import mooncake_lite
-from mooncake_lite.gateway.cluster_view import ClusterView, State
+from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.messages import Metric
 
 PREFIX = "mooncake_lite_"
@@ -112,7 +112,7 @@ class GatewayGauges(Collector):
         for name, text, value in (
             ("uptime_seconds", "Seconds since the start of the gateway", now - self._began),
             ("cluster_metrics_age_seconds", "Seconds since the conductor was asked for its metrics", age_s),
-            ("ready", "1 when requests are taken, else 0", cluster.state is State.READY),
+            ("ready", "1 when requests are taken, else 0", cluster.state is ClusterState.READY),
             ("degraded", "Number of things that do not work as they should", len(cluster.degraded)),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
-from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
+from store.distributed.entries import Entry, Lender, QuarantinedSpace, Replica, Space
 from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
@@ -58,7 +58,7 @@ class Books:
         self._spare_bytes = 0
         self._spare_counts: Counter[str] = Counter()
         self._lenders: dict[int, Lender] = {}
-        self._held: list[Quarantine] = []
+        self._held: list[QuarantinedSpace] = []
         self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
         self._next_put = 1
         self._next_segment = 1
@@ -209,7 +209,7 @@ class Books:
     ) -> None:
         """Free the space of single replicas, at once or when no writer can touch it any more."""
         objects = tuple(replica.object_id for replica in lost)
-        held = Quarantine(entry.owner, client, until_ns, objects)
+        held = QuarantinedSpace(entry.owner, client, until_ns, objects)
         self._held.append(held)
         if until_ns <= now_ns:
             self._settle([held], now_ns)
@@ -220,7 +220,7 @@ class Books:
     def _free(self, entry: Entry, now_ns: int) -> None:
         """Free the space of an object, at once or when no remote client can be reading it."""
         if entry.remote_until_ns > now_ns:
-            self._held.append(Quarantine(entry.owner, "", entry.remote_until_ns))
+            self._held.append(QuarantinedSpace(entry.owner, "", entry.remote_until_ns))
         else:
             self._space.release(entry.owner, now_ns / 1e9)
 
@@ -236,7 +236,7 @@ class Books:
             self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=until_ns > now_ns)
         if until_ns > now_ns:
-            self._held.append(Quarantine(entry.owner, entry.client, until_ns))
+            self._held.append(QuarantinedSpace(entry.owner, entry.client, until_ns))
 
     def _take_spare(self, entry: Entry) -> None:
         """Take an entry out of the space in advance: it becomes an object, or is freed."""
@@ -251,7 +251,7 @@ class Books:
         held = [one for one in self._held if (one.owner, one.client, one.objects) == (str(put), client, ())]
         self._settle(held, now_ns)
 
-    def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
+    def _settle(self, over: Sequence[QuarantinedSpace], now_ns: int) -> None:
         for held in over:
             self._held.remove(held)
             for object_id in held.objects:

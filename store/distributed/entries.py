@@ -87,7 +87,7 @@ NEVER_NS = 1 << 63
 
 
 @dataclass(slots=True)
-class Quarantine:
+class QuarantinedSpace:
     """Space that a writer or a remote reader may still touch: until a time, or until the client is gone.
 
     objects    of the owner, these alone; (): all of them
