@@ -49,7 +49,7 @@ class OpenBody:
         return client_id_of(self.request_id)
 
     def again(self) -> None:
-        """Forget the first tokens of a try that has come to nothing."""
+        """Forget the first tokens of a failed try."""
         self.body, self.first_tokens, self.attempt = self._first, {}, 0
 
     def decided(self, seconds: float) -> None:

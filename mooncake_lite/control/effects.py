@@ -89,9 +89,9 @@ class Branched(Action, frozen=True):
 
 
 class Retried(Action, frozen=True):
-    """A try of a request has come to nothing: its prompt is computed again, and first tokens are drawn again.
+    """A try of a request has failed: its prompt is computed again, and first tokens are drawn again.
 
-    The gateway passes on none twice.
+    The gateway passes on no token twice.
     """
 
     request_id: str

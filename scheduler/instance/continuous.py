@@ -21,7 +21,7 @@ from scheduler.instance.task import Task
 def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     """Choose the waiting jobs that begin: first come, first served, and none passes another.
 
-    A job begins when there are pages for all of its tokens, beside those that the running batch needs next.
+    A job begins when there are pages for all of its tokens, besides those that the running batch needs next.
     Pages of this rank that hold its leading tokens are shared. One job at a time loads blocks from the pool.
     No job waits for the blocks of an earlier one to be stored.
     """

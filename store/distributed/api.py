@@ -120,7 +120,7 @@ class MooncakeDistributedStore(Tensors):
     # ------------------------------------------------------------------------------ writing
 
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """Store a buffer's bytes. 0 also when the key exists, which changes nothing. -200: no room."""
+        """Store a buffer's bytes. 0 also when the key exists, which changes nothing. -200: no space."""
         return self._put(checked_name(key), [as_view(value)], config)
 
     def put_parts(self, key: str, *args: Any, config: ReplicateConfig | None = None) -> int:
