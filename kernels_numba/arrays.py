@@ -144,6 +144,7 @@ def address_of(array: Any) -> int:
 
 _PASSED: dict[Any, Any] = {}
 _MOST_PASSED = 1024
+"""Kinds of calls that are remembered. Beyond it all are forgotten, and each is checked once more."""
 
 
 def check_once(check: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:

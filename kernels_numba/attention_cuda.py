@@ -49,6 +49,7 @@ pays for every thread."""
 TILE_ROWS = 16
 """Rows of a block: the sums of 16 rows x 256 channels are 64 numbers a thread."""
 MAX_HEAD_DIM = 256
+"""The largest head_dim of common models; see TILE_ROWS for what it costs."""
 MAX_CHANNELS = MAX_HEAD_DIM // THREADS
 
 LOWEST = np.float32(-1e30)

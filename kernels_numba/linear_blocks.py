@@ -42,8 +42,8 @@ from kernels_numba.runtime import register_jitable
 FLOAT32, INT8, Q8_0, Q4_0, Q4_1 = range(5)
 TILE_ROWS = 4
 """Rows of a weight that are multiplied together, so that what is loaded of x serves all of them."""
-STEP_BYTES = {FLOAT32: 4 * STEP, INT8: STEP, Q8_0: 34, Q4_0: 18, Q4_1: 20}
-"""Bytes of 32 values of a row."""
+BLOCK_BYTES = (4 * STEP, STEP, 34, 18, 20)
+"""Bytes of a block, 32 values of a row, by format. A tuple, which is a constant in compiled kernels."""
 GGUF_FORMATS = {"Q8_0": Q8_0, "Q4_0": Q4_0, "Q4_1": Q4_1}
 
 
@@ -73,7 +73,7 @@ class GgufRows:
     @property
     def width(self) -> int:
         """Values of a row."""
-        return self.blocks.shape[1] // STEP_BYTES[GGUF_FORMATS[self.format]] * STEP
+        return self.blocks.shape[1] // BLOCK_BYTES[GGUF_FORMATS[self.format]] * STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def as_rows(name: str, weight: Any) -> Rows:
             raise RangeError(f"{name}.format", repr(weight.format), " or ".join(GGUF_FORMATS))
         kind = GGUF_FORMATS[weight.format]
         blocks = _checked(f"{name}.blocks", weight.blocks, "uint8", ("rows", "bytes of a row"))
-        if blocks.shape[1] % STEP_BYTES[kind]:
-            expected = f"a multiple of {STEP_BYTES[kind]}, the bytes of a block of {weight.format}"
+        if blocks.shape[1] % BLOCK_BYTES[kind]:
+            expected = f"a multiple of {BLOCK_BYTES[kind]}, the bytes of a block of {weight.format}"
             raise ShapeError(f"{name}.blocks.shape[1]", blocks.shape[1], expected)
         return _rows(kind, blocks, weight.width)
     values = _checked(name, weight, "float32", ("rows", "in"))
@@ -130,7 +130,7 @@ def dequantize_v0(weight: Any) -> np.ndarray:
     if not isinstance(weight, GgufRows):
         return np.asarray(weight)
     kind = GGUF_FORMATS[weight.format]
-    blocks = np.asarray(weight.blocks).reshape(-1, STEP_BYTES[kind])
+    blocks = np.asarray(weight.blocks).reshape(-1, BLOCK_BYTES[kind])
     halves = blocks[:, : 4 if kind == Q4_1 else 2].copy().view(np.float16).astype(np.float32)
     codes = blocks[:, 2 * halves.shape[1] :]
     if kind == Q8_0:

@@ -56,6 +56,8 @@ _RUNS = 5
 _PAUSE_S = 20e-6
 """Between two parallel regions: about what a decode step computes on one core between them."""
 _REGIONS, _BURST, _BETWEEN_BURSTS_S = 40, 8, 0.01
+"""Five bursts of eight regions, with time between bursts for another process to leave the core: see
+`measured_region_us`, which takes the least of all."""
 
 
 class Linears:

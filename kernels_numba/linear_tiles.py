@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.linear_blocks import (
+    BLOCK_BYTES,
     FLOAT32,
     HALVES,
     INT8,
@@ -178,44 +179,36 @@ def _rows(
 
 def _rows_float32(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
     _rows(
-        read_float32,
-        read_one_float32,
-        128,
-        address,
-        row_bytes,
-        scales,
-        halves,
-        x,
-        n,
-        width,
-        out,
-        rows,
-        first,
-        last,
+        *(read_float32, read_one_float32, BLOCK_BYTES[FLOAT32], address, row_bytes, scales, halves),
+        *(x, n, width, out, rows, first, last),
     )
 
 
 def _rows_int8(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
     _rows(
-        read_int8, read_one_int8, 32, address, row_bytes, scales, halves, x, n, width, out, rows, first, last
+        *(read_int8, read_one_int8, BLOCK_BYTES[INT8], address, row_bytes, scales, halves),
+        *(x, n, width, out, rows, first, last),
     )
 
 
 def _rows_q8_0(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
     _rows(
-        read_q8_0, read_one_int8, 34, address, row_bytes, scales, halves, x, n, width, out, rows, first, last
+        *(read_q8_0, read_one_int8, BLOCK_BYTES[Q8_0], address, row_bytes, scales, halves),
+        *(x, n, width, out, rows, first, last),
     )
 
 
 def _rows_q4_0(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
     _rows(
-        read_q4_0, read_one_int8, 18, address, row_bytes, scales, halves, x, n, width, out, rows, first, last
+        *(read_q4_0, read_one_int8, BLOCK_BYTES[Q4_0], address, row_bytes, scales, halves),
+        *(x, n, width, out, rows, first, last),
     )
 
 
 def _rows_q4_1(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
     _rows(
-        read_q4_1, read_one_int8, 20, address, row_bytes, scales, halves, x, n, width, out, rows, first, last
+        *(read_q4_1, read_one_int8, BLOCK_BYTES[Q4_1], address, row_bytes, scales, halves),
+        *(x, n, width, out, rows, first, last),
     )
 
 
@@ -241,23 +234,38 @@ def _widen(read, read_one, step_bytes, address, row_bytes, scales, halves, width
 
 
 def _widen_float32(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(read_float32, read_one_float32, 128, address, row_bytes, scales, halves, width, out, first, last)
+    _widen(
+        *(read_float32, read_one_float32, BLOCK_BYTES[FLOAT32], address, row_bytes, scales, halves),
+        *(width, out, first, last),
+    )
 
 
 def _widen_int8(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(read_int8, read_one_int8, 32, address, row_bytes, scales, halves, width, out, first, last)
+    _widen(
+        *(read_int8, read_one_int8, BLOCK_BYTES[INT8], address, row_bytes, scales, halves),
+        *(width, out, first, last),
+    )
 
 
 def _widen_q8_0(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(read_q8_0, read_one_int8, 34, address, row_bytes, scales, halves, width, out, first, last)
+    _widen(
+        *(read_q8_0, read_one_int8, BLOCK_BYTES[Q8_0], address, row_bytes, scales, halves),
+        *(width, out, first, last),
+    )
 
 
 def _widen_q4_0(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(read_q4_0, read_one_int8, 18, address, row_bytes, scales, halves, width, out, first, last)
+    _widen(
+        *(read_q4_0, read_one_int8, BLOCK_BYTES[Q4_0], address, row_bytes, scales, halves),
+        *(width, out, first, last),
+    )
 
 
 def _widen_q4_1(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(read_q4_1, read_one_int8, 20, address, row_bytes, scales, halves, width, out, first, last)
+    _widen(
+        *(read_q4_1, read_one_int8, BLOCK_BYTES[Q4_1], address, row_bytes, scales, halves),
+        *(width, out, first, last),
+    )
 
 
 _WIDENING = {

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.linear_blocks import INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
+from kernels_numba.linear_blocks import BLOCK_BYTES, INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
 from kernels_numba.linear_blocks_fixed import (
     BLOCK,
     BYTES,
@@ -67,10 +67,12 @@ AHEAD_BYTES = 5000
 
 LAYOUT = {INT8: PLAIN_BYTES, Q8_0: BYTES, Q4_0: NIBBLES, Q4_1: NIBBLES}
 
-_int8, _q8_0, _q4_0, _q4_1 = pair_of_bytes(32), pair_of_bytes(34), pair_of_nibbles(18), pair_of_nibbles(20)
-_scales_q8_0, _scales_q4_0, _scales_q4_1 = scales(34, 1), scales(18, 1), scales(20, 2)
+_int8, _q8_0 = pair_of_bytes(BLOCK_BYTES[INT8]), pair_of_bytes(BLOCK_BYTES[Q8_0])
+_q4_0, _q4_1 = pair_of_nibbles(BLOCK_BYTES[Q4_0]), pair_of_nibbles(BLOCK_BYTES[Q4_1])
+_scales_q8_0, _scales_q4_0 = scales(BLOCK_BYTES[Q8_0], 1), scales(BLOCK_BYTES[Q4_0], 1)
+_scales_q4_1 = scales(BLOCK_BYTES[Q4_1], 2)
 _ask_int8, _ask_q8_0, _ask_q4_0, _ask_q4_1 = (
-    prefetching(FIRST, TILE_ROWS * PAIR_BLOCKS * block_bytes) for block_bytes in (32, 34, 18, 20)
+    prefetching(FIRST, TILE_ROWS * PAIR_BLOCKS * block_bytes) for block_bytes in BLOCK_BYTES[INT8:]
 )
 _over_bytes, _over_nibbles = spread_over(BYTE_BLOCKS), spread_over(NIBBLE_BLOCKS)
 
@@ -203,28 +205,28 @@ def _rows(
 
 def _rows_int8(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_int8, _scales_q8_0, _over_bytes, _add_bytes, _ask_int8, 0.0, 32, 0),
+        *(_int8, _scales_q8_0, _over_bytes, _add_bytes, _ask_int8, 0.0, BLOCK_BYTES[INT8], 0),
         *(address, row_bytes, row_scales, x, width, out, first, last),
     )
 
 
 def _rows_q8_0(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q8_0, _scales_q8_0, _over_bytes, _add_bytes, _ask_q8_0, 0.0, 34, 2),
+        *(_q8_0, _scales_q8_0, _over_bytes, _add_bytes, _ask_q8_0, 0.0, BLOCK_BYTES[Q8_0], 2),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 
 
 def _rows_q4_0(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q4_0, _scales_q4_0, _over_nibbles, _add_nibbles, _ask_q4_0, -8.0, 18, 2),
+        *(_q4_0, _scales_q4_0, _over_nibbles, _add_nibbles, _ask_q4_0, -8.0, BLOCK_BYTES[Q4_0], 2),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 
 
 def _rows_q4_1(address, row_bytes, row_scales, x, width, out, first, last):
     _rows(
-        *(_q4_1, _scales_q4_1, _over_nibbles, _add_nibbles, _ask_q4_1, 1.0, 20, 4),
+        *(_q4_1, _scales_q4_1, _over_nibbles, _add_nibbles, _ask_q4_1, 1.0, BLOCK_BYTES[Q4_1], 4),
         *(address, row_bytes, 0, x, width, out, first, last),
     )
 

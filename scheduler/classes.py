@@ -1,4 +1,4 @@
-"""Service classes: what a request of each class may expect. Plain data and its checks.
+"""Service classes: the weight, cache share and latency limits of each class. Plain data and its checks.
 
 Made by `mooncake_lite.config.service_classes` from the configuration; part of ControlConfig. A class is named
 in configurations and by clients; everywhere else it is its index in the list, 0 for the highest class.
@@ -14,12 +14,12 @@ from math import inf, isfinite
 import msgspec
 
 DEFAULT_NAME = "standard"
-"""The class of requests that name none, where there is a class of this name; else it is the lowest class."""
+"""The class of requests that name none, if there is a class of this name; else the lowest class is."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 ROUNDING = 1e-9
-"""What a sum of shares may exceed 1 by: 0.7 + 0.2 + 0.1 does in floating point."""
+"""Tolerance for a sum of shares above 1: 0.7 + 0.2 + 0.1 exceeds 1 in floating point."""
 
 
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ DEFAULT_CLASSES = (
     ServiceClass(name=DEFAULT_NAME, weight=2.0),
     ServiceClass(name="batch", weight=1.0),
 )
-"""Without protection of anything: all shares are 0."""
+"""The default classes protect no blocks: all shares are 0."""
 
 
 def check_classes(classes: Sequence[ServiceClass]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers about instances as NumPy columns: what policies compare, for all instances at once.
+"""Numbers about instances as NumPy columns, which policies compare for all instances at once.
 
 Kept by `scheduler.state`, read by policies. Row i is the i-th instance with the duty, ascending by number.
 The books (queues, slots, requests) are in `state.py`; a column repeats a number of theirs. Pure.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scheduler.instances import DecodeInstance, PrefillInstance
 
 Column: TypeAlias = "float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]"
-"""What the costs take: a number or a column. The result is a column if any argument is one."""
+"""Argument of the costs: a number or a column. The result is a column if any argument is one."""
 
 
 class PrefillColumns:
@@ -53,6 +53,11 @@ class PrefillColumns:
         self.waiting_s[one.row] = one.waiting_s
         self.ends_s[one.row] = one.ends_s
 
+    def check(self, one: PrefillInstance) -> None:
+        """Assert that the row of an instance repeats its numbers."""
+        shown = self.instance[one.row], self.waiting_s[one.row], self.ends_s[one.row]
+        assert shown == (one.instance, one.waiting_s, one.ends_s)
+
     def __len__(self) -> int:
         return len(self.instance)
 
@@ -77,6 +82,11 @@ class DecodeColumns:
         self.free[one.row] = one.free
         self.batch[one.row] = one.slots - one.free
         self.context[one.row] = one.context
+
+    def check(self, one: DecodeInstance) -> None:
+        """Assert that the row of an instance repeats its numbers."""
+        shown = self.instance[one.row], self.free[one.row], self.batch[one.row], self.context[one.row]
+        assert shown == (one.instance, one.free, one.slots - one.free, one.context)
 
     def __len__(self) -> int:
         return len(self.instance)

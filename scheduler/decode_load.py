@@ -1,4 +1,4 @@
-"""The load of decode at a time to come: how many sequences will be running then.
+"""The load of decode at a future time: the number of sequences that will be running then.
 
 Kept by `scheduler.state`; asked by admission. The paper's prediction (arXiv 2407.00079, 7.4): add the
 requests whose prefill ends by then, drop those that will have decoded for longer than t_d. Its t_d is a
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scheduler.costs.refine import Average
 
 WEIGHT = 1 / 32
-"""Weight of one answer in the means: lengths of answers vary much."""
+"""Weight of one answer in the means. It is small because lengths of answers vary much."""
 
 
 class _Entry(NamedTuple):
@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
 
 
 class DecodeLoad:
-    """When sequences begin to decode, and how long answers are.
+    """The times at which sequences begin to decode, and the mean lengths of answers.
 
     _expected   predicted beginning of each sequence that does not decode yet, ascending
     _begun      beginning of each sequence that decodes now, ascending

@@ -1,4 +1,4 @@
-"""The line of accepted requests without a place: no decode instance has had a free slot for them.
+"""The held line: accepted requests for which no decode instance has had a free slot.
 
 Kept by `scheduler.state`. Books only; `scheduler.queues` decides about the order.
 """
@@ -16,7 +16,7 @@ from scheduler.trusted_slots import TrustedSlots
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request without a place. prefill_s: predicted without corrections; key: of its place in lines."""
+    """A request without a place. prefill_s: predicted without corrections; key: its key in lines."""
 
     request: Request
     prefill_s: float
@@ -28,9 +28,9 @@ class HeldLine:
 
     prefill_s   predicted seconds of the prefills of all that wait, without corrections
     sequences   decode slots that they need
-    slots       decode slots, and which of them go by predicted length
+    slots       decode slots, and those of them that go by predicted length
 
-    _by_length holds those that trusted slots suffice for, the shortest predicted answer first.
+    _by_length holds the requests for which trusted slots suffice, the shortest predicted answer first.
     """
 
     def __init__(self, queue: Queue) -> None:

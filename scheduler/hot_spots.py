@@ -1,4 +1,4 @@
-"""Hot spots: which blocks to copy to another node, because it reads them again and again.
+"""Hot spots: blocks that a node reads from other nodes again and again, to be copied to it.
 
 Asked by `mooncake_lite.control` whenever a prefill begins. The store's `replicate` makes the copies.
 Pure. Explained in docs/explain/conductor.md (the paper's hot-spot replication, FAST'25 4.2 and Algorithm 1).
@@ -23,7 +23,10 @@ WINDOW_S = 60.0
 """A read counts for this time: the default of copy_cold_s, for which a copy stays without being read."""
 
 REMEMBERED = 100_000
-"""Pairs of block and node whose reads are counted; the one not read for longest is forgotten first."""
+"""Pairs of block and node whose reads are counted; the one not read for longest is forgotten first.
+
+Any value works that exceeds the blocks that nodes read from each other within WINDOW_S.
+"""
 
 
 class HotSpots:

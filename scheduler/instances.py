@@ -5,14 +5,16 @@ Kept by `scheduler.state`, read by policies and admission.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isclose
 from typing import NamedTuple
 
 from scheduler.line import Key, Line
 from scheduler.requests import Placement, Request
 
 DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
-"""What an instance can do: one of the two, or both."""
+"""The possible duties of an instance: one of the two, or both."""
 
 
 class Started(NamedTuple):
@@ -67,6 +69,20 @@ class PrefillInstance:
         self.left_s = max(0.0, min(left_s, sum(one.seconds for one in self.running.values())))
         self.as_of_s = now
 
+    def check(self, placed: Mapping[str, Placed]) -> None:
+        """Assert the invariants. placed: every request that has a place."""
+        here = [*self.queue, *self.running]
+        assert len(set(here)) == len(here), "a request is queued and running"
+        assert all(placed[name].placement.prefill == self.instance for name in here)
+        assert not any(placed[name].decodes for name in here), "a request decodes before its prefill ends"
+        assert len(self.running) <= self.slots
+        self.queue.check()
+        started_s = sum(one.seconds for one in self.running.values())
+        assert 0.0 <= self.left_s <= started_s or isclose(self.left_s, started_s, abs_tol=1e-6)
+        expected = sum(placed[name].prefill_s for name in self.queue)
+        assert isclose(self.waiting_s, expected, abs_tol=1e-6)
+        assert self.pending_tokens == sum(placed[name].uncached_tokens for name in here)
+
 
 @dataclass(slots=True)
 class DecodeInstance:
@@ -113,6 +129,18 @@ class DecodeInstance:
         self.coming += slots
         self.coming_context = self.coming_context + slots * context if self.coming else 0.0
 
+    def check(self, placed: Mapping[str, Placed]) -> None:
+        """Assert the invariants. placed: every request that has a place."""
+        assert all(placed[name].placement.decode == self.instance for name in self.taken)
+        assert self.free == self.slots - sum(self.taken.values()) >= 0
+        assert all(1 <= slots <= placed[name].request.n for name, slots in self.taken.items())
+        context = sum(placed[name].context * slots for name, slots in self.taken.items())
+        assert isclose(self.context, context, abs_tol=1e-3)
+        coming = {name: slots for name, slots in self.taken.items() if not placed[name].decodes}
+        assert self.coming == sum(coming.values())
+        context = sum(placed[name].context * slots for name, slots in coming.items())
+        assert isclose(self.coming_context, context, abs_tol=1e-3)
+
 
 @dataclass(slots=True)
 class Placed:
@@ -131,10 +159,10 @@ class Placed:
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that its prefill is expected to compute."""
+        """Return the tokens that its prefill is expected to compute."""
         return self.request.num_tokens - self.placement.cached_tokens
 
     @property
     def context(self) -> float:
-        """Tokens that each of its sequences attends to."""
+        """Return the tokens that each of its sequences attends to."""
         return self.request.context

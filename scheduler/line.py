@@ -14,10 +14,13 @@ from heapq import heapify, heappop, heappush
 Key = tuple[float, ...]
 
 FIRST: Key = (float("-inf"),)
-"""Before every other key: a request that has begun goes on before others begin."""
+"""The key before all others: a request that has begun continues before others begin."""
 
 MOST_DEAD = 64
-"""Removed entries that may stay beyond the living ones, before the heap is built anew."""
+"""Removed entries that may stay, besides as many as living ones, before the heap is rebuilt.
+
+Any small number works: it keeps a short line from being rebuilt at nearly every removal.
+"""
 
 
 class Line:

@@ -1,4 +1,4 @@
-"""The prefix index: how long a leading prefix of a prompt each node and each holder has.
+"""The prefix index: the length of the leading prefix of a prompt that each node and each holder has.
 
 Fed by `mooncake_lite.control` with plain calls; the store's directory is the truth, and a test compares the
 two. Asked once per placement. Pure. Explained in docs/explain/conductor.md.
@@ -70,7 +70,7 @@ class _Run(list[int]):
 
 @dataclass(slots=True, eq=False)
 class Leading:
-    """What the pool holds of the leading blocks of one prompt. Lengths are in blocks.
+    """The leading blocks of one prompt that the pool holds. Lengths are in blocks.
 
     blocks       longest leading run that is held anywhere, in any mix of holders and tiers
     ssd_blocks   how many blocks of that run lie on SSD only

@@ -1,4 +1,4 @@
-"""Racks: which nodes are near each other. Bytes within a rack may travel faster than between racks.
+"""Racks: groups of nodes that are near each other. Bytes may travel faster within a rack than between racks.
 
 Kept by `scheduler.state`; asked by the view of a placement and by the store's directory. Pure.
 """

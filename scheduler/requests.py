@@ -22,7 +22,7 @@ class Request(msgspec.Struct, frozen=True):
     class_id       service class, 0 the highest: an index of the configured classes
     wait_limit_s   longest time that the client waits for its prefill to begin
     n              answers to the one prompt: each takes a decode slot, all on one instance
-    tenant         whose request it is; "" if none was named
+    tenant         that sent it; "" if none was named
     slo_ttft_s     time to first token that it asks for; inf: none
     slo_tbt_s      likewise, time between tokens
     arrived_s      when it came, or was preempted, on the caller's clock
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def context(self) -> float:
-        """Tokens that each of its sequences attends to, in the mean over its answer."""
+        """Return the tokens that each of its sequences attends to, in the mean over its answer."""
         return self.num_tokens + self.predicted_tokens / 2
 
     def cached_tokens(self, blocks: int) -> int:
@@ -86,7 +86,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float:
-        """Predicted time to the first token, from the decision on."""
+        """Return the predicted time to the first token, from the decision on."""
         return self.queue_s + self.transfer_s + self.start_s + self.prefill_s
 
 
@@ -107,13 +107,13 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def most_blocks(self) -> int | None:
-        """Most leading blocks to load when the prefill begins. None: all that there are by then."""
+        """Return the most leading blocks to load when the prefill begins. None: all that exist then."""
         terms = self.terms
         return terms.reused_blocks if self.fetch and terms.reused_blocks < terms.best_blocks else None
 
     @property
     def prefill_s(self) -> float:
-        """Predicted seconds that the prefill instance is busy with it."""
+        """Return the predicted seconds that the prefill instance is busy with it."""
         return self.terms.transfer_s + self.terms.prefill_s
 
 

@@ -3,19 +3,36 @@
 Kept by `mooncake_lite.control`; read by the policies in `scheduler.placement` and by `scheduler.admission`.
 It makes no choices and reads no clock. Explained in docs/explain/conductor.md.
 
-    hold() --> held line --+
-                           +--> place() --> queue --> start() --> running --> end_prefill() --> decode slot
-    (new request) ---------+      |           ^                      |
-                                  |           +------ defer() -------+
-                                  +-- takes a slot of its decode instance, which forget() frees
-    held line --> resume() --> decode slot, without a prefill
+    wait_in_line() --> held line --+
+                                   +--> place() --> queue --> start() --> running --> end_prefill() --> decode
+    (new request) -----------------+      |           ^                      |
+                                          |           +------ defer() -------+
+                                          +-- takes decode slots, which forget() frees
+    held line --> resume() --> decode, without a prefill
+
+Rules. A method asserts what its caller owes; `check()` asserts the rest, and tests call it after every step.
+
+  One place        A request is held, queued, running or decoding, and only one of these.
+  Slots first      place() takes a decode slot per answer, all on one instance, before the prefill. Without
+                   slots, the request would hold KV that no instance reads. They stay taken until forget();
+                   keep_slots() frees those of ended answers, and move() exchanges the instance.
+  Both duties      An instance of both duties decodes what it prefills, because the KV is in its pages.
+  Queue order      start() takes the head of a queue, and only into a free prefill slot.
+  Starting         startable() returns the same request until the caller starts, defers or forgets it.
+  Deferring        defer() returns a request to the head of its queue, with the key FIRST. startable() skips a
+                   queue with a deferred head until retry(). The caller decides when to retry, because these
+                   books do not know the pool.
+  One key          A held request keeps its key when it is placed, so a queue counts each request once.
+                   on_leave() may change the keys of others, but never the key FIRST.
+  Forgetting       forget() accepts any request in any place. An unknown id changes nothing, because a request
+                   that pauses between two tries is in none of these books.
+  Columns          They repeat the books and change in the same call, because policies compare columns.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from math import isclose
 
 import msgspec
 import numpy as np
@@ -33,7 +50,7 @@ from scheduler.requests import Placement, Request
 
 
 class State:
-    """What policies know. The book that names a request tells where the request is.
+    """The books of the cluster, which policies read. The book that names a request tells its place.
 
     index             which blocks of the pool lie where
     pages             which blocks instances hold in their own pages: hints; each instance is a node there
@@ -44,7 +61,7 @@ class State:
     decode_load       when requests begin to decode, so far as that is known
     queue             the order in which waiting requests begin
     max_queue         most requests that may wait; `scheduler.admission` refuses more
-    placed            number of requests that were placed so far
+    num_placed        number of requests that were placed so far
     held              accepted requests without a place
     decode_slots      of all decode instances together; freed_slots: how often some were freed, or joined
     block_nbytes      bytes of one block
@@ -70,7 +87,7 @@ class State:
         self.decodes: dict[int, DecodeInstance] = {}
         self.prefill_columns = PrefillColumns((), (), (), ())
         self.decode_columns = DecodeColumns((), ())
-        self.placed = 0
+        self.num_placed = 0
         self.held = HeldLine(self.queue)
         self._placed: dict[str, Placed] = {}
         self._num_queued = 0
@@ -125,7 +142,7 @@ class State:
             decode.row = row
             self.decode_columns.show(decode)
 
-    def holds(self, instance: int, stored: list[int], removed: list[int]) -> None:
+    def note_pages(self, instance: int, stored: list[int], removed: list[int]) -> None:
         """Note blocks that came into an instance's pages, and those that left them."""
         if instance in self.prefills:
             for key in stored:
@@ -159,8 +176,8 @@ class State:
 
     # ------------------------------------------------------------------------------ the held line
 
-    def hold(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Keep an accepted request without a place, in one line for all instances."""
+    def wait_in_line(self, request: Request, now: float, *, front: bool = False) -> None:
+        """Add an accepted request without a place to the held line, which all instances share."""
         assert request.request_id not in self, f"request {request.request_id} is tracked already"
         cached = request.cached_tokens(self.index.leading(request.keys).blocks)
         prefill_s = self._prefill_s(request, cached)
@@ -184,7 +201,7 @@ class State:
         self._take_slots(decode, placed, request.n)
         self._look_at(prefill)
         self.decode_load.expects(request_id, request.n, now + placement.terms.ttft_s)
-        self.placed += 1
+        self.num_placed += 1
 
     def resume(self, request: Request, placement: Placement, now: float) -> None:
         """Take a slot of a decode instance for a held request that needs no prefill."""
@@ -405,9 +422,14 @@ class State:
         assert list(self.prefills) == sorted(self.prefills)
         assert list(self.decodes) == sorted(self.decodes)
         for prefill in self.prefills.values():
-            self._check_prefill(prefill)
+            prefill.check(self._placed)
+            self.prefill_columns.check(prefill)
+            head = prefill.queue.head()
+            if head is not None and len(prefill.running) < prefill.slots and head not in self._deferred:
+                assert prefill.instance in self._may_start, f"request {head} would never start"
         for decode in self.decodes.values():
-            self._check_decode(decode)
+            decode.check(self._placed)
+            self.decode_columns.check(decode)
         assert sum(self._flows.values()) == sum(map(len, self._sources.values()))
         assert self._num_queued == sum(len(one.queue) for one in self.prefills.values())
         assert self.decode_slots == sum(one.slots for one in self.decodes.values())
@@ -415,36 +437,3 @@ class State:
         assert len(self._placed) == sum(len(one.taken) for one in self.decodes.values())
         for request_id, instance in self._deferred.items():
             assert request_id in self.prefills[instance].queue
-
-    def _check_decode(self, decode: DecodeInstance) -> None:
-        assert all(self.placement_of(name).decode == decode.instance for name in decode.taken)
-        assert decode.free == decode.slots - sum(decode.taken.values()) >= 0
-        assert all(1 <= slots <= self._placed[name].request.n for name, slots in decode.taken.items())
-        context = sum(self._placed[name].context * slots for name, slots in decode.taken.items())
-        assert isclose(decode.context, context, abs_tol=1e-3)
-        coming = {name: slots for name, slots in decode.taken.items() if not self._placed[name].decodes}
-        assert decode.coming == sum(coming.values())
-        context = sum(self._placed[name].context * slots for name, slots in coming.items())
-        assert isclose(decode.coming_context, context, abs_tol=1e-3)
-        row, columns = decode.row, self.decode_columns
-        shown = columns.instance[row], columns.free[row], columns.batch[row], columns.context[row]
-        assert shown == (decode.instance, decode.free, decode.slots - decode.free, decode.context)
-
-    def _check_prefill(self, prefill: PrefillInstance) -> None:
-        here = [*prefill.queue, *prefill.running]
-        assert len(set(here)) == len(here), "a request is queued and running"
-        for request_id in here:
-            assert self.placement_of(request_id).prefill == prefill.instance
-        assert len(prefill.running) <= prefill.slots
-        prefill.queue.check()
-        started_s = sum(one.seconds for one in prefill.running.values())
-        assert 0.0 <= prefill.left_s <= started_s or isclose(prefill.left_s, started_s, abs_tol=1e-6)
-        expected = sum(self._placed[name].prefill_s for name in prefill.queue)
-        assert isclose(prefill.waiting_s, expected, abs_tol=1e-6)
-        assert prefill.pending_tokens == sum(self._placed[name].uncached_tokens for name in here)
-        row, columns = prefill.row, self.prefill_columns
-        shown = columns.instance[row], columns.waiting_s[row], columns.ends_s[row]
-        assert shown == (prefill.instance, prefill.waiting_s, prefill.ends_s)
-        head = prefill.queue.head()
-        if head is not None and len(prefill.running) < prefill.slots and head not in self._deferred:
-            assert prefill.instance in self._may_start, f"request {head} would never start"

@@ -19,7 +19,7 @@ from math import floor
 
 
 class TrustedSlots:
-    """Which slots are free.
+    """The free slots of both kinds, and the slots of each request.
 
     trust    0 to 1
     _taken   request -> (plain slots, trusted slots) that it has

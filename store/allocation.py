@@ -1,4 +1,4 @@
-"""Where an object goes, and what is evicted for it: the part of the directory that makes room.
+"""Allocation: the part of the directory that finds space for new objects, and evicts others for them.
 
 Used through `store.directory` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
 """
@@ -18,7 +18,7 @@ from store.segment_order import Target
 
 
 class Allocation(Ledger):
-    """The books, and space in them for new objects."""
+    """The books of a pool, and the steps that find space for new objects."""
 
     def _allocate(
         self, owner: str, wanted: Sequence[Wanted], target: Target, contiguous: bool, now: float
@@ -57,12 +57,11 @@ class Allocation(Ledger):
             raise self._order.accounts(target).pool_full(needed)
 
     def will_fit(self, sizes: Sequence[int], rank: int | None = None) -> bool:
-        """Whether objects of these sizes, each in one range, can be allocated some day.
+        """Tell whether objects of these sizes, each in one range, can be allocated some day.
 
         rank   this rank's segment only; None: any
 
-        It is assumed that everything is freed that is freed without being asked: evictable objects, and those
-        that are leased, not published, not saved yet or in quarantine. What is pinned hard stays. False is
+        The answer assumes that every object is freed some day except those that are pinned hard. False is
         certain. True is certain when all sizes are equal, as those of KV blocks are.
         """
         counts = Counter(map(padded_size, sizes))
@@ -81,9 +80,10 @@ class Allocation(Ledger):
         contiguous: bool,
         now: float,
     ) -> None:
-        """Make the next objects, WRITING: all of one size that follow the one before into its segment.
+        """Make the next objects, WRITING: all of one size that fit into the segment of the object before.
 
-        Without room there it is one object, in the segment with most room, or else the coldest block.
+        If none fits there, make one object in the segment with the most free space, or else where eviction
+        frees the coldest block.
         """
         nbytes = wanted[len(made)].nbytes
         segment = self._segments[made[-1].rank] if made else None
@@ -126,7 +126,7 @@ class Allocation(Ledger):
     def _place(
         self, nbytes: int, padded: int, target: Target, contiguous: bool, class_id: int, now: float
     ) -> tuple[Segment, list[tuple[Extent, ...]]]:
-        """Space for an object, by eviction if need be. Raises PoolFull."""
+        """Take space for an object, by eviction if necessary. Raises PoolFull."""
         found = self._place_free(nbytes, padded, target, contiguous)
         if found is None and self.expire(now):
             found = self._place_free(nbytes, padded, target, contiguous)
@@ -141,7 +141,7 @@ class Allocation(Ledger):
     def _place_free(
         self, nbytes: int, padded: int, target: Target, contiguous: bool
     ) -> tuple[Segment, list[tuple[Extent, ...]]] | None:
-        """Space for an object where it is free."""
+        """Take space for an object without eviction; None when no segment has a large enough hole."""
         for segment in self._order.by_room(padded, target):
             places = segment.place(nbytes, contiguous)
             if places:
@@ -153,7 +153,7 @@ class Allocation(Ledger):
     def _evict_for(
         self, segment: Segment, nbytes: int, padded: int, contiguous: bool, class_id: int, now: float
     ) -> list[tuple[Extent, ...]]:
-        """Evict in order until there is room for nbytes, and take it; nothing when there never is."""
+        """Evict in order until nbytes fit, and take the space; return [] when they never fit."""
         accounts = segment.accounts
         while accounts.evictable and accounts.reachable >= padded:
             if not self._evict(segment, padded - accounts.free, class_id, now):
@@ -164,10 +164,9 @@ class Allocation(Ledger):
         return []
 
     def _evict(self, segment: Segment, nbytes: int, class_id: int, now: float) -> int:
-        """Evict nbytes for a class, at least one object and evict_share of the segment; less when there is no
-        more.
+        """Evict nbytes for a class, but at least one object and evict_share of the segment.
 
-        Returns how many objects went.
+        Evicts less when nothing more may be evicted. Returns the number of evicted objects.
         """
         short = max(nbytes, int(self._evict_share * segment.accounts.capacity), 1)
         gone = 0
@@ -182,8 +181,10 @@ class Allocation(Ledger):
         return gone
 
     def _next_victims(self, segment: Segment, nbytes: int, class_id: int, now: float) -> list[PoolObject]:
-        """Objects to evict for a class, of nbytes if there are so many; one where each eviction may protect
-        the others."""
+        """Choose objects of nbytes in all to evict for a class.
+
+        Chooses only one where an eviction may protect the other objects (class shares).
+        """
         one_by_one = segment.policy.spared(class_id) > 0
         chosen: list[PoolObject] = []
         for obj in self._victims(segment, now, class_id):
@@ -194,7 +195,7 @@ class Allocation(Ledger):
         return chosen
 
     def _relieve(self, target: Target, class_id: int, now: float) -> None:
-        """Evict for a class where more than the high-water mark is used."""
+        """Evict for a class from each segment that is used beyond the high-water mark."""
         if self._high_water >= 1:
             return
         self.expire(now)

@@ -1,9 +1,9 @@
-"""Ranges of bytes within one segment: best fit, free neighbours joined at once, several pieces if need be.
+"""Allocate ranges of bytes within one segment: best fit, and free neighbours are joined at once.
 
 Called by the directory, once per object. Knows offsets and sizes only: neither memory nor objects.
 Explained in docs/explain/lifecycle.md. All KV blocks of a pool have one size, so best fit puts a block
-exactly where one was evicted. Objects of any size leave holes that are too small for the next one, however
-they are placed: such an object may be given several holes (`allocate_extents`).
+exactly where one was evicted. Objects of many sizes leave holes that are too small for the next object. Such
+an object may get several holes (`allocate_extents`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from bisect import bisect_left, insort
 from store.errors import StoreError, UnknownObject
 
 ALIGNMENT = 256
-"""Several cache lines, so that two writers of neighbouring objects never share one, and what a GPU's loads
-want; and fine enough: an object of 4 KiB or more takes at most a sixteenth more than it asked for."""
+"""Every range starts at a multiple of this, in bytes.
+
+It is several cache lines, so that two writers of neighbouring objects never share one, and it suits the loads
+of a GPU. It wastes little: an object of 4 KiB or more takes at most a sixteenth more than it asked for.
+"""
 
 Extent = tuple[int, int]
 """(offset, nbytes) of one contiguous range of a segment."""
 
 
 def padded_size(nbytes: int, alignment: int = ALIGNMENT) -> int:
-    """What a range of nbytes really takes: rounded up to the alignment, at least one unit."""
+    """Return the size that a range of nbytes takes: rounded up to the alignment, at least one unit."""
     return -(-nbytes // alignment) * alignment or alignment
 
 
@@ -56,20 +59,20 @@ class RangeAllocator:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in allocated ranges, rounding included."""
+        """Return the bytes in allocated ranges, rounding included."""
         return self.capacity - self.free_bytes
 
     def padded(self, nbytes: int) -> int:
-        """`padded_size` with this allocator's alignment."""
+        """Return `padded_size` with this allocator's alignment."""
         return padded_size(nbytes, self.alignment)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Offset of one range of nbytes, from the smallest hole that holds it; None when none does."""
+        """Take nbytes from the smallest hole that holds them; return the offset, None without such a hole."""
         offsets = self.allocate_run(nbytes, 1)
         return offsets[0] if offsets else None
 
     def allocate_run(self, nbytes: int, most: int) -> list[int]:
-        """Offsets of up to `most` ranges of nbytes: those that `allocate` would give, one by one."""
+        """Take up to `most` ranges of nbytes, as `allocate` would one by one; return their offsets."""
         # Of a size that needs no rounding a million blocks share one number.
         size = nbytes if nbytes and not nbytes % self.alignment else padded_size(nbytes, self.alignment)
         offsets: list[int] = []
@@ -79,10 +82,10 @@ class RangeAllocator:
         return offsets
 
     def allocate_extents(self, nbytes: int) -> tuple[Extent, ...] | None:
-        """One range of nbytes where a hole holds it, else the fewest holes that together do, largest first.
+        """Take one range of nbytes, or else the fewest holes that together hold it, largest first.
 
-        In the order of the object's bytes; all but the last are whole units long, and each is freed by
-        itself. None only when fewer than padded(nbytes) bytes are free.
+        Returns them in the order of the object's bytes. All but the last are whole units long, and each is
+        freed by itself. Returns None only when fewer than padded(nbytes) bytes are free.
         """
         if self.padded(nbytes) > self.free_bytes:
             return None
@@ -97,7 +100,7 @@ class RangeAllocator:
             left -= largest
 
     def free(self, offset: int) -> int:
-        """Give a range back; returns its size. Raises UnknownObject when none starts at offset."""
+        """Free a range and return its size. Raises UnknownObject when none starts at offset."""
         size = self._used.pop(offset, None)
         if size is None:
             raise UnknownObject("range at offset", offset)
@@ -129,7 +132,7 @@ class RangeAllocator:
         assert self.free_bytes == sum(self._starts.values())
 
     def _take(self, hole: int, size: int, count: int) -> range:
-        """Use the first count * size bytes of a hole, of its size the one freed last; returns the offsets."""
+        """Take the first count * size bytes of the hole of this size that was freed last; return offsets."""
         start, _ = self._holes[hole].popitem()  # del would leave a gap that the next search has to cross
         self._forget_free(start, hole)
         end = start + count * size
@@ -157,7 +160,7 @@ class RangeAllocator:
         return size
 
     def _forget_free(self, offset: int, size: int) -> None:
-        """The rest of dropping a hole that is no longer among those of its size."""
+        """Drop the rest of the entries of a hole that is no longer among those of its size."""
         del self._starts[offset], self._ends[offset + size]
         if not self._holes[size]:
             del self._holes[size]

@@ -1,7 +1,8 @@
-"""Rewriting sealed files of which much is dead into one new file, a few blocks at a time.
+"""Compaction: rewrite sealed files with many dead blocks into one new file, a few blocks at a time.
 
-Used by `store.tier`, in the thread that writes. The old files go when the new one is durable, so that a crash
-at any moment leaves each block in one file or in two. Explained in docs/reference/hdf5-tier.md.
+Used by `store.tier`, in the thread that writes. The old files are deleted once the new one is durable, so
+that a crash at any moment leaves each block in one file or in two. Explained in
+docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ back at least two."""
 def worth_rewriting(
     files: Sequence[SealedFile], segment_bytes: int, *, merge_small: bool = False
 ) -> list[SealedFile]:
-    """Which of these files (coldest first) to rewrite together; empty when it does not pay.
+    """Choose which of these files (coldest first) to rewrite together; return [] when it does not pay.
 
     merge_small   also files of less than half a segment, two at least; else only those with DEAD_SHARE dead
 
-    Neighbours in recency go together, and what is live of them fits one segment.
+    Chooses neighbours in recency, whose live blocks together fit into one segment.
     """
     chosen: list[SealedFile] = []
     nbytes = 0
@@ -45,7 +46,7 @@ def worth_rewriting(
 
 
 class Compaction:
-    """One rewriting under way.
+    """One compaction under way.
 
         old      the files that are rewritten
         number   of the new file
@@ -61,11 +62,11 @@ class Compaction:
 
     @property
     def obsolete(self) -> bool:
-        """Whether one of the old files has gone: its blocks must not come back with the new one."""
+        """Tell whether an old file was deleted meanwhile: its blocks must not come back with the new file."""
         return any(file.deleted for file in self.old)
 
     def step(self, nbytes: int) -> int:
-        """Copy live blocks until nbytes are read; returns the bytes copied, 0 when all have been.
+        """Copy live blocks until nbytes are read; return the bytes copied, 0 when all blocks have been.
 
         A block that is bad is left out, and counts as evicted. Raises OSError when one cannot be written.
         """
@@ -91,6 +92,6 @@ class Compaction:
             self.writer.append(key, int(file.digests[row]), sums, self._block)
 
     def discard(self, keys: set[int]) -> None:
-        """These are removed from the tier: do not bring them back. Raises OSError, SegmentFileError."""
+        """Leave removed keys out of the new file. Raises OSError, SegmentFileError."""
         for key in keys.intersection(self.writer.keys):
             self.writer.discard(key)

@@ -1,9 +1,31 @@
-"""The truth about the KVCache pool: which object lies where, who may read it, what goes when room runs out.
+"""The directory of the KVCache pool: where each object lies, who may read it, and what is evicted.
 
-One object for the whole cluster, called for every request by the control plane, live and simulated, and by
-the stand-alone master (`store.distributed`). Pure: time is an argument, there is no I/O, and it never sees a
-byte of KV.
-Explained in docs/explain/lifecycle.md; the states of an object are drawn in `store.objects`.
+The control plane calls it for every request, live and simulated; so does the stand-alone master
+(`store.distributed`). It is pure: time is an argument, and it never sees a byte of KV. Explained in
+docs/explain/lifecycle.md. The states of an object are drawn in `store.objects`.
+
+Rules. Verbs raise a StoreError where a caller breaks one. `Ledger.check()` asserts what must hold between
+calls; tests call it after every step.
+
+  Write, read     allocate(), write the bytes, put_end(). No lookup finds an object before put_end(), so no
+                  reader meets half of it. put_end() and put_revoke() reject an object that is visible.
+  One per key     A key is visible once, or as copies on different segments with equal checksums. A second
+                  put of a visible key stays private to its owner.
+  All or nothing  allocate_many() returns all objects or raises PoolFull. Where the sizes alone rule the
+                  objects out, it evicts nothing.
+  Lease first     allocate() may evict a visible object unless it is leased, pinned hard or unsaved. So
+                  lease hits before the next allocation. lease() raises UnknownObject for an evicted one.
+  Owners          Leases and unpublished objects belong to an owner. release() ends its leases and frees its
+                  PRIVATE objects; revoke_owner() frees the WRITING ones too. Unknown owners are fine.
+                  Control.check() asserts that only open requests, puts, copies and checks own anything.
+  Late bytes      revoke_owner() and put_revoke() quarantine a WRITING object if its writer may live. No
+                  other object gets the range before settle(), settle_writer() or `quarantine_s` has passed.
+  Saves           An object from take_saves() cannot be evicted until saved(), durable(), dropped() or
+                  bad_in_dram() names its key. `max_unsaved_share` limits how much waits for a slow disk.
+  Last first      put_end_many() and lookup() use a prefix from its end, so that under LRU its first blocks
+                  are evicted last: a later block is useless without those before it.
+  Events          Each change of what can be read is one event, in order. drain_events() feeds the
+                  scheduler's index, which must equal places(); Control.check() compares the two.
 """
 
 from __future__ import annotations
@@ -21,13 +43,18 @@ from store.segment import Segment
 from store.segment_order import Target
 
 GENERAL_OBJECT_NBYTES = 64 * 2**10
-"""What eviction policies take an object for without a layout: how many there may be is then a guess."""
+"""The size that an object is assumed to have in a pool without a block layout.
+
+A policy is built with the capacity of its segment in objects, which then can only be guessed. Any value of
+this order works, because a policy only sizes its own lists by it: how many keys it remembers, for example.
+"""
 
 
 class Directory(GeneralVerbs):
-    """The directory of one pool: the verbs. Its books and their invariant are those of `Ledger`.
+    """The directory of one pool. Its books and their invariant are those of `Ledger`.
 
-    Here is what KV blocks need; copies, pins, reads that lease and removal are in `GeneralVerbs`.
+    This class has the verbs that KV blocks need. Copies, pins, reads that lease and removal are in
+    `GeneralVerbs`.
     """
 
     # ------------------------------------------------------------------------------ segments
@@ -35,10 +62,10 @@ class Directory(GeneralVerbs):
     def add_segment(
         self, rank: int, nbytes: int, node: int, *, tier: bool = False, saver: int | None = None
     ) -> None:
-        """Rank lends nbytes of DRAM on this node.
+        """Add the segment of a rank, which lends nbytes of DRAM on this node.
 
-        tier    it also has an SSD tier to write behind to
-        saver   without one: the rank whose tier takes its blocks, which may register later
+        tier    whether the rank also has an SSD tier, which saves its blocks
+        saver   without a tier: the rank whose tier saves its blocks; it may register later
 
         Raises StoreError when the rank has a segment already, or a tier would have no layout of blocks.
         """
@@ -58,9 +85,10 @@ class Directory(GeneralVerbs):
         self._order.add(segment)
 
     def remove_segment(self, rank: int) -> list[str]:
-        """Rank is gone, with its DRAM and its tier; returns the owners that lost an object or a lease.
+        """Remove a lost rank, its DRAM and its tier; return the owners that lost an object or a lease.
 
-        What it was to save for others stays in their DRAM alone. Raises UnknownObject when it has no segment.
+        Blocks that it was to save for other ranks stay in their DRAM alone. Raises UnknownObject when the
+        rank has no segment.
         """
         saver = self._segment(rank).saver
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
@@ -75,7 +103,7 @@ class Directory(GeneralVerbs):
         for obj in self._objects.values():
             if obj.unsaved and self._segments[obj.rank].saver is None:
                 self._segments[obj.rank].set_unsaved(obj, False)
-        for obj in self._saves:  # nobody was told to save these, and so nobody will say what became of them
+        for obj in self._saves:  # no tier was told to save these, so no report about them will come
             if obj.rank == rank and saver is not None and obj.key is not None:
                 self._tier.end_save(saver, [obj.key], durable=False)
         self._saves = [obj for obj in self._saves if obj.unsaved]
@@ -95,14 +123,14 @@ class Directory(GeneralVerbs):
         class_id: int = NO_CLASS,
         touch: bool = True,
     ) -> list[Found]:
-        """The longest leading run of blocks that can be read, from DRAM or else from a tier.
+        """Return the longest leading run of blocks that can be read, from DRAM or else from a tier.
 
         rank, node   of the reader: it is given the nearest copy of each block
         class_id     of the reader: blocks count for the highest class that has used them
         touch        False: neither recency, classes nor counters change
 
-        A key whose digest differs is a miss, and counted. Blocks are touched last to first, so that a
-        prefix outlives what hangs on it.
+        A key whose digest differs is a miss, and counted. Blocks are touched last to first, so that the first
+        blocks of a prefix are evicted last.
         """
         visible, tier = self._visible.get, self._tier.get
         found: list[Found] = []
@@ -128,9 +156,9 @@ class Directory(GeneralVerbs):
         return found
 
     def spared(self, class_id: int, besides: Sequence[Found], rank: int | None = None) -> int:
-        """How many blocks are never evicted for this class, all segments together, or that of this rank.
+        """Count the blocks that are never evicted for this class, in all segments or in that of this rank.
 
-        besides   blocks that are not counted: what the reader itself has found
+        besides   blocks that are not counted: those that the reader itself has found
         """
         segments = self._segments.values() if rank is None else (self._segment(rank),)
         keys: dict[int, list[int]] = {}
@@ -140,7 +168,7 @@ class Directory(GeneralVerbs):
         return sum(segment.policy.spared(class_id, keys.get(segment.rank, ())) for segment in segments)
 
     def space(self, rank: int | None = None) -> tuple[int, int]:
-        """Bytes that are free or evictable, of all segments or of this rank's, and how often there came more.
+        """Tell how much space all segments have, or this rank's, and how often it grew.
 
         Returns (how often bytes became free or evictable, free or evictable bytes).
         """
@@ -148,24 +176,24 @@ class Directory(GeneralVerbs):
         return accounts.freed, accounts.reachable
 
     def class_blocks(self) -> list[int]:
-        """Visible blocks of each service class, the highest first; empty when no class has a share."""
+        """Count the visible blocks of each service class, the highest first; [] when no class has a share."""
         policies = [segment.policy for segment in self._segments.values()]
         held = [policy.held() for policy in policies if isinstance(policy, ClassShares)]
         return [sum(column) for column in zip(*held)]
 
     def lease(self, owner: str, object_ids: Iterable[int], now: float, until: float) -> None:
-        """What is leased is not evicted until release(owner) or the time `until`.
+        """Lease objects to an owner: they are not evicted until release(owner) or the time `until`.
 
-        All leases of one owner end together, at the latest `until` it was given; any state may be
-        leased, so that a block is safe from the moment it becomes visible.
-        Raises UnknownObject when one is gone; then none is added.
+        All leases of one owner end together, at the latest `until` of them. An object may be leased in any
+        state, so that a block is safe from the moment it becomes visible.
+        Raises UnknownObject when an object is gone; then none is leased.
         """
         objects = [self.object(object_id) for object_id in object_ids]
         if objects:
             self._leases.lease(owner, objects, until)
 
     def release(self, owner: str, now: float) -> None:
-        """The owner is done: its leases end and its private objects are freed. Unknown owners are fine."""
+        """End the leases of an owner and free its private objects. Unknown owners are fine."""
         self._end_leases(owner)
         self._free_objects(owner, ObjectState.PRIVATE)
 
@@ -186,7 +214,7 @@ class Directory(GeneralVerbs):
         parent: int | None = None,
         position: int = 0,
     ) -> PoolObject:
-        """put_start of one object, evicting where necessary. See allocate_many."""
+        """Allocate one object (put_start), with eviction where necessary. See allocate_many."""
         wanted = Wanted(nbytes, key, digest, cost_s, class_id, parent=parent, position=position)
         return self.allocate_many(owner, [wanted], now=now, node=node, rank=rank)[0]
 
@@ -201,27 +229,28 @@ class Directory(GeneralVerbs):
         first: int | None = None,
         contiguous: bool = True,
     ) -> list[PoolObject]:
-        """put_start of several objects, all or none: each WRITING, with an id of its own.
+        """Allocate several objects (put_start), all or none: each is WRITING, with an id of its own.
 
-        node         preferred; others serve when it is full.     rank   this rank's segment only
-        first        preferred to all others: this rank's segment
+        node         preferred; segments of other nodes are used when its own are full
+        rank         only this rank's segment
+        first        the segment of this rank is preferred to all others
         contiguous   False: an object that no hole is large enough for may get several extents
 
-        Room is taken where most is free, then by evicting where the coldest block is. The other objects
-        follow the first one as far as they fit. Lease what the same request is going to read before.
-        Raises PoolFull (nothing is evicted when the sizes alone rule it out), LayoutError, UnknownObject for
-        a rank without a segment.
+        The first object goes to the segment with the most free space, or else where eviction frees the
+        coldest block. The other objects follow it as far as they fit. First lease the blocks that the same
+        request reads. Raises PoolFull (nothing is evicted when the sizes alone rule it out), LayoutError,
+        UnknownObject for a rank without a segment.
         """
         if rank is not None:
             self._segment(rank)
         return self._allocate(owner, wanted, Target(rank, first, node), contiguous, now)
 
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
-        """All writers have reported: publish the object under its key. True when it became visible.
+        """Publish an object under its key, once all its writers have reported. True when it became visible.
 
-        Without a key, when its key is visible already, or when the eviction policy does not admit it, it
-        stays private to its owner until release. A copy (`put_copy`) becomes visible beside what it is a
-        copy of; one whose checksums differ from that is freed, and counted, also when that is gone by now.
+        The object stays private to its owner until release if it has no key, if its key is visible already,
+        or if the eviction policy does not admit it. A copy (`put_copy`) becomes visible beside its original.
+        A copy whose checksums differ from the original's is freed and counted, even if the original is gone.
 
         checksums: one u64 per layer (`BlockLayout.checksums`). Raises UnknownObject, WrongState when it
         is not WRITING, LayoutError when a keyed object comes with another number of checksums.
@@ -259,14 +288,14 @@ class Directory(GeneralVerbs):
     def put_end_many(
         self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float
     ) -> list[bool]:
-        """put_end of one request's blocks, last to first: a prefix then outlives what hangs on it."""
+        """Publish the blocks of one request, last to first, so that its first blocks are evicted last."""
         pairs = list(zip(object_ids, checksums, strict=True))
         return [self.put_end(object_id, sums, now) for object_id, sums in reversed(pairs)][::-1]
 
     def put_revoke(
         self, object_id: int, *, now: float, writer_may_live: bool = False, writer: int | None = None
     ) -> None:
-        """Free an object that is WRITING or PRIVATE; one that late bytes may reach is quarantined first.
+        """Free an object that is WRITING or PRIVATE; quarantine it first if late bytes may reach it.
 
         writer_may_live, writer   as for revoke_owner
 
@@ -280,7 +309,7 @@ class Directory(GeneralVerbs):
     def revoke_owner(
         self, owner: str, now: float, *, writer_may_live: bool = False, writer: int | None = None
     ) -> None:
-        """The owner failed: its leases end, and its WRITING and PRIVATE objects are freed.
+        """End the leases of an owner that failed, and free its WRITING and PRIVATE objects.
 
         Unknown owners are fine.
 
@@ -295,11 +324,11 @@ class Directory(GeneralVerbs):
                 self._revoke(obj, now, writer_may_live, writer)
 
     def settle(self, owner: str) -> int:
-        """No writer of this owner lives any more: free what is quarantined; returns how many objects."""
+        """Free the quarantined objects of an owner without living writers; return how many."""
         return self._free_objects(owner, ObjectState.QUARANTINED)
 
     def settle_writer(self, rank: int) -> int:
-        """This rank is lost and writes nothing any more: free what is quarantined because of it.
+        """Free the objects that are quarantined because of this rank, which is lost and writes nothing more.
 
         Returns how many objects were freed.
         """
@@ -310,14 +339,14 @@ class Directory(GeneralVerbs):
     # ---------------------------------------------------------------------------------- tier
 
     def add_tier_blocks(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> None:
-        """What the tier of a store rank holds at the start (may come in pieces; empty is fine)."""
+        """Add blocks that the tier of a store rank holds at the start. They may come in several calls."""
         self._segment(rank).saver = rank
         self._events += self._tier.add(rank, keys, digests)
 
     def take_saves(self) -> dict[int, list[PoolObject]]:
-        """Objects to write behind since the last call, by the rank whose tier takes them, as they were put.
+        """Return the objects to save since the last call, in order, by the rank whose tier takes them.
 
-        Each stays where it is until saved() or dropped() names its key.
+        Each object stays where it is until saved() or dropped() names its key.
         """
         taken, self._saves = self._saves, []
         by_rank: dict[int, list[PoolObject]] = {}
@@ -328,7 +357,7 @@ class Directory(GeneralVerbs):
         return by_rank
 
     def saved(self, rank: int, keys: Iterable[int]) -> None:
-        """Written to the open segment file of rank: the DRAM copy may be evicted. Unknown keys are fine."""
+        """Note that keys are in the open segment file of rank: DRAM may evict them. Unknown keys are fine."""
         for key in keys:
             obj = self._unsaved(rank, key)
             if obj is not None:
@@ -336,17 +365,17 @@ class Directory(GeneralVerbs):
                 self.counters["saves"] += 1
 
     def _unsaved(self, rank: int, key: int) -> PoolObject | None:
-        """The object that waits for this rank's tier. Copies, which were published later, never do."""
+        """Return the object of a key that waits for this rank's tier. Of copies, only the first waits."""
         obj = self._visible.get(key)
         return obj if obj is not None and obj.unsaved and self._segments[obj.rank].saver == rank else None
 
     def durable(self, rank: int, keys: Sequence[int]) -> None:
-        """In a sealed file of rank: from now on a hit there. Implies saved."""
+        """Note that keys are in a sealed file of rank: lookups find them there from now on. Implies saved."""
         self.saved(rank, keys)
         self._events += self._tier.end_save(rank, keys, durable=True)
 
     def dropped(self, rank: int, keys: Sequence[int]) -> None:
-        """Will not be in the tier (disk full, queue full); counted."""
+        """Note that the tier of rank does not take these keys (disk full, queue full), and count them."""
         for key in keys:
             obj = self._unsaved(rank, key)
             if obj is not None:
@@ -355,9 +384,9 @@ class Directory(GeneralVerbs):
         self._tier.end_save(rank, keys, durable=False)
 
     def bad_in_dram(self, rank: int, keys: Sequence[int]) -> None:
-        """The bytes that were to be written behind are not those of put_end: a miss from now on, and counted.
+        """Note that bytes in DRAM differ from those of put_end. The keys are misses from now on, and counted.
 
-        An object that nobody has a lease on is freed at once, another one when its last lease ends.
+        An object without a lease is freed at once, another one when its last lease ends.
         """
         for key in keys:
             obj = self._unsaved(rank, key)
@@ -368,22 +397,22 @@ class Directory(GeneralVerbs):
         self._tier.end_save(rank, keys, durable=False)
 
     def tier_evicted(self, rank: int, keys: Iterable[int]) -> None:
-        """No longer in the tier of rank: its file was evicted."""
+        """Note that the tier of rank has evicted the files of these keys."""
         events = self._tier.remove(rank, keys)
         self.counters["tier_evictions"] += len(events)
         self._events += events
 
     def tier_removed(self, rank: int, keys: Iterable[int]) -> None:
-        """No longer in the tier of rank: `remove_everywhere` wanted it."""
+        """Note that the tier of rank has removed these keys, after `remove_everywhere`."""
         self._events += self._tier.remove(rank, keys)
 
     def drop_tier_block(self, rank: int, keys: Iterable[int]) -> None:
-        """The bytes in the tier of rank were bad: a miss from now on, and counted."""
+        """Note that bytes in the tier of rank were bad. The keys are misses there now, and counted."""
         events = self._tier.remove(rank, keys)
         self.counters["tier_bad_blocks"] += len(events)
         self._events += events
 
     def drain_events(self) -> list[Event]:
-        """What was stored and removed since the last call, in order: feeds the scheduler's index."""
+        """Return the events since the last call, in order: they feed the scheduler's index."""
         drained, self._events = self._events, []
         return drained

@@ -3,7 +3,7 @@
 StoreError
   TokenError          a token id that has no u32 form, a block of the wrong length
   LayoutError         a buffer or a checksum list that does not fit the block's layout
-  PoolFull            no room, and nothing more may be evicted
+  PoolFull            no free space, and nothing more may be evicted
   UnknownObject       an object, segment or range that is not there (any more)
   WrongState          an object that is there but not in the state that this step needs
   ObjectInUse         an object that is leased or being written, or that its tier still has to write
@@ -35,7 +35,7 @@ class LayoutError(StoreError, ValueError):
 
 
 class PoolFull(StoreError):
-    """No room for `needed_bytes`. All other fields say what holds the pool (bytes)."""
+    """No space for `needed_bytes`. All other fields say what holds the pool (bytes)."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ LEASED = "leased"
 
 
 class ObjectInUse(StoreError):
-    """An object cannot be removed now: somebody reads or writes it, or its tier has not written it."""
+    """An object cannot be removed now: it is being read or written, or its tier has not saved it yet."""
 
     def __init__(self, key: int, rank: int, why: str):
         self.key, self.rank, self.forceable = key, rank, why == LEASED

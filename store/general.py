@@ -1,7 +1,7 @@
-"""What objects of a general store need beyond KV blocks: copies, reads that lease, pins, removal.
+"""Verbs for objects of a general store, beyond KV blocks: copies, reads that lease, pins, removal.
 
-The second half of `store.directory`, used through it alone. Pure: time is an argument, no bytes move here:
-who asks for a copy writes it. Explained in docs/explain/lifecycle.md.
+The second half of `store.directory`, used through it alone. Pure: time is an argument, and no bytes move
+here: the caller that asks for a copy writes it. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from store.objects import ObjectState, PoolObject, Terms, Wanted
 from store.segment_order import Target
 
 LEASE_S = 10.0
-"""How long whoever reads or asks for an object may rely on it: Mooncake Store's default."""
+"""Length of the lease that `read` and `exists` give: Mooncake Store's default (docs/explain/leases.md)."""
 
 
 class GeneralVerbs(Allocation):
-    """Verbs by key. Unlike a chain of blocks, general objects are found or missed each by itself."""
+    """Verbs by key. Unlike the blocks of a chain, each general object is found or missed by itself."""
 
     # ------------------------------------------------------------------------------ reading
 
@@ -33,11 +33,11 @@ class GeneralVerbs(Allocation):
         rank: int | None = None,
         node: int | None = None,
     ) -> list[PoolObject | None]:
-        """Where to read each key, None for a miss; neither evicted nor removed before now + lease_s.
+        """Return the object to read for each key, None for a miss, and lease it until now + lease_s.
 
-        rank, node   of the reader, who is given the nearest copy
+        rank, node   of the reader: it is given the nearest copy
 
-        A lease that ends later already is not shortened. Counted like a lookup, and touched.
+        A lease that ends later is not shortened. A read counts and touches like a lookup.
         """
         found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
         nearest = [obj and self._nearest(obj, rank, node) for obj in found]
@@ -51,7 +51,7 @@ class GeneralVerbs(Allocation):
     def exists(
         self, keys: Sequence[int], digests: Sequence[int], now: float, *, lease_s: float = LEASE_S
     ) -> list[bool]:
-        """Whether each key can be read. Leases all its copies like `read`; counts and touches nothing."""
+        """Tell whether each key can be read. Leases all copies like `read`; counts and touches nothing."""
         found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
         for obj in found:
             for copy in visible_copies(obj) if obj else ():
@@ -59,7 +59,7 @@ class GeneralVerbs(Allocation):
         return [obj is not None for obj in found]
 
     def locations(self, key: int, digest: int) -> list[PoolObject]:
-        """The visible copies of a key, in the order of their put_start; empty for a miss. Leases nothing."""
+        """Return the visible copies of a key, in the order of put_start; [] for a miss. Leases nothing."""
         obj = self._find(key, digest)
         return visible_copies(obj) if obj else []
 
@@ -75,14 +75,14 @@ class GeneralVerbs(Allocation):
         node: int | None = None,
         contiguous: bool = True,
     ) -> PoolObject:
-        """put_start of a copy of an object, WRITING or VISIBLE, on a segment that has none yet.
+        """Allocate a copy of an object (put_start), WRITING or VISIBLE, on a segment that has none yet.
 
-        owner        of the copy; None: the object's
+        owner        of the copy; None: that of the object
         rank, node   as for allocate_many
 
-        put_end makes it visible beside the others; it may end before what it is a copy of. Raises
+        put_end makes the copy visible beside the others, and may come before that of the original. Raises
         UnknownObject, WrongState for an object that is not, or will never be, found by its key, CopyExists
-        when rank has one, PoolFull (so too when every segment has one).
+        when rank has a copy, PoolFull (also when every segment has one).
         """
         source = self.object(object_id)
         if source.key is None or source.state not in (ObjectState.WRITING, ObjectState.VISIBLE):
@@ -109,7 +109,7 @@ class GeneralVerbs(Allocation):
             source.copies = [source]
         copy.copies = source.copies
         copy.copies.append(copy)
-        copy.sums = source.sums  # what its put_end is held against, should the source be found bad till then
+        copy.sums = source.sums  # put_end compares with these, even if the source is found bad meanwhile
         return copy
 
     def replicate(
@@ -124,11 +124,11 @@ class GeneralVerbs(Allocation):
         contiguous: bool = True,
         idle_s: float = 0.0,
     ) -> tuple[PoolObject, PoolObject]:
-        """put_start of a copy of a visible key on this rank's segment: (what to read, where to write).
+        """Allocate a copy of a visible key on this rank's segment; return (object to read, object to write).
 
-        idle_s   evict for the copy only what was not used for so long
+        idle_s   evict for the copy only objects that were not used for so long
 
-        What is read is leased to the owner until `until`, or release(owner). Raises UnknownObject for a
+        The object to read is leased to the owner until `until`, or release(owner). Raises UnknownObject for a
         key or a rank that is not there, CopyExists, PoolFull.
         """
         segment = self._segment(rank)
@@ -177,10 +177,10 @@ class GeneralVerbs(Allocation):
     def remove(
         self, key: int, digest: int, now: float, *, rank: int | None = None, force: bool = False
     ) -> int:
-        """Take a key out of DRAM, pinned or not; returns how many copies went. What a tier has stays.
+        """Remove a key from DRAM, pinned or not; return how many copies were removed. Tiers keep it.
 
-        rank    only the copy there
-        force   though it is leased: its readers may meet other bytes, and have to check what they got
+        rank    remove only the copy there
+        force   remove leased copies too: readers may then get other bytes, and must check what they read
 
         A copy that is still being written is given up: at its put_end it stays private to its owner.
         Raises UnknownObject when nothing is there, ObjectInUse for a leased object, or one that its tier
@@ -204,7 +204,7 @@ class GeneralVerbs(Allocation):
         return len(gone)
 
     def remove_all(self, now: float, *, group_id: int | None = None, force: bool = False) -> int:
-        """`remove` every key (of this group), but for those in use; returns how many keys went."""
+        """`remove` every key (of this group) that is not in use; return how many were removed."""
         found = [obj for obj in self._visible.values() if group_id in (None, _group(obj))]
         removed = 0
         for obj in found:
@@ -217,9 +217,9 @@ class GeneralVerbs(Allocation):
         return removed
 
     def remove_everywhere(self, keys: Sequence[int], now: float, *, force: bool = False) -> None:
-        """Take keys out of DRAM and out of the index of every tier, all or none; tiers have to be told.
+        """Remove keys from DRAM and from the index of every tier, all or none. The caller tells the tiers.
 
-        force   also what is leased: whoever reads it does so to the end, then it is freed
+        force   remove leased objects too: their readers read to the end, then the objects are freed
 
         Raises UnknownObject for a key that is nowhere, ObjectInUse for one that `remove` would not take, or
         that is being written under its key: computed, read back from a tier, copied.
@@ -239,7 +239,7 @@ class GeneralVerbs(Allocation):
         self._events += self._tier.forget(keys)
 
     def removable(self, now: float, *, force: bool = False) -> tuple[list[int], int]:
-        """(every key that `remove_everywhere` would take, how many are in use)."""
+        """Return (every key that `remove_everywhere` would remove, how many other keys are in use)."""
         self.expire(now)
         writing = self._being_written()
         known = self._tier.keys().union(self._visible, writing)
@@ -247,7 +247,7 @@ class GeneralVerbs(Allocation):
         return free, len(known) - len(free)
 
     def _being_written(self) -> dict[int, int]:
-        """key -> rank."""
+        """Return {key: rank} of the objects that are being written."""
         unpublished = self._leases.unpublished()
         writing = (obj for obj in unpublished if obj.state is ObjectState.WRITING)
         return {obj.key: obj.rank for obj in writing if obj.key is not None}
@@ -275,7 +275,7 @@ class GeneralVerbs(Allocation):
 
 
 def _busy(key: int, copies: Sequence[PoolObject], force: bool) -> ObjectInUse | None:
-    """Why these copies of a key cannot go now."""
+    """Return the error that says why these copies of a key cannot be removed now; None if they can."""
     for copy in copies:
         if copy.unsaved or (copy.held() and not force):
             return ObjectInUse(key, copy.rank, "not yet on SSD" if copy.unsaved else LEASED)

@@ -1,7 +1,7 @@
 """Names of KV blocks: the prefix-chain keys of Mooncake's public standard, and a second digest.
 
 Called by gateways (a prompt's keys) and decode ranks (the answer's, one block at a time).
-Knows nothing of models: what changes the KV's values comes in as a salt.
+Knows nothing of models: a salt stands for everything else that changes the KV's values.
 Explained in docs/explain/paper.md; the chain, for blocks t0, t1, ... of block_tokens tokens:
 
     local[i] = XXH3(tokens of block i as u32 little-endian)
@@ -36,7 +36,7 @@ _COUNT = struct.Struct("<Q")
 
 
 def token_bytes(token_ids: Sequence[int]) -> memoryview:
-    """Token ids as u32 little-endian bytes.
+    """Return token ids as u32 little-endian bytes.
 
     Raises TokenError for an id outside 0 .. 2**32-1 or one that is not an integer.
     """
@@ -54,7 +54,7 @@ def token_bytes(token_ids: Sequence[int]) -> memoryview:
 
 
 def prefix_keys(token_ids: Sequence[int], block_tokens: int, salt: bytes = b"") -> list[int]:
-    """The key (u64) of each full block of a prompt, in order; empty when there is none.
+    """Return the key (u64) of each full block of a prompt, in order; [] when there is none.
 
     Raises TokenError for ids that are not u32 or a block_tokens below 1.
     """
@@ -62,7 +62,7 @@ def prefix_keys(token_ids: Sequence[int], block_tokens: int, salt: bytes = b"") 
 
 
 def next_key(salt: bytes, last_key: int | None, token_ids: Sequence[int]) -> int:
-    """The key of one full block. last_key: of the block before it; None for the first block.
+    """Return the key of one full block. last_key: of the block before it; None for the first block.
 
     Raises TokenError for ids that are not u32 or a block without tokens.
     """
@@ -71,7 +71,7 @@ def next_key(salt: bytes, last_key: int | None, token_ids: Sequence[int]) -> int
 
 
 def block_digest(token_ids: Sequence[int]) -> int:
-    """A second, independent digest (u64) of one block's tokens, compared on every hit.
+    """Return a second, independent digest (u64) of one block's tokens, which is compared on every hit.
 
     XXH3-64 with a seed of its own over the number of tokens (u64) and the tokens (u32), little-endian.
     """
@@ -79,7 +79,7 @@ def block_digest(token_ids: Sequence[int]) -> int:
 
 
 def block_digests(token_ids: Sequence[int], block_tokens: int) -> list[int]:
-    """`block_digest` of each full block of a prompt, as long as the list of its keys."""
+    """Return `block_digest` of each full block of a prompt, as many as it has keys."""
     return [_digest(block, block_tokens) for block in _full_blocks(token_ids, block_tokens)]
 
 
@@ -89,11 +89,11 @@ class PrefixChain:
         last_key   key of the last full block, None before the first one
         pending    tokens since then, fewer than block_tokens
 
-    Same keys, whatever the pieces the tokens come in.
+    The keys do not depend on the pieces in which the tokens come.
     """
 
     def __init__(self, block_tokens: int, salt: bytes = b"", *, last_key: int | None = None):
-        """A new chain, or with last_key the continuation of one (the salt no longer matters then)."""
+        """Begin a chain, or continue one after last_key (the salt no longer matters then)."""
         if block_tokens < 1:
             raise TokenError(f"block_tokens={block_tokens}: a block holds at least 1 token")
         self.block_tokens = block_tokens
@@ -102,10 +102,10 @@ class PrefixChain:
         self._before_first = xxh3_64_intdigest(salt, KEY_SEED) if salt else None
 
     def extend(self, token_ids: Sequence[int]) -> list[int]:
-        """Append tokens; returns the keys of the blocks that they complete.
+        """Append tokens; return the keys of the blocks that they complete.
 
-        Each token is hashed once, in whatever pieces the tokens come in. Tokens of a last, partial block stay
-        in `pending`. Raises TokenError, and then nothing is appended.
+        Each token is hashed once. Tokens of a last, partial block stay in `pending`. Raises TokenError, and
+        then nothing is appended.
         """
         # labs:begin 2b
         tokens = [*self.pending, *token_ids] if self.pending else token_ids
@@ -123,7 +123,7 @@ class PrefixChain:
 
 
 def _array_bytes(token_ids: np.ndarray) -> memoryview:
-    """`token_bytes` of an array, without a loop."""
+    """Return `token_bytes` of an array, without a loop."""
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         raise TypeError(f"not an array of {token_ids.dtype} with {token_ids.ndim} dimensions")
     if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**32:
@@ -132,7 +132,7 @@ def _array_bytes(token_ids: np.ndarray) -> memoryview:
 
 
 def _full_blocks(token_ids: Sequence[int], block_tokens: int) -> Iterator[memoryview]:
-    """The bytes of each full block."""
+    """Yield the bytes of each full block."""
     if block_tokens < 1:
         raise TokenError(f"block_tokens={block_tokens}: a block holds at least 1 token")
     data, step = token_bytes(token_ids), 4 * block_tokens

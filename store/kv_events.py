@@ -1,6 +1,6 @@
-"""What the pool stores and removes, in vLLM's wire format, for routers and monitors that know it.
+"""KV events: blocks that the pool stores and removes, in vLLM's wire format, for routers and monitors.
 
-Fed by the conductor with the directory's own events, the ones that the scheduler's index lives on; sent by
+Fed by the conductor with the directory's events, which also feed the scheduler's index; sent by
 `transport.publisher`. Pure: no socket, time is an argument. Explained in docs/reference/kv-events.md.
 
 The interface is vLLM's (`vllm/distributed/kv_events.py`); what it calls a block hash is our prefix key.
@@ -24,7 +24,7 @@ Event = BlockStored | BlockRemoved
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Base of what is encoded: arrays, without trailing defaults."""
+    """Base of the encoded structs: arrays, without trailing defaults."""
 
 
 class StoredOnWire(_Wire, frozen=True, tag="BlockStored"):
@@ -68,8 +68,8 @@ class EventTranslator:
 
         block_tokens   tokens of one block
 
-    Invariant: a note is kept from `describe`, just before its key is stored, until that has gone from every
-    place it was stored in; a key that the next `batches` does not store was not admitted, and is forgotten.
+    Invariant: tokens are kept from `describe`, just before their key is stored, until the key is removed from
+    every place. A key that the next `batches` does not store was not admitted, and is forgotten.
     """
 
     def __init__(self, block_tokens: int):
@@ -79,11 +79,11 @@ class EventTranslator:
         self._described: set[int] = set()  # since the last batches
 
     def __len__(self) -> int:
-        """Blocks whose tokens are known."""
+        """Return the number of blocks whose tokens are known."""
         return len(self._notes)
 
     def describe(self, keys: Sequence[int], token_ids: Sequence[int], parent: int | None) -> None:
-        """These keys, a chain behind `parent`, stand for token_ids: before their BlockStored comes."""
+        """Note the tokens of a chain of keys after `parent`, before their BlockStored comes."""
         size = self._block_tokens
         for index, key in enumerate(keys):
             if key not in self._notes:
@@ -92,12 +92,12 @@ class EventTranslator:
             parent = key
 
     def batches(self, events: Iterable[Event], now_s: float) -> Iterator[Batch]:
-        """The events in their order, but parents first; those of one rank that stand together in one batch.
+        """Yield the events in order, parents first; neighbours of one rank share a batch.
 
         now_s   seconds since the epoch
 
-        The directory stores a chain from its end to its beginning, so that a prefix outlives what hangs on
-        it; a listener's tree wants it to grow from the root.
+        The directory stores a chain from its end to its beginning, so that its first blocks are evicted last.
+        A listener's tree must grow from the root.
         """
         for rank, some in groupby(self._parents_first(events), key=lambda event: event.rank):
             yield Batch(now_s, _joined([self._translate(event) for event in some]), rank)
@@ -106,7 +106,7 @@ class EventTranslator:
         self._described = set()
 
     def _parents_first(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Between two removals, each stored block behind its parent, if that is there too."""
+        """Yield the events with each stored block after its parent, if no removal lies between them."""
         waiting: dict[int | None, list[BlockStored]] = {}
         for event in events:
             if isinstance(event, BlockStored):
@@ -146,7 +146,7 @@ class EventTranslator:
 
 
 def _joined(words: Sequence[StoredOnWire | RemovedOnWire]) -> list[StoredOnWire | RemovedOnWire]:
-    """Neighbours of one kind and medium as one event; stored ones where each is the next one's parent."""
+    """Join neighbours of one kind and medium; stored blocks only if each is the parent of the next."""
     joined: list[StoredOnWire | RemovedOnWire] = []
     for word in words:
         last = joined[-1] if joined else None

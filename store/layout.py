@@ -1,6 +1,6 @@
-"""The shape of one KV block in the pool, and which bytes of it are which layer and which heads.
+"""The layout of one KV block in the pool: its shape, and the bytes of each layer and each head.
 
-Called by everyone who moves blocks or checks them. Knows arrays' sizes only, neither keys nor models.
+Called by all parts that move blocks or check them. Knows arrays' sizes only, neither keys nor models.
 Explained in docs/explain/lifecycle.md. One block is contiguous:
 
     [layers, 2, kv_heads] units      2: keys, then values
@@ -50,14 +50,17 @@ class BlockLayout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a block as an array: (layers, 2, kv_heads, block_tokens, head_dim) numbers of itemsize bytes
-        without a codec, (layers, 2, kv_heads, unit_nbytes) bytes with one."""
+        """Return the shape of a block as an array.
+
+        Without a codec: (layers, 2, kv_heads, block_tokens, head_dim) numbers of itemsize bytes. With a
+        codec: (layers, 2, kv_heads, unit_nbytes) bytes.
+        """
         unit = (self.block_tokens, self.head_dim) if self.codec == PLAIN else (self.unit_nbytes,)
         return (self.layers, 2, self.kv_heads, *unit)
 
     @property
     def unit_nbytes(self) -> int:
-        """Bytes of one head's keys or values of one layer."""
+        """Return the bytes of one head's keys or values of one layer."""
         if self.codec == PLAIN:
             return self.block_tokens * self.head_dim * self.itemsize
         from kernels_numba.codecs import CODECS
@@ -66,27 +69,28 @@ class BlockLayout:
 
     @property
     def cache_nbytes(self) -> int:
-        """Bytes that the same tokens take in an engine's caches: `nbytes` without a codec."""
+        """Return the bytes that the same tokens take in an engine's caches: `nbytes` without a codec."""
         return self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * self.itemsize
 
     @property
     def layer_nbytes(self) -> int:
-        """Bytes of one layer of a block."""
+        """Return the bytes of one layer of a block."""
         return 2 * self.kv_heads * self.unit_nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block."""
+        """Return the bytes of a block."""
         return self.layers * self.layer_nbytes
 
     def layer_range(self, layer: int) -> tuple[int, int]:
-        """(offset, nbytes) of a layer within the block. Raises LayoutError when there is no such layer."""
+        """Return (offset, nbytes) of a layer within the block. Raises LayoutError without such a layer."""
         if not 0 <= layer < self.layers:
             raise LayoutError(f"layer {layer} of a block of {self.layers}")
         return layer * self.layer_nbytes, self.layer_nbytes
 
     def head_ranges(self, layer: int, first: int, count: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(offset, nbytes) of the keys and of the values of heads first .. first+count-1 of a layer."""
+        """Return (offset, nbytes) of the keys and of the values of heads first .. first+count-1 of a
+        layer."""
         if not (first >= 0 and count >= 1 and first + count <= self.kv_heads):
             raise LayoutError(f"heads {first} .. {first + count - 1} of a block of {self.kv_heads}")
         start, nbytes = self.layer_range(layer)
@@ -95,7 +99,7 @@ class BlockLayout:
         return (keys, count * head), (keys + nbytes // 2, count * head)
 
     def checksums(self, buffer: object) -> list[int]:
-        """XXH3-64 (seed 0) of each layer's range of a block.
+        """Return XXH3-64 (seed 0) of each layer's range of a block.
 
         buffer   C-contiguous, any item type, exactly nbytes bytes
 
@@ -107,7 +111,7 @@ class BlockLayout:
 
 
 def _check_codec(codec: str, head_dim: int) -> None:
-    """Raises LayoutError for an unknown codec, or for a head_dim that the codec cannot take."""
+    """Raise LayoutError for an unknown codec, or for a head_dim that the codec cannot take."""
     from kernels_numba.codecs import CODECS
     from kernels_numba.errors import ShapeError
 
@@ -120,7 +124,7 @@ def _check_codec(codec: str, head_dim: int) -> None:
 
 
 def as_bytes(buffer: object, nbytes: int) -> memoryview:
-    """A flat byte view of a buffer. Raises LayoutError when it has not exactly nbytes, or gaps."""
+    """Return a flat byte view of a buffer. Raises LayoutError if it has gaps, or not exactly nbytes."""
     view = memoryview(buffer)  # type: ignore[arg-type]
     if view.nbytes != nbytes or not view.c_contiguous:
         contiguous = "contiguous" if view.c_contiguous else "with gaps"

@@ -1,4 +1,4 @@
-"""Who reads and who writes which objects: leases, and the objects that owners have not published.
+"""Leases of objects that owners read, and the objects that owners write and have not published.
 
 Used by `store.ledger` alone. Pure: time is an argument. Explained in docs/explain/lifecycle.md.
 """
@@ -17,7 +17,7 @@ from store.segment import Segment
 
 @dataclass(slots=True)
 class Owner:
-    """What one owner has, by object id: leases, which all end at `until`, and unpublished objects."""
+    """The leases of one owner, which all end at `until`, and its unpublished objects, by object id."""
 
     leased: dict[int, PoolObject] = field(default_factory=dict)
     until: float = 0.0
@@ -44,26 +44,26 @@ class Leases:
     # -------------------------------------------------------------------------------- owners
 
     def own(self, owner: str, objects: Sequence[PoolObject]) -> None:
-        """The owner has put objects and not published them."""
+        """Note objects that an owner has put and not published."""
         record = self.owners.get(owner)
         if record is None:
             record = self.owners[owner] = Owner()
         record.objects.update((obj.object_id, obj) for obj in objects)
 
     def disown(self, obj: PoolObject) -> None:
-        """The object is published, or gone."""
+        """Take an object from its owner: it is published, or freed."""
         record = self.owners[obj.owner]
         del record.objects[obj.object_id]
         if not record.objects and not record.leased:
             del self.owners[obj.owner]
 
     def objects_of(self, owner: str) -> list[PoolObject]:
-        """What the owner has not published."""
+        """Return the objects that the owner has not published."""
         record = self.owners.get(owner)
         return list(record.objects.values()) if record else []
 
     def unpublished(self) -> Iterator[PoolObject]:
-        """What all owners have not published."""
+        """Yield the objects that owners have not published."""
         return (obj for record in self.owners.values() for obj in record.objects.values())
 
     # -------------------------------------------------------------------------------- leases
@@ -87,7 +87,7 @@ class Leases:
                 obj.lessees += only
 
     def end(self, owner: str) -> list[PoolObject]:
-        """The owner's leases are over; returns the objects that have no lessee any more."""
+        """End the leases of an owner; return the objects that no other owner leases."""
         record = self.owners.get(owner)
         if record is None or not record.leased:
             return []
@@ -106,7 +106,7 @@ class Leases:
         return free
 
     def forget(self, obj: PoolObject) -> None:
-        """The object is gone, and all leases on it."""
+        """Forget all leases on an object that is freed."""
         for owner in obj.lessees:
             record = self.owners[owner]
             del record.leased[obj.object_id]
@@ -120,7 +120,7 @@ class Leases:
             obj.terms.lease_until = 0.0
 
     def ended(self, now: float) -> list[str]:
-        """Owners whose leases are over; they keep them until `end`."""
+        """Return the owners whose leases are over. They keep them until `end`."""
         found: list[str] = []
         if not self._ends or self._ends.key(self._ends.first()) > now:
             return found
@@ -143,7 +143,7 @@ class Leases:
         self._segments[obj.rank].note_evictable(obj)
 
     def end_holds(self, now: float) -> int:
-        """End the objects' own leases whose time is over; returns how many."""
+        """End the objects' own leases whose time is over; return how many."""
         ended = 0
         while self._held and self._held[0][0] <= now:
             _, _, obj = heappop(self._held)
@@ -158,7 +158,7 @@ class Leases:
         return ended
 
     def next_deadline(self) -> float:
-        """When the first lease ends; inf: never. Too early for an object's own lease that was prolonged."""
+        """Return when the first lease ends, or earlier if an object's own lease was prolonged; inf: never."""
         first = self._ends.key(self._ends.first()) if self._ends else inf
         return min(first, self._held[0][0]) if self._held else first
 

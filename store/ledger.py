@@ -54,7 +54,7 @@ COUNTERS = (
 
 
 def visible_copies(obj: PoolObject) -> list[PoolObject]:
-    """A visible object and its copies, those that are visible."""
+    """Return the visible ones among a visible object and its copies."""
     return [copy for copy in obj.copies if copy.state is ObjectState.VISIBLE] if obj.copies else [obj]
 
 
@@ -68,7 +68,7 @@ class Ledger:
     _leases    owners: what they lease, and what they have not published
     _late      QUARANTINED objects, and when their quarantine ends
     _order     the segments in the order in which new objects are put there
-    _saves     VISIBLE objects that nobody has been told to save yet
+    _saves     VISIBLE objects that no tier has been told to save yet
     """
 
     def __init__(
@@ -82,14 +82,15 @@ class Ledger:
         copy_cold_s: float = 60.0,
         quarantine_s: float = QUARANTINE_S,
     ):
-        """
+        """Open empty books.
+
         layout              of the blocks; None: objects of any size, with any number of checksums, no tiers
         policy              makes one for each segment, from its capacity in blocks; its items are the keys
         max_unsaved_share   at most this share of a segment waits for its tier (such blocks cannot be
                             evicted); what becomes visible beyond it is not saved, and counted
         high_water          a segment used beyond this share evicts at the next put, full or not
-        evict_share         whoever evicts frees at least this share of the segment
-        copy_cold_s         a copy that was not used for so long goes before anything else
+        evict_share         an eviction frees at least this share of the segment
+        copy_cold_s         a copy that was not used for so long is evicted before all other objects
         quarantine_s        how long late bytes may land after a transfer has failed
         """
         self.layout = layout
@@ -113,14 +114,14 @@ class Ledger:
         self._next_id = 1
 
     def object(self, object_id: int) -> PoolObject:
-        """The object of this id. Raises UnknownObject."""
+        """Return the object of this id. Raises UnknownObject."""
         try:
             return self._objects[object_id]
         except KeyError:
             raise UnknownObject("object", object_id) from None
 
     def expire(self, now: float) -> int:
-        """End the leases and quarantines whose time is over; returns how many ended, of whatever kind."""
+        """End the leases and quarantines whose time is over; return how many ended, of both kinds."""
         if now < self.next_deadline():
             return 0
         owners = self._leases.ended(now)
@@ -133,7 +134,7 @@ class Ledger:
         return len(owners) + len(late) + self._leases.end_holds(now)
 
     def next_deadline(self) -> float:
-        """When `expire` may change something, or earlier, never later; inf when only events can."""
+        """Return when `expire` may next change something, or an earlier time; inf when only events can."""
         return min(self._leases.next_deadline(), self._late.next_deadline())
 
     # ------------------------------------------------------------------------------ objects
@@ -145,7 +146,7 @@ class Ledger:
             raise UnknownObject("segment of rank", rank) from None
 
     def _publish(self, obj: PoolObject, key: int, facts: BlockFacts, now: float) -> None:
-        """WRITING -> VISIBLE, and into the line for its tier where there is one, and none has it."""
+        """Make a WRITING object VISIBLE, and queue it for its tier if no tier has the key."""
         segment = self._segments[obj.rank]
         self._leases.disown(obj)
         is_copy = key in self._visible
@@ -170,7 +171,7 @@ class Ledger:
         self._saves.append(obj)
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
-        """The object is no more: out of every book, its extents free. evicted: it was the policy's victim."""
+        """Remove an object from every book and free its extents. evicted: it was the policy's victim."""
         if obj.lessees or obj.terms is not None:
             self._leases.forget(obj)
         if obj.state is ObjectState.VISIBLE:
@@ -184,7 +185,7 @@ class Ledger:
         del self._objects[obj.object_id]
 
     def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:
-        """No lookup finds this VISIBLE object any more, and nobody evicts it; its state is the caller's."""
+        """Hide a VISIBLE object from lookups and from eviction. The caller then changes its state."""
         assert obj.key is not None
         if self._visible[obj.key] is obj:
             others = [copy for copy in visible_copies(obj) if copy is not obj]
@@ -197,7 +198,7 @@ class Ledger:
         self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
     def _retire(self, obj: PoolObject) -> None:
-        """A VISIBLE object is found no more, and freed when its last lease ends; at once without any."""
+        """Hide a VISIBLE object, and free it when its last lease ends; at once without a lease."""
         if not obj.lessees:
             self._remove(obj)
             return
@@ -215,7 +216,7 @@ class Ledger:
             self._remove(obj)
 
     def _free_objects(self, owner: str, state: ObjectState) -> int:
-        """Free the owner's unpublished objects in this state; returns how many."""
+        """Free the owner's unpublished objects in this state; return how many."""
         freed = [obj for obj in self._leases.objects_of(owner) if obj.state is state]
         for obj in freed:
             self._remove(obj)
@@ -233,7 +234,7 @@ class Ledger:
                 self._remove(obj)
 
     def _touch(self, found: Sequence[Found], now: float, class_id: int = NO_CLASS) -> None:
-        """What a lookup found was used by this class, the last block first."""
+        """Note that this class has used what a lookup found, the last block first."""
         used: dict[int, list[int]] = {}
         for obj in reversed(found):
             if isinstance(obj, PoolObject) and obj.key is not None:
@@ -259,7 +260,7 @@ class Ledger:
     # -------------------------------------------------------------------------------- copies
 
     def _join_copies(self, obj: PoolObject, now: float) -> None:
-        """A copy has become visible beside others. For those which had none until now it counts as a use."""
+        """Note a copy that became visible. It counts as a use of objects that had no visible copy before."""
         for copy in visible_copies(obj):
             copies = self._segments[copy.rank].copies
             if copy.object_id not in copies:
@@ -268,7 +269,7 @@ class Ledger:
                 self._segments[copy.rank].note_change()
 
     def _leave_copies(self, obj: PoolObject) -> None:
-        """The others are there without this one."""
+        """Take an object out of its family of copies."""
         family, obj.copies = obj.copies, None
         if family is None:
             return
@@ -282,7 +283,7 @@ class Ledger:
             family[0].copies = None
 
     def _nearest(self, obj: PoolObject, rank: int | None, node: int | None) -> PoolObject:
-        """Of this visible object and its visible copies: on this rank, node or rack, else the first."""
+        """Return the copy on this rank, or else on this node, in its rack, or the one published first."""
         rack = None if node is None else self.rack_of(node)
 
         def distance(copy: PoolObject) -> tuple[bool, bool, bool]:
@@ -294,8 +295,7 @@ class Ledger:
     # ------------------------------------------------------------------------------ eviction
 
     def _victims(self, segment: Segment, now: float, class_id: int | None = None) -> Iterator[PoolObject]:
-        """What the segment may evict for a class, or at all, in order: cold copies, then as the policy says,
-        soft-pinned last."""
+        """Yield objects to evict for a class or any: cold copies, the policy's order, soft-pinned last."""
         policy, cold = segment.policy, set()
         own_only = class_id is not None and policy.spared(class_id) > 0
         for object_id, obj in segment.copies.items():
@@ -315,14 +315,14 @@ class Ledger:
         yield from pinned
 
     def _copy_in(self, segment: Segment, key: int) -> PoolObject:
-        """The visible object of this key in this segment."""
+        """Return the visible object of this key in this segment."""
         obj = self._visible[key]
         if obj.rank == segment.rank:
             return obj
         return next(copy for copy in visible_copies(obj) if copy.rank == segment.rank)
 
     def _coldest(self, segment: Segment, now: float) -> Coldest | None:
-        """The object that this segment would evict first; None when it may evict nothing."""
+        """Return the object that this segment would evict first; None when it may evict nothing."""
         for obj in self._victims(segment, now):
             until = segment.first_victim_until(now, self._copy_cold_s)
             return Coldest(obj.soft_pinned(now), obj.last_use_s, until)
@@ -331,9 +331,9 @@ class Ledger:
     # --------------------------------------------------------------------------- inspection
 
     def stats(self) -> dict[str, int]:
-        """All counters, and these gauges: objects, owners, keys_dram, keys_ssd, copies_dram (objects whose
-        key is visible elsewhere too), saving (blocks on their way to a tier), and bytes: capacity, free,
-        evictable, unsaved, and by state."""
+        """Return all counters, and these gauges: objects, owners, keys_dram, keys_ssd, copies_dram
+        (objects whose key is visible elsewhere too), saving (blocks on their way to a tier), and bytes:
+        capacity, free, evictable, unsaved, and by state."""
         total = self._order.total
         gauges = {
             "objects": len(self._objects),
@@ -352,20 +352,20 @@ class Ledger:
         return self.counters | gauges
 
     def segments(self) -> list[tuple[int, int, int, int]]:
-        """(rank, bytes, free bytes, visible blocks) of each segment, in the order in which they came."""
+        """Return (rank, bytes, free bytes, visible blocks) of each segment, in the order of joining."""
         found = self._segments.values()
         return [(s.rank, s.allocator.capacity, s.allocator.free_bytes, len(s.policy)) for s in found]
 
     def visible_objects(self) -> list[PoolObject]:
-        """All that lookups can find in DRAM, copies too, in the order of their put_start."""
+        """Return all objects that lookups can find in DRAM, copies too, in the order of put_start."""
         return [obj for obj in self._objects.values() if obj.state is ObjectState.VISIBLE]
 
     def find(self, key: int) -> PoolObject | None:
-        """The visible object of this key, whatever its digest; None for a miss."""
+        """Return the visible object of this key with any digest; None for a miss."""
         return self._visible.get(key)
 
     def active_owners(self) -> list[str]:
-        """Owners with a lease, or with an object that is neither published nor in quarantine."""
+        """Return the owners with a lease, or with an object neither published nor in quarantine."""
         return [
             name
             for name, record in self._leases.owners.items()
@@ -373,11 +373,11 @@ class Ledger:
         ]
 
     def is_visible(self, obj: PoolObject) -> bool:
-        """Whether this very object can still be found."""
+        """Tell whether lookups can still find this very object."""
         return self._objects.get(obj.object_id) is obj and obj.state is ObjectState.VISIBLE
 
     def places(self) -> set[tuple[int, int, str]]:
-        """Every (key, rank, tier) that can be read, for comparison with the scheduler's index."""
+        """Return every (key, rank, tier) that can be read, for comparison with the scheduler's index."""
         copies = ((key, obj) for key, first in self._visible.items() for obj in visible_copies(first))
         dram = {(key, obj.rank, "dram") for key, obj in copies}
         return dram | self._tier.places()
@@ -397,7 +397,7 @@ class Ledger:
         assert all(obj.unsaved and self._objects[obj.object_id] is obj for obj in self._saves)
 
     def _check_copies(self) -> None:
-        """One object or one family of copies to a visible key, each on a segment of its own."""
+        """Assert that a visible key has one object, or copies that are each on a segment of their own."""
         visible = [obj for obj in self._objects.values() if obj.state is ObjectState.VISIBLE]
         assert {obj.key for obj in visible} == self._visible.keys()
         copied: set[int] = set()

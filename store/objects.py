@@ -1,4 +1,4 @@
-"""The nouns of the directory: pool objects, their states, hits, wishes and events. Plain data.
+"""The data of the directory: pool objects and their states, hits, requests for space, and events.
 
 Made by `store.directory`; read by the conductor. Explained in docs/explain/lifecycle.md.
 The life of an object:
@@ -30,15 +30,15 @@ Tier = Literal["dram", "ssd"]
 
 
 NO_CLASS = 2**31
-"""The class of a reader that has none: lower than every class, so that nothing counts for it."""
+"""The class of a reader without a service class: lower than every class, so that no block counts for it."""
 
 
 class ObjectState(Enum):
-    """What an object in DRAM is to others. Only VISIBLE ones are found by lookups.
+    """The state of an object in DRAM. Lookups find only VISIBLE objects.
 
     PRIVATE       of one request alone: a tail, which has no key, or a block that is not kept
     QUARANTINED   its owner is gone, and late bytes may still land in its range: no other object gets it yet
-    UNLISTED      was visible and is bad or removed; who has a lease on it reads to the end, then it is freed
+    UNLISTED      was visible, and is bad or removed; it is freed when its last lease ends
     """
 
     __hash__ = object.__hash__  # Enum's own is a Python function, and the accounts look states up per block
@@ -51,13 +51,13 @@ class ObjectState(Enum):
 
 
 PUBLISHED = (ObjectState.VISIBLE, ObjectState.UNLISTED)
-"""Of these the owner has no say any more."""
+"""States in which an object no longer belongs to its owner."""
 
 
 class Hit(NamedTuple):
     """A block that lies in the SSD tier of `rank` and not in DRAM (hence object_id None and offset 0).
 
-    What the pool holds in DRAM is found as its PoolObject, which has the same fields.
+    A block in DRAM is found as its PoolObject, which has the same fields.
     """
 
     key: int
@@ -85,7 +85,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
     cost_s, class_id, parent, position   for eviction policies, see `store.policies.contract.BlockFacts`:
                                          parent is the key of the block before it in its prefix
-    group_id                             what it may later be removed together with; 0: nothing
+    group_id                             objects of one group can be removed together; 0: no group
     soft_until                           evicted only when nothing else is left, until this time
     hard_pin                             never evicted
     """
@@ -120,9 +120,9 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fa
 
 @dataclass(slots=True)
 class Terms:
-    """What few objects have, and KV blocks hardly ever: pins, a lease of their own, a group. See Wanted.
+    """Attributes that few objects have: pins, a lease of the object itself, a group. See Wanted.
 
-    lease_until    leased until this time to whoever reads it, 0.0 when it is not; never shortened
+    lease_until    leased until this time to all readers, 0.0 without a lease; never shortened
     is_pinned      VISIBLE and pinned hard (kept by the directory)
     """
 
@@ -135,12 +135,12 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class PoolObject:
-    """One put: a range of one segment (or several: extents), and who may do what with it.
+    """One object: its range in a segment (or several: extents), its state, and the owners that lease it.
 
         object_id     unique in the life of the cluster
-        owner         who put it (a request id); frees it unless it becomes visible
+        owner         the request (or put, copy, check) that allocated it; frees it until it is visible
         offset        of its first byte in the segment of `rank`
-        nbytes        how long it is, all extents together
+        nbytes        size of all extents together
         scattered     its extents when there are several, else None
         copies        all objects of the same put that are WRITING or VISIBLE, itself among them, on as
                       many segments: one list that they share; None when there are no others
@@ -152,10 +152,10 @@ class PoolObject:
         unsaved       waits to be written to the tier of its segment's saver: not evictable until then
         evictable     VISIBLE, not leased, not pinned hard, not unsaved (kept by the directory)
 
-    Immutable once VISIBLE, except for who leases and pins it, copies, class_id, unsaved, evictable,
-    last_use_s, and UNLISTED after it. A pool holds millions: what most do not need costs them one None. With
-    twenty fields an object takes three lines of a cache, and a lookup of 250 blocks is 15 % faster than with
-    twenty-one.
+    Immutable once VISIBLE, except for its leases and pins, copies, class_id, unsaved, evictable, last_use_s,
+    and the state UNLISTED. A pool holds millions of objects, so attributes that most do not need are one
+    None. With twenty fields an object takes three lines of a cache, and a lookup of 250 blocks is 15 % faster
+    than with twenty-one.
     """
 
     tier: ClassVar[Tier] = "dram"
@@ -183,40 +183,41 @@ class PoolObject:
 
     @property
     def padded(self) -> int:
-        """How many bytes its extents take in the segment, rounded up to the alignment."""
+        """Return the bytes that its extents take in the segment, rounded up to the alignment."""
         return -(-self.nbytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def facts(self) -> BlockFacts:
-        """What eviction policies may know of it; made when it is asked for, since a pool holds millions."""
+        """Return what eviction policies may know of it. Made on demand, because a pool holds millions."""
         return BlockFacts(self.nbytes, self.cost_s, self.class_id, self.parent, self.position)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """Its ranges in the segment, in the order of its bytes. A KV block has one."""
+        """Return its ranges in the segment, in the order of its bytes. A KV block has one."""
         return self.scattered or ((self.offset, self.nbytes),)
 
     @property
     def checksums(self) -> array:
-        """u64 per layer, as put_end was given them."""
+        """Return the u64 of each layer, as put_end was given them."""
         return array("Q", self.sums)
 
     @property
     def ref(self) -> BlockRef:
-        """How messages and effects name this object. It must have one extent, as every KV block has."""
+        """Return the name of this object in messages and effects. It must have one extent, as KV blocks
+        do."""
         assert self.scattered is None, f"object {self.object_id} has {len(self.extents)} extents"
         return BlockRef(self.object_id, self.rank, self.offset, self.nbytes)
 
     def held(self) -> bool:
-        """Whether anybody reads it, as far as leases tell, or its tier still has to."""
+        """Tell whether it is leased, or its tier still has to read it."""
         return bool(self.lessees or self.unsaved or (self.terms and self.terms.lease_until))
 
     def hard_pinned(self) -> bool:
-        """Whether it is never evicted."""
+        """Tell whether it is never evicted."""
         return self.terms is not None and self.terms.hard_pin
 
     def soft_pinned(self, now: float) -> bool:
-        """Whether it is evicted only when nothing else is left."""
+        """Tell whether it is evicted only when nothing else is left."""
         return self.terms is not None and self.terms.soft_until > now
 
 
@@ -225,10 +226,10 @@ Found = PoolObject | Hit
 
 
 def pieces(extents: Sequence[Extent], start: int, nbytes: int) -> list[Extent]:
-    """Where bytes start .. start+nbytes-1 of an object lie in its segment, in their order.
+    """Return the ranges of a segment that hold bytes start .. start+nbytes-1 of an object, in their order.
 
-    What every reader and writer of an object that may have several extents has to ask.
-    Raises LayoutError when the object is shorter.
+    Readers and writers of objects with several extents need it. Raises LayoutError when the object is
+    shorter.
     """
     found: list[Extent] = []
     begin, end = 0, start + nbytes

@@ -1,4 +1,4 @@
-"""Whether a block that was read from SSD stays in DRAM.
+"""Promotion: choose the blocks that stay in DRAM after they were read from SSD.
 
 Called by the conductor for every block that it has read from a tier. Pure; knows keys, no bytes.
 Explained in docs/reference/hdf5-tier.md.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class SecondHit:
-    """From its second hit on: what is asked for once only passes through, and evicts nothing that others use.
+class Promotion:
+    """Keep a block from its second hit on. A block that is hit once passes through and evicts no other.
 
-        max_keys   remembered; beyond it the key whose hit is the longest ago is forgotten
+        max_keys   keys that are remembered; beyond it the key with the oldest hit is forgotten
 
     Invariant: at most max_keys are remembered, the latest hit last.
     """
@@ -23,7 +23,7 @@ class SecondHit:
         self._hits: OrderedDict[int, str] = OrderedDict()
 
     def hit(self, key: int, owner: str) -> bool:
-        """True when this block is to stay. An owner that asks again (it had to wait) is one hit."""
+        """Tell whether this block stays. Several questions of one owner (it had to wait) are one hit."""
         before = self._hits.pop(key, owner)
         if before != owner:
             return True

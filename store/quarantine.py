@@ -1,6 +1,7 @@
-"""Which objects are in quarantine, until when, and because of which writer. Pure bookkeeping.
+"""Quarantine of objects that late bytes may reach: until when, and because of which writer. Pure.
 
-Used by `store.ledger` alone, which frees what comes out of here. Explained in docs/explain/lifecycle.md.
+Used by `store.ledger` alone, which frees an object when its quarantine ends. Explained in
+docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from collections import OrderedDict
 from math import inf
 
 QUARANTINE_S = 120.0
-"""How long late bytes may land after a transfer has failed: more than any wait of `transport` takes, all its
-second tries included."""
+"""Time in which late bytes may land after a transfer has failed.
+
+It is longer than any wait of `transport`, including all second tries.
+"""
 
 
 class Quarantine:
-    """Objects into whose ranges late bytes may still land, by id.
+    """The objects into whose ranges late bytes may still land, by id.
 
     _entries  object_id -> (until, writer), in the order of the times
-    _writers  writer -> ids of the objects that it may still write; without those of which no writer is known
+    _writers  writer -> ids of the objects that it may still write; objects without a known writer are left
+              out
 
     Invariant: the times of _entries do not decrease; _writers holds the same objects.
     """
@@ -28,20 +32,20 @@ class Quarantine:
         self._writers: dict[int, dict[int, None]] = {}
 
     def __len__(self) -> int:
-        """Objects in quarantine."""
+        """Return the number of objects in quarantine."""
         return len(self._entries)
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._entries
 
     def add(self, object_id: int, now: float, writer: int | None) -> None:
-        """Late bytes may land in this object until `now` + limit_s, or until this writer is lost."""
+        """Quarantine an object until `now` + limit_s, or until this writer is lost."""
         self._entries[object_id] = now + self.limit_s, writer
         if writer is not None:
             self._writers.setdefault(writer, {})[object_id] = None
 
     def remove(self, object_id: int) -> None:
-        """This object's quarantine is over. Raises KeyError for one that is not here."""
+        """End the quarantine of an object. Raises KeyError for one that is not here."""
         _, writer = self._entries.pop(object_id)
         if writer is not None:
             del self._writers[writer][object_id]
@@ -49,11 +53,11 @@ class Quarantine:
                 del self._writers[writer]
 
     def of_writer(self, rank: int) -> list[int]:
-        """What this rank may still write."""
+        """Return the objects that this rank may still write."""
         return list(self._writers.get(rank, ()))
 
     def ended(self, now: float) -> list[int]:
-        """Objects whose time is over. They stay until `remove`."""
+        """Return the objects whose time is over. They stay until `remove`."""
         found = []
         for object_id, (until, _) in self._entries.items():
             if until > now:
@@ -62,7 +66,7 @@ class Quarantine:
         return found
 
     def next_deadline(self) -> float:
-        """When the first of them ends by itself; inf: never."""
+        """Return when the first quarantine ends by itself; inf: never."""
         return next(iter(self._entries.values()))[0] if self._entries else inf
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """Items in the order of a key that may change: a heap that tolerates outdated entries.
 
-Used by eviction policies that evict the smallest of something, and by the directory's books for segments
+Used by eviction policies that evict the item with the smallest key, and by the directory's books for segments
 and leases. Pure. Explained in docs/explain/eviction.md.
 """
 
@@ -31,7 +31,7 @@ class Ranking(Generic[Item]):
         self._number = 0
 
     def rank(self, item: Item, key: Any) -> None:
-        """Put an item at its place, new or known. O(log n), counted over many calls."""
+        """Rank an item, new or known, by this key. O(log n), counted over many calls."""
         self._number += 1
         entry = (key, self._number, item)
         self._entry[item] = entry
@@ -49,18 +49,18 @@ class Ranking(Generic[Item]):
             self.remove(item)
 
     def key(self, item: Item) -> Any:
-        """The key that an item has. Raises KeyError for one that is not known."""
+        """Return the key of an item. Raises KeyError for one that is not known."""
         return self._entry[item][0]
 
     def first(self) -> Item:
-        """The item with the smallest key. Raises IndexError when there is none."""
+        """Return the item with the smallest key. Raises IndexError when there is none."""
         heap, entry = self._heap, self._entry
         while entry.get(heap[0][2]) is not heap[0]:
             heappop(heap)
         return heap[0][2]
 
     def ascending(self) -> Iterator[Item]:
-        """All items, smallest key first, found as they are asked for; nothing may change meanwhile.
+        """Yield all items, smallest key first, without sorting them all. Nothing may change meanwhile.
 
         The heap is walked as a tree whose nodes wait in a second, small heap:
 

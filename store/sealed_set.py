@@ -1,4 +1,4 @@
-"""The sealed files of one tier: which file serves a key, which files are open, which goes first.
+"""The sealed files of one tier: the file that serves each key, open files, and the order of eviction.
 
 Used by `store.tier` alone. Knows no folder, no open file, no clock; its lock makes it safe for one
 writing and any number of loading threads. Explained in docs/reference/hdf5-tier.md.
@@ -32,7 +32,7 @@ class SealedSet:
         _index    key -> (file, row); of two files with one key the younger serves it
         _files    all files; nbytes is the sum of their sizes
         _open     those with an fd, in the order of their opening
-        _evicted  keys that are gone, and nobody has been told yet
+        _evicted  keys that are gone and not yet reported by take_evicted
         _doomed   deleted, not unlinked yet; of the thread that writes alone
 
     Invariant: every indexed row belongs to a file of _files that is not deleted; `live` of a file is the
@@ -60,7 +60,8 @@ class SealedSet:
     def serve(self, file: SealedFile, *, new: bool, dead: Container[int] = ()) -> None:
         """Index a file as the hottest one.
 
-        new    sealed just now, not found at the start       dead   rows that were removed
+        new    sealed just now, and not found at the start
+        dead   rows that were removed
         """
         with self._lock:
             self._note_use(file, persist=new)
@@ -72,9 +73,9 @@ class SealedSet:
                         self._point(key, file, row)
 
     def replace(self, old: Sequence[SealedFile], file: SealedFile) -> None:
-        """Serve from this file what it has of the old ones, and delete those: it was copied from them.
+        """Serve the blocks of old files from this copy of them, and delete the old files.
 
-        It is as hot as the hottest of them was.
+        The copy is as hot as the hottest of them was.
         """
         with self._lock:
             hottest = max(old, key=lambda other: other.last_use)
@@ -92,7 +93,7 @@ class SealedSet:
         self._unlink_doomed()
 
     def rows_of(self, keys: Iterable[int]) -> list[tuple[SealedFile, int, int]]:
-        """(file, row, key) of every copy of these keys, served or not. For the writing thread."""
+        """Return (file, row, key) of every copy of these keys, served or not. For the writing thread."""
         wanted = set(keys)
         with self._lock:
             files = [file for file in self._files if file.same_kind]
@@ -102,24 +103,24 @@ class SealedSet:
         ]
 
     def served_rows(self, file: SealedFile) -> list[int]:
-        """Rows of a file that the index points to."""
+        """Return the rows of a file that the index points to."""
         with self._lock:
             return [row for row, key in enumerate(file.keys.tolist()) if self._index.get(key) == (file, row)]
 
     def files(self) -> list[SealedFile]:
-        """All files, the least recently used first."""
+        """Return all files, the least recently used first."""
         with self._lock:
             return sorted(self._files, key=lambda file: file.last_use)
 
     def delete_empty(self) -> None:
-        """Delete the files of which nothing is served any more (not those of other models)."""
+        """Delete the files that serve no block any more, but not those of other models."""
         with self._lock:
             for file in [file for file in self._files if file.same_kind and not file.live]:
                 self._delete(file)
         self._unlink_doomed()
 
     def delete_for_good(self, files: Sequence[SealedFile]) -> bool:
-        """Delete files, whatever is in them, so that no crash brings them back; whether that could be done.
+        """Delete files so that no crash brings their blocks back; tell whether that was possible.
 
         Their keys count as evicted.
         """
@@ -136,7 +137,7 @@ class SealedSet:
         return not any(file.path.exists() for file in files)
 
     def blocks(self) -> tuple[list[int], list[int]]:
-        """(keys, digests) that are served, hottest last."""
+        """Return (keys, digests) of all served blocks, hottest last."""
         keys: list[int] = []
         digests: list[int] = []
         with self._lock:
@@ -148,16 +149,16 @@ class SealedSet:
         return keys, digests
 
     def forget(self, keys: Iterable[int], *, tell: bool = False) -> None:
-        """Serve these no longer; unknown ones are passed over. tell: as evicted ones, to take_evicted."""
+        """Stop serving these keys; unknown ones are ignored. tell: report them by take_evicted."""
         with self._lock:
             for key in keys:
                 if self._unpoint(key) and tell:
                     self._evicted.append(key)
 
     def acquire(self, key: int, digest: int | None, *, use: bool = True) -> tuple[SealedFile, int]:
-        """File and row of a key; the file stays open until give_back, even when it is evicted meanwhile.
+        """Return the file and row of a key. The file stays open until give_back, even if it is evicted.
 
-        use   the file is the hottest from now on
+        use   make the file the hottest one
 
         Raises BlockMissing (also for another digest); BadBlock when the file cannot be opened, OSError when
         this process can open none (TOO_MANY).
@@ -174,7 +175,7 @@ class SealedSet:
             return file, row
 
     def give_back(self, file: SealedFile) -> None:
-        """The thread that acquired the file has read it."""
+        """Release a file: the thread that acquired it has read it."""
         with self._lock:
             file.readers -= 1
             if file.deleted:
@@ -185,8 +186,10 @@ class SealedSet:
                     self._close_file(min(idle, key=lambda other: other.last_use))
 
     def evict_to(self, nbytes: int) -> None:
-        """Delete files until the rest is at most nbytes: first those of other models, then the least
-        recently used."""
+        """Delete files until the rest has at most nbytes.
+
+        Files of other models are deleted first, then the least recently used ones.
+        """
         if self.nbytes <= nbytes:
             return
         with self._lock:
@@ -197,13 +200,13 @@ class SealedSet:
         self._unlink_doomed()
 
     def take_evicted(self) -> list[int]:
-        """Keys that went with their file, or were found bad while it was rewritten, since the last call."""
+        """Return the keys that were evicted, or found bad during a rewrite, since the last call."""
         with self._lock:
             evicted, self._evicted = self._evicted, []
         return evicted
 
     def close(self) -> None:
-        """Serve nothing any more; files that are being read are closed by their readers."""
+        """Stop serving. Files that are being read are closed by their readers."""
         with self._lock:
             self._index.clear()
             for file in self._files:
@@ -229,7 +232,7 @@ class SealedSet:
         self.blocks_evicted += self._delete(file)
 
     def _delete(self, file: SealedFile) -> int:
-        """Returns how many keys went with it. Its unlink waits for _unlink_doomed."""
+        """Take a file out of the index; return how many keys it served. _unlink_doomed unlinks it later."""
         self._doomed.append(file.path)
         del self._files[file]
         self.nbytes -= file.header.file_nbytes
@@ -242,9 +245,9 @@ class SealedSet:
         return len(gone)
 
     def _unlink_doomed(self) -> None:
-        """Without the lock: giving 64 MiB of pages back takes 10 ms, in which others can load."""
+        """Unlink deleted files, without the lock: freeing 64 MiB of pages takes 10 ms, while others load."""
         while self._doomed:
-            with suppress(OSError):  # whoever forbids it: the next start finds the file again
+            with suppress(OSError):  # if that fails, the next start finds the file again
                 self._doomed.pop().unlink()
 
     def _point(self, key: int, file: SealedFile, row: int) -> None:
@@ -260,8 +263,11 @@ class SealedSet:
         return True
 
     def _note_use(self, file: SealedFile, *, persist: bool) -> None:
-        """The file is the hottest now. The order of modification times is what the next start knows of
-        this; they are set to the nanosecond, as the file system's own clock ticks in milliseconds."""
+        """Make a file the hottest one.
+
+        The next start knows the order by the modification times. They are set to the nanosecond, because the
+        file system's own clock ticks in milliseconds.
+        """
         self._hottest = file
         file.last_use = next(self._uses)
         if persist:

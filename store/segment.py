@@ -1,4 +1,4 @@
-"""One rank's DRAM segment as the directory sees it: ranges, the order of eviction, the accounts.
+"""One rank's DRAM segment in the books of the directory: ranges, eviction order and accounts.
 
 Used by `store.directory` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
 """
@@ -17,7 +17,7 @@ from store.policies import Policy
 
 @dataclass(slots=True)
 class Accounts:
-    """How the bytes of one segment are used, or those of several segments. Sizes are as allocated (padded).
+    """Accounts of the bytes of one segment, or of several. Sizes are as allocated (padded).
 
     capacity    all bytes
     free        in no object
@@ -38,7 +38,7 @@ class Accounts:
 
     @property
     def reachable(self) -> int:
-        """Free or evictable: an upper bound of what can be allocated now."""
+        """Return the free and evictable bytes, an upper bound of what can be allocated now."""
         return self.free + self.evictable
 
     def add(self, other: Accounts, sign: int = 1) -> None:
@@ -52,7 +52,7 @@ class Accounts:
             self.states[state] += sign * other.states[state]
 
     def pool_full(self, needed_bytes: int) -> PoolFull:
-        """The error that says what holds these bytes."""
+        """Return the error that says what holds the pool when these bytes do not fit."""
         states = self.states
         kept = states[ObjectState.VISIBLE] - self.evictable - self.unsaved  # leased or pinned
         return PoolFull(
@@ -69,7 +69,7 @@ class Accounts:
 class Segment:
     """The ranges and accounts of one segment. Each change is booked in `total` too, the accounts of the pool.
 
-        saver        the rank whose tier takes what becomes visible here, None for none
+        saver        the rank whose tier saves the blocks that become visible here, None without one
         copies       VISIBLE objects here whose key is VISIBLE on another segment too, by id, longest unused
                      first
         is_changed   it stands in the pool's list of segments that have changed since they were ranked
@@ -102,9 +102,9 @@ class Segment:
             self._changed.append(self)
 
     def place(self, nbytes: int, contiguous: bool, most: int = 1) -> list[tuple[Extent, ...]]:
-        """Allocate for up to `most` objects of nbytes that are WRITING; the extents of those that have room.
+        """Allocate up to `most` WRITING objects of nbytes; return the extents of those that fit.
 
-        contiguous   in one range or not at all; otherwise only one object gets a place
+        contiguous   only whole ranges; otherwise only one object is allocated, which may get several extents
         """
         free = self.allocator.free_bytes
         if contiguous:
@@ -150,7 +150,7 @@ class Segment:
         self.note_evictable(obj)
 
     def set_unsaved(self, obj: PoolObject, unsaved: bool) -> None:
-        """Whether the tier still has to write an object: until then it may not be evicted."""
+        """Note whether the tier still has to save an object, which may not be evicted until then."""
         change = obj.padded * (unsaved - obj.unsaved)
         self.accounts.unsaved += change
         self._total.unsaved += change
@@ -182,11 +182,11 @@ class Segment:
             obj.terms.is_pinned = is_pinned
 
     def count_for(self, obj: PoolObject, class_id: int, now: float) -> None:
-        """A VISIBLE object was used by a class higher than its own: from now on it counts for that class."""
+        """Count a VISIBLE object for a class higher than its own, which has used it."""
         assert obj.key is not None
         obj.class_id = class_id
         self.policy.on_class(obj.key, obj.facts, now)
-        self._total.freed += 1  # the class that it leaves may have less to spare for others
+        self._total.freed += 1  # its old class may now keep fewer blocks from others
         self.accounts.freed += 1
         self.note_change()
 
@@ -196,9 +196,10 @@ class Segment:
             heappush(self._soft_ends, until)
 
     def first_victim_until(self, now: float, copy_cold_s: float) -> float:
-        """The time until which the first object to evict stays the same if nothing happens meanwhile.
+        """Return until when the first object to evict stays the same, if nothing else happens.
 
-        Time alone changes it when a soft pin ends or a copy grows cold. May be too early, never too late.
+        Time alone changes it when a soft pin ends or a copy grows cold. The answer may be too early, but
+        never too late.
         """
         while self._soft_ends and self._soft_ends[0] <= now:
             heappop(self._soft_ends)

@@ -1,8 +1,8 @@
-"""One sealed segment file of the SSD tier: an HDF5 file of blocks, behind a header of our own.
+"""One sealed segment file of the SSD tier: an HDF5 file of blocks, after a header of our own.
 
 Used by all of the tier. Knows one file; neither the folder's lock, nor capacity, nor threads. Any HDF5 1.8
-tool can read it; we read it without libhdf5, whose structures a flipped bit could have hit: header and hashes
-say where everything lies. Written by `store.segment_writer`, drawn in docs/reference/hdf5-tier.md.
+tool can read it. We read it without libhdf5, because a flipped bit may have hit its structures: our header
+and hashes say where everything lies. Written by `store.segment_writer`, drawn in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ FORMAT_VERSION = 2  # 1 had no codec
 PLAIN_NUMBER = 0  # of store.layout.PLAIN; kernels_numba/codecs.py has the same
 HEADER_NBYTES = USER_BLOCK_NBYTES
 MAX_FILE_NBYTES = 1 << 40
+"""A header with more bytes than this is damaged: a file has SEGMENT_NBYTES (`store.tier`), or one block."""
+
 MAX_FINGERPRINT_NBYTES = 64
 READ_NBYTES = 1 << 20
 """Layers are read about this much at a time and summed while still in cache: 5.7 GB/s against 5.0 for
@@ -36,7 +38,7 @@ _HASHES = struct.Struct("<QQ")  # metadata, header: the last 16 bytes of the hea
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first 4096 bytes say: sizes, where the four tables lie (absolute offsets), whose blocks."""
+    """The first 4096 bytes of a file: sizes, absolute offsets of the four tables, the model's identity."""
 
     file_nbytes: int
     blocks: int
@@ -46,7 +48,7 @@ class Header:
     metadata_hash: int
 
     def pack(self) -> bytes:
-        """The header's bytes, its own hash last."""
+        """Return the bytes of the header, with its own hash last."""
         lay = self.layout
         codec = _codec_number(lay.codec)
         sizes = (lay.layers, lay.kv_heads, lay.block_tokens, lay.head_dim, lay.itemsize, codec)
@@ -84,7 +86,7 @@ class SealedFile:
     deleted: bool = field(default=False)
 
     def read_block(self, row: int, out: memoryview) -> list[int]:
-        """Read block `row` into out (block's nbytes) and verify it; returns its checksums per layer.
+        """Read block `row` into out (block's nbytes) and verify it; return its checksums per layer.
 
         Raises BadBlock when the bytes are not those that were written. Needs an open fd.
         """
@@ -110,7 +112,7 @@ def open_sealed(
 ) -> SealedFile:
     """Verify a sealed file, without libhdf5, and read its tables.
 
-    layout, fingerprint   what same_kind is told by; without them any file is
+    layout, fingerprint   decide same_kind; without them it is True for every file
 
     Raises SegmentFileError (truncated, corrupt, foreign, another format version), OSError.
     """
@@ -167,7 +169,7 @@ def _codec_number(name: str) -> int:
 
 
 def _codec_name(number: int) -> str:
-    """Raises LayoutError for a number that no codec has."""
+    """Return the codec of a number in the header. Raises LayoutError for an unknown number."""
     if number == PLAIN_NUMBER:
         return PLAIN
     from kernels_numba.codecs import CODECS
@@ -179,7 +181,7 @@ def _codec_name(number: int) -> str:
 
 
 def _read_table(fd: int, path: Path, header: Header, index: int, columns: int) -> np.ndarray:
-    """Table `index` of the header, (blocks, columns) u64."""
+    """Read table `index` of the header: (blocks, columns) u64."""
     table, at = np.empty((header.blocks, columns), "<u8"), header.tables[index]
     if not HEADER_NBYTES <= at <= header.file_nbytes - table.nbytes:
         raise SegmentFileError(path, f"table {index} at {at} lies outside the file")
@@ -196,8 +198,10 @@ def _check_offsets(offsets: np.ndarray, header: Header, path: Path) -> None:
 
 
 def _gaps(offsets: np.ndarray, block_nbytes: int, end: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each run of bytes behind the header that belongs to no block: HDF5's structures,
-    the tables, padding."""
+    """Yield (start, end) of each run of bytes after the header that belongs to no block.
+
+    These are HDF5's structures, the tables and padding.
+    """
     position = HEADER_NBYTES
     for offset in np.sort(offsets).tolist():
         if offset > position:
@@ -208,7 +212,7 @@ def _gaps(offsets: np.ndarray, block_nbytes: int, end: int) -> Iterator[tuple[in
 
 
 def _hash_ranges(fd: int, ranges: list[tuple[int, int]], path: Path) -> int:
-    """XXH3-64 over these ranges of a file, in order."""
+    """Return XXH3-64 over these ranges of a file, in order."""
     state, buffer = xxh3_64(), memoryview(bytearray(READ_NBYTES))
     for start, end in ranges:
         for at in range(start, end, READ_NBYTES):
@@ -219,7 +223,7 @@ def _hash_ranges(fd: int, ranges: list[tuple[int, int]], path: Path) -> int:
 
 
 def read_fully(fd: int, out: memoryview, at: int, path: Path) -> None:
-    """Fill out from this offset of a file. Raises SegmentFileError where the file ends before, OSError."""
+    """Fill `out` from this offset of a file. Raises SegmentFileError if the file ends before, OSError."""
     done = 0
     while done < len(out):
         got = os.preadv(fd, [out[done:]], at + done)

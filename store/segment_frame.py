@@ -1,7 +1,7 @@
-"""What surrounds the blocks of a segment file and makes it HDF5: libhdf5's structures, and the tables.
+"""The frame around the blocks of a segment file that makes it HDF5: libhdf5's structures, and the tables.
 
-Used by `store.segment_writer`, which has written the blocks where `blocks_at` says, before there was any
-HDF5. libhdf5 works in memory here and never meets a disk's errors. Drawn in docs/reference/hdf5-tier.md.
+Used by `store.segment_writer`, which has already written the blocks where `blocks_at` says. libhdf5 works in
+memory here and never meets a disk's errors. Drawn in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 from store.layout import BlockLayout
 
 USER_BLOCK_NBYTES = 4096
-"""In front of HDF5's own bytes, left to applications: our header. A power of two, and a page."""
+"""Bytes before HDF5's own, which the format leaves to applications: our header. A power of two; a page."""
 
 PAGE_NBYTES = 4096
 
 HDF5_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
-"""What h5py makes of libhdf5's errors."""
+"""The exceptions in which h5py reports errors of libhdf5."""
 
 
 class Frame(io.RawIOBase):
-    """A file with a hole: what lies before the blocks and what lies behind them, in memory.
+    """A file in memory with a hole where the blocks lie.
 
         front   bytes 0 .. hole_start        back   bytes from hole_end on
 
-    libhdf5 is given this as its file. A write into the hole would be one among the blocks: OSError.
+    libhdf5 gets this as its file. A write into the hole would overwrite blocks, and raises OSError.
     """
 
     def __init__(self, hole_start: int, hole_end: int):
@@ -40,7 +40,7 @@ class Frame(io.RawIOBase):
         self._position = 0
 
     def bytes_at(self, at: int, nbytes: int) -> bytes:
-        """Bytes at .. at + nbytes, outside of the hole."""
+        """Return bytes at .. at + nbytes, which lie outside of the hole."""
         part, start = (self.front, at) if at < self.hole_start else (self.back, at - self.hole_end)
         return bytes(part[start : start + nbytes]) if start >= 0 else b""
 
@@ -59,16 +59,16 @@ class Frame(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an absolute offset, or one from here or from the end."""
+        """Move to an offset from the start, from here or from the end."""
         self._position = offset + (0, self._position, self.nbytes)[whence]
         return self._position
 
     def tell(self) -> int:
-        """The absolute offset."""
+        """Return the absolute offset."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as there are bytes; zeros in the hole."""
+        """Fill the buffer as far as there are bytes, with zeros for the hole."""
         view = memoryview(buffer).cast("B")
         got = self.bytes_at(self._position, len(view))
         view[: len(got)] = got
@@ -77,7 +77,7 @@ class Frame(io.RawIOBase):
         return len(view)
 
     def write(self, data: Any) -> int:
-        """Write in front of the hole or behind it."""
+        """Write before or after the hole."""
         view, at = memoryview(data).cast("B"), self._position
         end = at + len(view)
         if end <= self.hole_start:
@@ -105,9 +105,9 @@ class Frame(io.RawIOBase):
 
 @cache
 def blocks_at(block_nbytes: int) -> int:
-    """Where the first block starts in every segment file: the first page behind HDF5's structures.
+    """Return where the first block starts in every segment file: the first page after HDF5's structures.
 
-    Depends on the size of a block only through what is tiny; asked of libhdf5 itself, once.
+    Their size hardly depends on the size of a block. It is asked of libhdf5 itself, once.
     """
     with io.BytesIO() as scratch, _create(scratch, block_nbytes) as file:
         return _blocks_dataset(file, 1, block_nbytes)
@@ -116,9 +116,9 @@ def blocks_at(block_nbytes: int) -> int:
 def frame_of(
     layout: BlockLayout, blocks: int, attributes: Mapping[str, object], tables: Mapping[str, np.ndarray]
 ) -> tuple[Frame, dict[str, int]]:
-    """What belongs around `blocks` blocks that lie from blocks_at on; and table name -> absolute offset.
+    """Return the frame around `blocks` blocks that start at blocks_at, and {table name: absolute offset}.
 
-    Raises one of HDF5_ERRORS; OSError too when libhdf5 would put something elsewhere than it says.
+    Raises one of HDF5_ERRORS; OSError also when libhdf5 would put something elsewhere than it says.
     """
     start = blocks_at(layout.nbytes)
     frame = Frame(start, start + blocks * layout.nbytes)
@@ -135,7 +135,7 @@ def frame_of(
 
 
 def _create(target: io.IOBase, block_nbytes: int) -> Any:
-    """An empty HDF5 file in the format of 1.8 and older, so that the h5dump of any distribution reads it."""
+    """Create an empty HDF5 file in the format of 1.8 and older, which every distribution's h5dump reads."""
     import h5py
 
     return h5py.File(
@@ -150,7 +150,7 @@ def _create(target: io.IOBase, block_nbytes: int) -> Any:
 
 
 def _blocks_dataset(file: Any, blocks: int, block_nbytes: int) -> int:
-    """Create /blocks, contiguous, allocated and never filled; its offset in the file."""
+    """Create /blocks, contiguous, allocated and never filled; return its offset in the file."""
     from h5py import h5d, h5p, h5s, h5t
 
     plist = h5p.create(h5p.DATASET_CREATE)

@@ -14,22 +14,26 @@ from store.ranking import Ranking
 from store.segment import Accounts, Segment
 
 MAX_SIZES = 16
-"""Sizes of objects whose number of places is remembered."""
+"""Sizes of objects whose number of places is remembered; one more size makes all be forgotten.
+
+A pool of KV blocks asks for two sizes, that of a block and the alignment. Each one costs a sum at every
+change of a segment, so a small number is enough.
+"""
 
 
 _Key = tuple[bool, float, int, int, int]
-"""Of a segment: (soft-pinned, last use, preference, number, rank). The smallest one evicts first."""
+"""(soft-pinned, last use, preference, number, rank) of a segment; the least key evicts first."""
 
 END: _Key = (True, float("inf"), 0, 0, 0)
 
 
 class Target(NamedTuple):
-    """Which segments an object may go to, and which of them are preferred.
+    """The segments that an object may be put into, and those of them that are preferred.
 
     rank      this segment only; None: any
     first     preferred to all others: the segment of this rank
     node      preferred to the rest: segments of this node
-    without   ranks whose segments are out of the question
+    without   ranks whose segments are excluded
     """
 
     rank: int | None = None
@@ -39,7 +43,7 @@ class Target(NamedTuple):
 
 
 class Coldest(NamedTuple):
-    """The first object that a segment would evict. until: if nothing happens, it is the first until then."""
+    """The first object that a segment would evict. until: how long it stays the first if nothing happens."""
 
     soft_pinned: bool
     last_use_s: float
@@ -58,11 +62,11 @@ class _Line:
         self.cold = Ranking[int]()
 
     def by_room(self) -> Iterator[int]:
-        """Ranks, most free bytes first."""
+        """Yield ranks, most free bytes first."""
         return self.room.ascending()
 
     def by_coldness(self) -> Iterator[int]:
-        """Ranks, the coldest first."""
+        """Yield ranks, the coldest first."""
         return self.cold.ascending()
 
 
@@ -87,7 +91,7 @@ class SegmentOrder:
     """
 
     def __init__(self, high_water: float, coldest: Callable[[Segment, float], Coldest | None]):
-        """high_water: the share of a segment beyond which it is crowded. coldest: asks (segment, now)."""
+        """Begin without segments. high_water: used share of a crowded segment. coldest: of a segment, now."""
         self.total = Accounts()
         self._high_water = high_water
         self._coldest = coldest
@@ -106,18 +110,18 @@ class SegmentOrder:
 
     @property
     def changed(self) -> list[Segment]:
-        """Where a new segment is to note its changes."""
+        """Return the list in which a new segment notes its changes."""
         return self._changed
 
     def add(self, segment: Segment) -> None:
-        """A segment has come."""
+        """Add a segment."""
         self._by_rank[segment.rank] = segment
         self._numbers[segment.rank], self._next_number = self._next_number, self._next_number + 1
         self._lines.setdefault(segment.node, _Line())
         self._unpinned[segment.rank] = 0
 
     def remove(self, segment: Segment) -> None:
-        """A segment has gone, all its objects before it."""
+        """Remove a segment, after all its objects."""
         self._rank_changed()
         rank = segment.rank
         self._note_unpinned(rank, 0)
@@ -135,7 +139,7 @@ class SegmentOrder:
     # ------------------------------------------------------------------------------- questions
 
     def accounts(self, target: Target) -> Accounts:
-        """The accounts of all segments that may be chosen, as they are now; not to be changed."""
+        """Return the current accounts of all segments that may be chosen; the caller must not change them."""
         if target.rank is not None:
             return self._by_rank[target.rank].accounts
         if not target.without:
@@ -147,9 +151,9 @@ class SegmentOrder:
         return rest
 
     def by_room(self, nbytes: int, target: Target) -> Iterator[Segment]:
-        """Segments with at least nbytes free: the preferred ones, then where most is free.
+        """Yield segments with at least nbytes free: the preferred ones, then those with the most free bytes.
 
-        Nothing may change between two of them.
+        No segment may change meanwhile.
         """
         if target.rank is not None or len(self._by_rank) == 1:
             yield from self._single(target)
@@ -173,8 +177,10 @@ class SegmentOrder:
                     yield segment
 
     def by_coldness(self, target: Target, now: float) -> Iterator[Segment]:
-        """Segments with something to evict, the coldest object first, soft-pinned ones last; among equals
-        the preferred segments, then the one that came first."""
+        """Yield segments that can evict, the one with the coldest object first and soft-pinned objects last.
+
+        Among equals the preferred segments come first, then the one that joined first.
+        """
         if target.rank is not None or len(self._by_rank) == 1:
             yield from self._single(target)
             return
@@ -192,7 +198,7 @@ class SegmentOrder:
             heads[preference] = next(lines[preference], END)
 
     def take_crowded(self, target: Target) -> list[Segment]:
-        """Segments used beyond the high-water mark, in their order; each is named once until it changes."""
+        """Return segments used beyond the high-water mark, in order; each is named once until it changes."""
         self._rank_changed()
         ranks = self._crowded if target.rank is None else self._crowded & {target.rank}
         found = sorted(ranks - target.without, key=self._numbers.__getitem__)
@@ -200,13 +206,15 @@ class SegmentOrder:
         return [self._by_rank[rank] for rank in found]
 
     def excess(self, segment: Segment) -> float:
-        """Bytes that the segment uses beyond its high-water mark; negative or 0 when there are none."""
+        """Return the bytes that a segment uses beyond its high-water mark; at most 0 when it does not."""
         accounts = segment.accounts
         return accounts.capacity - accounts.free - self._high_water * accounts.capacity
 
     def places(self, nbytes: int, rank: int | None = None) -> int:
-        """How many objects of nbytes (padded) fit into all segments, or this rank's, if only what is pinned
-        hard stays."""
+        """Count the objects of nbytes (padded) that fit into all segments, or this rank's.
+
+        It is assumed that only hard-pinned objects stay.
+        """
         self._rank_changed()
         if rank is not None:
             return self._unpinned[rank] // nbytes
@@ -219,7 +227,7 @@ class SegmentOrder:
     # ------------------------------------------------------------------------------- ranking
 
     def _single(self, target: Target) -> Iterator[Segment]:
-        """The only segment in question."""
+        """Yield the only segment that may be chosen."""
         segment = (
             self._by_rank[target.rank] if target.rank is not None else next(iter(self._by_rank.values()))
         )
@@ -227,11 +235,11 @@ class SegmentOrder:
             yield segment
 
     def _roomiest(self, node: int | None) -> Segment:
-        """Where most is free, of this node or of all."""
+        """Return the segment with the most free bytes, of this node or of all."""
         return self._by_rank[self._lines[node].room.first()]
 
     def _preferred(self, target: Target, order: Callable[[_Line], Iterator[int]]) -> list[Iterable[int]]:
-        """Ranks in up to three orders, the most preferred first: `first`, those of the node, all."""
+        """Return ranks in up to three orders, the most preferred first: `first`, those of the node, all."""
         orders: list[Iterable[int]] = []
         if target.first in self._by_rank:
             orders.append([target.first])
@@ -241,7 +249,7 @@ class SegmentOrder:
         return orders
 
     def _with_keys(self, ranks: Iterable[int], preference: int) -> Iterator[_Key]:
-        """By coldness, then preference, then number; without ranks that have nothing to evict."""
+        """Yield keys by coldness, preference and number, without ranks that have nothing to evict."""
         cold = self._lines[None].cold
         for rank in ranks:
             if rank in cold:
@@ -252,7 +260,7 @@ class SegmentOrder:
         return self._lines[None], self._lines[segment.node]
 
     def _rank_changed(self) -> None:
-        """Put the segments that have changed at their places."""
+        """Rank the segments that have changed."""
         for segment in self._changed:
             segment.is_changed = False
             rank, accounts = segment.rank, segment.accounts

@@ -1,8 +1,8 @@
 """An open segment file of the SSD tier: blocks are appended, then it is sealed once and for all.
 
 Used by `store.tier` and `store.compaction`. Knows one file; neither the folder's lock, nor capacity, nor
-threads. Blocks are plain writes at known places, whose way to the disk begins at once; what makes the file
-HDF5 is written around them at the end. Drawn byte by byte in docs/reference/hdf5-tier.md.
+threads. Blocks are plain writes at known places, and the kernel starts to write them back at once. The frame
+that makes the file HDF5 is written around them at the end. Drawn byte by byte in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from store.segment_frame import HDF5_ERRORS, USER_BLOCK_NBYTES, Frame, blocks_at
 from store.writeback import start_writeback
 
 RESERVE_NBYTES = 16 << 20
-"""Room is set aside in steps of this size: a call per block costs a fifth of the time of its write."""
+"""Space is reserved in steps of this size: a call per block costs a fifth of the time of its write."""
 
 WRITEBACK_NBYTES = 1 << 20
 """The kernel is asked to start writing whenever this much is new: 2.2 GB/s, 2.0 for 4 MiB, 1.4 without."""
@@ -33,7 +33,7 @@ _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def file_nbytes(layout: BlockLayout, blocks: int) -> int:
-    """Upper bound of a file's size: header, HDF5's structures, blocks, tables."""
+    """Return an upper bound of a file's size: header, HDF5's structures, blocks, tables."""
     return USER_BLOCK_NBYTES + _TABLES_NBYTES + blocks * (layout.nbytes + 8 * (3 + layout.layers))
 
 
@@ -42,11 +42,11 @@ class SegmentWriter:
 
         keys    of the blocks in it, in the order of their rows
 
-    A write that fails costs its own block: what was appended before is whole. Not thread-safe.
+    A failed write loses its own block only: the blocks before it are whole. Not thread-safe.
     """
 
     def __init__(self, path: Path, layout: BlockLayout, fingerprint: bytes):
-        """Raises OSError when the file cannot be made."""
+        """Create the file. Raises OSError when that fails."""
         self.path, self.layout, self.fingerprint = path, layout, fingerprint
         self.open_path = path.with_name(path.name + ".open")
         self.keys: list[int] = []
@@ -59,13 +59,13 @@ class SegmentWriter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of blocks in it."""
+        """Return the bytes of blocks in it."""
         return len(self.keys) * self.layout.nbytes
 
     def append(self, key: int, digest: int, checksums: Sequence[int], block: memoryview) -> None:
-        """Write one block behind the others.
+        """Write one block after the others.
 
-        Raises OSError (ENOSPC, EDQUOT or EFBIG when there is no room); the file is as before then.
+        Raises OSError (ENOSPC, EDQUOT or EFBIG when the disk is full), and leaves the file as it was.
         """
         self._reserve()
         end = self._place(len(self.keys)) + _write_fully(self._fd, block, self._place(len(self.keys)))
@@ -77,8 +77,10 @@ class SegmentWriter:
             self._flushing = end
 
     def discard(self, key: int) -> None:
-        """Take a block out again: the last one moves into its row. Raises OSError, SegmentFileError (cut
-        short by somebody), KeyError."""
+        """Remove a block; the last one moves into its row.
+
+        Raises KeyError, OSError, and SegmentFileError if another process has truncated the file.
+        """
         if key not in self.keys:
             raise KeyError(key)
         row, last = self.keys.index(key), len(self.keys) - 1
@@ -93,7 +95,7 @@ class SegmentWriter:
         self._flushing = min(self._flushing, self._place(row))
 
     def seal(self, number: int) -> SealedFile:
-        """Write header and tables around the blocks, fsync, rename. The folder is the caller's to sync.
+        """Write header and tables around the blocks, fsync, rename. The caller syncs the folder.
 
         Raises OSError, SegmentFileError; then nothing of the file is durable.
         """
@@ -122,7 +124,7 @@ class SegmentWriter:
         return SealedFile(self.path, number, header, keys, digests, tables["offsets"], checksums)
 
     def abandon(self) -> None:
-        """Delete the file, whatever state it is in."""
+        """Delete the file in any state."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -133,8 +135,10 @@ class SegmentWriter:
         return self._start + row * self.layout.nbytes
 
     def _reserve(self) -> None:
-        """Have the file system set aside room for one more block and the tables: a full disk is then met
-        here, where it costs one block, and not when the file is sealed."""
+        """Have the file system reserve space for one more block and the tables.
+
+        A full disk is then met here, where it costs one block, and not when the file is sealed.
+        """
         needed = file_nbytes(self.layout, len(self.keys) + 1)
         if needed <= self._reserved:
             return

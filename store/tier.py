@@ -1,7 +1,7 @@
 """The SSD tier of one store rank: blocks in sealed HDF5 files, found by key.
 
-Called by a store rank: `load` from its loading thread, everything else through `store.tier_writer`. Knows
-nothing of messages or of DRAM beyond the buffers it is given. Explained in docs/reference/hdf5-tier.md:
+Called by a store rank: `load` from its loading thread, all else through `store.tier_writer`. Knows no
+messages, and of DRAM only the buffers that it is given. Explained in docs/reference/hdf5-tier.md:
 
     append -> open segment file -> seal (64 MiB, or 1 s after its first block) -> served, durable
     start:    what was not sealed is deleted, every sealed file is verified, bad ones are set aside
@@ -37,8 +37,11 @@ from store.tier_removals import Removals
 
 SEGMENT_NBYTES = 64 << 20
 SEAL_AFTER_S = 1.0
+"""A file is sealed at this size, or this long after its first block. Smaller files flush the disk more often;
+larger ones lose more blocks in a crash, and in an eviction. Any values of this order work."""
+
 RETRY_AFTER_S = 5.0
-"""After a failed write nothing is tried for this long: a full disk seldom empties sooner, and each try
+"""After a failed write the tier tries nothing for this long: a full disk seldom empties sooner, and each try
 costs an open file."""
 
 COUNTERS = (
@@ -71,10 +74,10 @@ class HDF5Tier:
     """One tier: its own folder, which it writes, and any number of adopted ones, which it only reads.
 
         counters   see COUNTERS, since the start
-        notes      one line for each thing found at the start that somebody should know
+        notes      one line for each problem that was found at the start
 
     Raises TierInUse, TierFolderError (from any folder), TierError when the capacity holds no block.
-    append, seal, remove, compact and close belong to one thread; load and the questions may come from any.
+    One thread calls append, seal, remove, compact and close. Any thread may call the other methods.
     """
 
     def __init__(
@@ -126,29 +129,28 @@ class HDF5Tier:
     # ------------------------------------------------------------------------------ questions
 
     def __contains__(self, key: int) -> bool:
-        """Whether a sealed file holds this key."""
+        """Tell whether a sealed file holds this key."""
         return key in self._sealed
 
     def __len__(self) -> int:
-        """Blocks that can be loaded."""
+        """Return the number of blocks that can be loaded."""
         return len(self._sealed)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all sealed files."""
+        """Return the bytes of all sealed files."""
         return self._sealed.nbytes
 
     def blocks(self) -> tuple[list[int], list[int]]:
-        """(keys, digests) of all blocks that can be loaded, hottest last."""
+        """Return (keys, digests) of all blocks that can be loaded, hottest last."""
         return self._sealed.blocks()
 
     def take_evicted(self) -> list[int]:
-        """Keys that left the tier for want of capacity since the last call."""
+        """Return the keys that the tier has evicted since the last call."""
         return self._sealed.take_evicted()
 
     def stats(self) -> dict[str, int]:
-        """Counters (COUNTERS, files_evicted, blocks_evicted), and gauges: blocks, bytes, open_bytes,
-        capacity_bytes."""
+        """Return counters, those of evictions too, and gauges: blocks, bytes, open_bytes, capacity_bytes."""
         sealed = self._sealed
         evicted = {"files_evicted": sealed.files_evicted, "blocks_evicted": sealed.blocks_evicted}
         sizes = {"bytes": sealed.nbytes, "open_bytes": self.open_bytes, "capacity_bytes": self.capacity_bytes}
@@ -157,10 +159,10 @@ class HDF5Tier:
     # ---------------------------------------------------------------------------------- read
 
     def load(self, key: int, out: object, digest: int | None = None) -> list[int]:
-        """Read one block straight into out and verify it; returns its checksums per layer.
+        """Read one block straight into out and verify it; return its checksums per layer.
 
         out      writable, contiguous, exactly layout.nbytes, e.g. a range of the DRAM segment
-        digest   of the tokens that are wanted; another one is a miss
+        digest   of the wanted tokens; a block with another digest is a miss
 
         Raises BlockMissing; BadBlock when the bytes are not those that were written (out is undefined
         then, and the key is no longer served); LayoutError for a buffer of another size.
@@ -185,13 +187,13 @@ class HDF5Tier:
         return sums
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Serve these no longer (until the next start); unknown ones are passed over."""
+        """Stop serving these keys until the next start; unknown ones are ignored."""
         self._sealed.forget(keys)
 
     # --------------------------------------------------------------------------------- write
 
     def append(self, key: int, digest: int, checksums: Sequence[int], block: object, now: float) -> bool:
-        """Write a block into the open file. False when it is there already, sealed.
+        """Write a block into the open file. False when a sealed file has it already.
 
         Raises BadBlock when the checksums do not fit the bytes; LayoutError when a number is no u64;
         TierWriteError when it cannot be written, which costs this block alone.
@@ -226,12 +228,12 @@ class HDF5Tier:
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of blocks in the open file."""
+        """Return the bytes of blocks in the open file."""
         return self._writer.nbytes if self._writer else 0
 
     @property
     def seal_at(self) -> float | None:
-        """When the open file is to be sealed (at once when it is full); None without one."""
+        """Return when the open file is to be sealed (at once when it is full); None without one."""
         if not self._writer or not self._writer.keys:
             return None
         if self._writer.nbytes + self.layout.nbytes > self._segment_bytes:
@@ -240,11 +242,11 @@ class HDF5Tier:
 
     @property
     def seal_estimate_s(self) -> float:
-        """How long sealing the open file would take, judged by the last one."""
+        """Predict how long sealing the open file takes, from the time of the last one."""
         return self.open_bytes * self._seal_s_per_byte
 
     def seal(self) -> list[int]:
-        """Make the open file durable and serve it; returns its keys, empty when there was nothing.
+        """Make the open file durable and serve it; return its keys, [] without an open file.
 
         Raises TierWriteError, with the lost keys, when it cannot be made durable.
         """
@@ -272,8 +274,9 @@ class HDF5Tier:
     def remove(self, keys: Iterable[int]) -> list[int]:
         """Remove blocks for good: no restart brings them back. Returns those that were there.
 
-        Where that cannot be written down, their whole files are deleted. Raises TierWriteError when not even
-        that can be done (`lost`: blocks that went with the open file); nothing of it is served any more.
+        If the removal cannot be logged, their whole files are deleted. Raises TierWriteError when that fails
+        too (`lost`: blocks that were lost with the open file). Removed blocks are no longer served either
+        way.
         """
         wanted = set(keys)
         found = sorted({key for key in wanted if key in self._sealed} | (wanted & self._open_keys))
@@ -292,9 +295,9 @@ class HDF5Tier:
         return found
 
     def compact(self, nbytes: int, *, merge_small: bool = False) -> int:
-        """Go on rewriting files of which much is dead, about nbytes of it; returns the bytes copied.
+        """Continue to rewrite files with many dead blocks, about nbytes at a time; return the bytes copied.
 
-        0 when there was nothing to do. One piece of work, the new file's seal included, is at most a
+        Returns 0 when there was nothing to do. One piece of work, with the seal of the new file, is at most a
         segment. merge_small: see `worth_rewriting`. Raises TierWriteError; the old files stay then.
         """
         if self._compaction is not None and self._compaction.obsolete:
@@ -315,7 +318,7 @@ class HDF5Tier:
         return copied
 
     def close(self) -> None:
-        """Seal what is open, close everything, give the folders up. Idempotent; raises TierWriteError."""
+        """Seal the open file, close all files, release the folders. Idempotent; raises TierWriteError."""
         try:
             self._end_compaction()
             if self._folders:
@@ -325,7 +328,7 @@ class HDF5Tier:
             self._release_folders()
 
     def check(self) -> None:
-        """Assert the invariants of everything that the tier is made of (tests)."""
+        """Assert the invariants of all parts of the tier (tests)."""
         self._sealed.check()
         self._removals.check()
         assert self._open_keys == set(self._writer.keys if self._writer else ())
@@ -346,7 +349,7 @@ class HDF5Tier:
         self._sealed.evict_to(self.capacity_bytes - file_nbytes(self.layout, blocks))
 
     def _made_durable(self, writer: SegmentWriter, number: int) -> SealedFile:
-        """Seal a file; deletes it when that fails. Raises OSError, SegmentFileError."""
+        """Seal a file; delete it when that fails. Raises OSError, SegmentFileError."""
         try:
             file = writer.seal(number)
             self._folders[0].sync()
@@ -358,7 +361,7 @@ class HDF5Tier:
         return file
 
     def _discard_unsealed(self, keys: set[int]) -> None:
-        """Take blocks out of what is being written; a file in which that fails is given up."""
+        """Remove blocks from the files that are being written; abandon a file in which that fails."""
         if self._compaction is not None:
             try:
                 self._compaction.discard(keys)
@@ -397,7 +400,7 @@ class HDF5Tier:
         self._removals.prune(self._sealed.files())
 
     def _end_compaction(self) -> None:
-        """Give up what is half done; the old files are as they were."""
+        """Abandon the compaction under way; the old files stay as they were."""
         if self._compaction is not None:
             self._compaction.writer.abandon()
             self._compaction = None
@@ -436,7 +439,7 @@ class HDF5Tier:
 
 
 def _reason(error: Exception) -> str:
-    """One line that says what happened."""
+    """Return one line that says what happened."""
     if isinstance(error, SegmentFileError):
         return error.reason
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""A tier's folders looked at from outside: what lies in them, whether it is whole, and tidying up.
+"""A tier's folders, inspected from outside: list and verify their blocks, compact them, remove keys.
 
 Called by `mooncake-lite store`. All but `compact` and `remove` only read, and may be used while a cluster
 writes: sealed files never change, though one may vanish. Explained in docs/reference/hdf5-tier.md.
@@ -21,6 +21,7 @@ from store.tier_removals import read_removals
 
 NO_LIMIT = 1 << 62
 STEP_NBYTES = 16 << 20
+"""Bytes that are compacted between two reports of progress. Any value works that takes a moment."""
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class RestingFolder:
     removed    path -> rows that were removed for good
     broken     (path, reason) of sealed files that fail their checks
     unsealed   being written, or left by a killed process; set_aside: failed a check at some start
-    held_by    pid of the process that has the folder; 0 when it cannot be told, None when nobody has it
+    held_by    pid of the process that has the folder; 0: an unknown process; None: no process
     """
 
     path: Path
@@ -53,12 +54,12 @@ class RestingBlock:
 
     @property
     def key(self) -> int:
-        """Its prefix key."""
+        """Return its prefix key."""
         return int(self.file.keys[self.row])
 
 
 def find_folders(where: Path) -> list[Path]:
-    """where itself when it is one rank's folder, else its store-<j>. Raises TierFolderError for others."""
+    """Return [where] if it is one rank's folder, else its store-<j>. Raises TierFolderError without any."""
     try:
         names = os.listdir(where)
     except OSError as error:
@@ -109,7 +110,7 @@ def look(folder: Path) -> RestingFolder:
 
 
 def blocks(folders: Iterable[RestingFolder]) -> list[RestingBlock]:
-    """Every row of every sealed file, in the order of files and rows; one of each model's keys is served."""
+    """Return every row of every sealed file, in their order; each key of a model is served by one row."""
     served: dict[tuple[bytes, BlockLayout, int], tuple[SealedFile, int]] = {}
     rows = []
     for folder in folders:
@@ -133,8 +134,10 @@ def _place(found: tuple[SealedFile, int]) -> tuple[Path, int]:
 
 
 def read_block(block: RestingBlock) -> bytes:
-    """The bytes of one block. Raises BadBlock when they are not those that were written, BlockMissing when
-    its file has gone."""
+    """Read the bytes of one block.
+
+    Raises BadBlock when they are not those that were written, BlockMissing when the file was deleted.
+    """
     file = block.file
     out = bytearray(file.header.layout.nbytes)
     try:
@@ -152,8 +155,10 @@ def read_block(block: RestingBlock) -> bytes:
 
 
 def verify(found: Iterable[RestingBlock]) -> Iterator[tuple[RestingBlock, str]]:
-    """Read blocks and compare their checksums: (block, "") or (block, what is wrong). What was removed, or
-    has gone meanwhile, is passed over."""
+    """Read blocks and compare their checksums; yield (block, "") or (block, what is wrong).
+
+    Blocks that are removed, or deleted meanwhile, are skipped.
+    """
     for block in found:
         if block.state == "removed":
             continue
@@ -168,10 +173,10 @@ def verify(found: Iterable[RestingBlock]) -> Iterator[tuple[RestingBlock, str]]:
 
 
 def compact(folder: Path, tell: Callable[[int], None]) -> None:
-    """Rewrite all files of a folder that are half dead or small; as a start does, delete what was not sealed
-    and set broken files aside. tell: bytes copied, now and then.
+    """Rewrite all files of a folder that are half dead or small. tell: called with the bytes copied.
 
-    Raises TierInUse while somebody has the folder, TierError.
+    As at every start, unsealed files are deleted and broken ones set aside. Raises TierInUse while another
+    process has the folder, TierError.
     """
     with closing(_tiers(folder)) as tiers:
         for tier in tiers:
@@ -180,9 +185,9 @@ def compact(folder: Path, tell: Callable[[int], None]) -> None:
 
 
 def remove(folder: Path, keys: Collection[int]) -> None:
-    """Remove blocks of every model from a folder for good; those that are not there are passed over.
+    """Remove blocks of every model from a folder for good; unknown keys are ignored.
 
-    As at every start, what was not sealed is deleted and what is broken is set aside. Raises TierInUse,
+    As at every start, unsealed files are deleted and broken ones set aside. Raises TierInUse,
     TierError.
     """
     with closing(_tiers(folder)) as tiers:
@@ -191,8 +196,8 @@ def remove(folder: Path, keys: Collection[int]) -> None:
 
 
 def _tiers(folder: Path) -> Generator[HDF5Tier, None, None]:
-    """The tier of each model in a folder, open one after the other. Raises TierInUse, TierError."""
-    TierFolder(folder).release()  # refuses while somebody has it, also when there is nothing in it
+    """Open the tier of each model in a folder, one after the other. Raises TierInUse, TierError."""
+    TierFolder(folder).release()  # raises while another process has it, even if it is empty
     kinds = {(file.header.layout, file.header.fingerprint) for file in look(folder).files}
     for layout, fingerprint in sorted(kinds, key=repr):
         tier = HDF5Tier(folder, NO_LIMIT, layout, fingerprint.hex(), segment_bytes=SEGMENT_NBYTES)

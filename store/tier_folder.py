@@ -1,4 +1,4 @@
-"""A tier's folder: who has it, who may read it, what lies in it.
+"""A tier's folder: its lock, its permissions and its files.
 
 Used by `store.tier`; `adoptable_folders` by store ranks at their start. Knows names and locks, not what
 is in a file. Explained in docs/reference/hdf5-tier.md:
@@ -7,7 +7,7 @@ is in a file. Explained in docs/reference/hdf5-tier.md:
         lock                   held (flock) by the process whose pid stands in it
         seg-<n>.h5             sealed: read, never written again
         seg-<n>.h5.open        being written; left by a killed process: deleted at the next start
-        seg-<n>.h5.bad         failed a check: set aside, for a human to look at or delete
+        seg-<n>.h5.bad         failed a check: set aside for an administrator to inspect or delete
         removed.log            which blocks of sealed files were removed: `store.tier_removals`
 """
 
@@ -27,23 +27,28 @@ SEALED = re.compile(r"seg-(\d{8,12})\.h5")
 OPEN_SUFFIX = ".open"
 BAD_SUFFIX = ".bad"
 LOCK_WAIT_S = 0.1
+"""Longest wait for the lock, which `lock_holder` takes for an instant to look at it."""
+
 _STORE = re.compile(r"store-(\d{1,6})")
 
 
 def segment_name(number: int) -> str:
-    """File name of sealed segment `number`."""
+    """Return the file name of sealed segment `number`."""
     return f"seg-{number:08d}.h5"
 
 
 def store_folder(root: Path | str, store_index: int) -> Path:
-    """The folder that store rank `store_index` (0, 1, ...) writes into."""
+    """Return the folder that store rank `store_index` (0, 1, ...) writes into."""
     return Path(root) / f"store-{store_index}"
 
 
 def adoptable_folders(root: Path | str, store_index: int, store_count: int) -> list[Path]:
-    """Folders that store rank `store_index` of `store_count` serves: its own first, there or not, then
-    every existing store-<j> with j % store_count == store_index, so that a restart with fewer (or more)
-    store ranks loses no block. Raises TierFolderError when the root cannot be listed."""
+    """Return the folders that store rank `store_index` of `store_count` serves.
+
+    Its own comes first, even if it does not exist yet. Then follows every existing store-<j> with
+    j % store_count == store_index, so that a restart with fewer (or more) store ranks loses no block. Raises
+    TierFolderError when the root cannot be listed.
+    """
     if not 0 <= store_index < store_count:
         raise TierFolderError(root, f"store rank {store_index} of {store_count}")
     own = store_folder(root, store_index)
@@ -61,7 +66,7 @@ def adoptable_folders(root: Path | str, store_index: int, store_count: int) -> l
 
 
 def store_folders(root: Path | str) -> list[Path]:
-    """Every store-<j> that there is, in the order of j. Raises OSError when the root cannot be listed."""
+    """Return every existing store-<j>, in the order of j. Raises OSError when the root cannot be listed."""
     return [folder for _, folder in _numbered(root, os.listdir(root))]
 
 
@@ -112,12 +117,12 @@ class TierFolder:
             os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
 
     def sealed(self) -> Iterator[tuple[int, Path]]:
-        """(number, path) of each sealed file, ascending."""
+        """Yield (number, path) of each sealed file, ascending."""
         found = ((SEALED.fullmatch(name), name) for name in os.listdir(self.path))
         yield from sorted((int(match[1]), self.path / name) for match, name in found if match)
 
     def delete_open(self) -> int:
-        """Delete what a killed process left unsealed, where that can be done; returns how many files."""
+        """Delete the unsealed files of killed processes, as far as possible; return how many."""
         left = [name for name in os.listdir(self.path) if name.endswith(OPEN_SUFFIX)]
         deleted = 0
         for name in left:
@@ -128,7 +133,7 @@ class TierFolder:
         return deleted
 
     def next_number(self) -> int:
-        """One more than that of any file here, set-aside ones included."""
+        """Return a number above that of any file here, set-aside ones included."""
         stems = (name.removesuffix(BAD_SUFFIX).removesuffix(OPEN_SUFFIX) for name in os.listdir(self.path))
         return max((int(match[1]) for match in map(SEALED.fullmatch, stems) if match), default=0) + 1
 
@@ -141,14 +146,14 @@ class TierFolder:
         sync_folder(self.path)
 
     def release(self) -> None:
-        """Give the folder up. The lock file stays: deleting it would let two processes lock two files."""
+        """Release the folder. The lock file stays: if it were deleted, two processes could lock two files."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
 
 def _lock(fd: int) -> None:
-    """Take the lock; who only looks at the folder (`lock_holder`) has it for an instant. Raises OSError."""
+    """Take the lock; wait out `lock_holder`, which has it for an instant. Raises OSError."""
     until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -162,9 +167,9 @@ def _lock(fd: int) -> None:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """Pid of the process that has this folder, 0 when it cannot be told; None when nobody has it.
+    """Return the pid of the process that has this folder, 0 for an unknown process; None without one.
 
-    Takes the lock for a moment where it is free. Raises OSError.
+    Takes the lock for a moment if it is free. Raises OSError.
     """
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)

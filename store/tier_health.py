@@ -1,7 +1,7 @@
-"""What is wrong with an SSD tier at the moment, in words.
+"""The present troubles of an SSD tier, in words.
 
-Told by the threads of the tier (`store.tier_writer`, `store.tier_reader`); asked by their owner, which tells
-the user. Knows no messages. Explained in docs/reference/hdf5-tier.md.
+The threads of the tier (`store.tier_writer`, `store.tier_reader`) note them here. Their owner asks for them
+and tells the user. Knows no messages. Explained in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 BAD_BLOCKS_S = 300.0
-"""A tier is called healthy again when it has found no bad block for this long."""
+"""A tier counts as healthy again when it has found no bad block for this long."""
 
 WRITES, BLOCKS = "writes", "blocks"
 
@@ -17,7 +17,7 @@ OVER = {
     WRITES: "the SSD tier can write again",
     BLOCKS: f"the SSD tier has found no bad block for {BAD_BLOCKS_S / 60:.0f} minutes",
 }
-"""kind -> what is said when this trouble is over."""
+"""kind -> the sentence that says that this trouble is over."""
 
 
 class TierHealth:
@@ -37,30 +37,30 @@ class TierHealth:
         self._last_bad_at = 0.0
 
     def not_written(self, blocks: int, reason: str = "") -> None:
-        """So many blocks could not be written. reason: "" when nothing was tried after the last failure."""
+        """Note blocks that could not be written. reason: "" when the tier tried nothing after a failure."""
         with self._lock:
             self._dropped += blocks
             self._reason = reason or self._reason
             self._wrote_since = False
 
     def written(self) -> None:
-        """A block was written into the open file."""
+        """Note a block that was written into the open file."""
         self._wrote_since = True
 
     def sealed(self) -> None:
-        """The open file was made durable."""
+        """Note that the open file was made durable."""
         with self._lock:
             if self._wrote_since:
                 self._reason, self._dropped = "", 0
 
     def bad_block(self, now: float) -> None:
-        """The bytes of a block are not those that were put."""
+        """Note a block whose bytes are not those that were put."""
         with self._lock:
             self._bad += 1
             self._last_bad_at = now
 
     def troubles(self, now: float) -> dict[str, str]:
-        """What is wrong, by kind; a kind that is not here is well."""
+        """Return {kind: what is wrong}, without the kinds that are well."""
         with self._lock:
             if self._bad and now >= self._last_bad_at + BAD_BLOCKS_S:
                 self._bad = 0

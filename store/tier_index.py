@@ -1,6 +1,6 @@
-"""Which blocks the store ranks' SSD tiers hold, and which are on their way there. Pure bookkeeping.
+"""The index of the store ranks' SSD tiers: the blocks that they hold or are about to hold. Pure.
 
-Used by `store.directory` alone, fed by what store ranks report; knows no files.
+Used by `store.directory` alone, which feeds it with the reports of store ranks. Knows no files.
 Explained in docs/reference/hdf5-tier.md.
 """
 
@@ -28,20 +28,23 @@ class TierIndex:
         self._saving: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """Distinct keys held."""
+        """Return the number of distinct keys that tiers hold."""
         return len(self._held)
 
     @property
     def get(self) -> Callable[[int], tuple[int, tuple[Hit, ...]] | None]:
-        """key -> (digest, hits) or None. The dictionary's own method: called per block of every lookup."""
+        """Return the function key -> (digest, hits) or None.
+
+        It is the dictionary's own method, because every lookup calls it for each block.
+        """
         return self._held.get
 
     def places(self) -> set[tuple[int, int, str]]:
-        """Every (key, rank, "ssd") held."""
+        """Return (key, rank, "ssd") of every block that a tier holds."""
         return {(key, hit.rank, hit.tier) for key, (_, hits) in self._held.items() for hit in hits}
 
     def add(self, rank: int, keys: Sequence[int], digests: Sequence[int]) -> list[BlockStored]:
-        """These are in the tier of rank. A key held elsewhere with another digest is left out."""
+        """Add keys that the tier of rank holds, except those that another tier holds with another digest."""
         events = []
         self.counts.setdefault(rank, 0)
         for key, digest in zip(keys, digests, strict=True):
@@ -54,7 +57,7 @@ class TierIndex:
         return events
 
     def remove(self, rank: int, keys: Iterable[int]) -> list[BlockRemoved]:
-        """These are no longer in the tier of rank; unknown ones are passed over."""
+        """Remove keys from the tier of rank; unknown ones are ignored."""
         events = []
         for key in keys:
             digest, hits = self._held.get(key, (0, ()))
@@ -70,7 +73,7 @@ class TierIndex:
         return events
 
     def forget(self, keys: Iterable[int]) -> list[BlockRemoved]:
-        """These are to leave every tier, and shall not appear in one that is about to have them."""
+        """Remove keys from every tier, and from saves under way."""
         events = []
         for key in keys:
             self._saving.pop(key, None)
@@ -79,15 +82,15 @@ class TierIndex:
         return events
 
     def knows(self, key: int) -> bool:
-        """Whether any tier has it, or is about to."""
+        """Tell whether any tier has a key, or is about to."""
         return key in self._held or key in self._saving
 
     def keys(self) -> set[int]:
-        """All that any tier has, or is about to."""
+        """Return the keys that any tier has, or is about to have."""
         return set(self._held).union(self._saving)
 
     def remove_rank(self, rank: int) -> list[BlockRemoved]:
-        """The tier of rank has gone, and what was on its way there."""
+        """Remove the tier of a lost rank, with the saves under way to it."""
         self._saving = {key: saving for key, saving in self._saving.items() if saving[0] != rank}
         keys = [key for key, (_, hits) in self._held.items() if any(hit.rank == rank for hit in hits)]
         events = self.remove(rank, keys)
@@ -95,12 +98,12 @@ class TierIndex:
         return events
 
     def start_save(self, rank: int, key: int, digest: int) -> None:
-        """The block, which no tier knows, is handed to the rank's writer."""
+        """Note that a block, which no tier knows, is handed to the rank's writer."""
         assert not self.knows(key)
         self._saving[key] = rank, digest
 
     def end_save(self, rank: int, keys: Iterable[int], *, durable: bool) -> list[BlockStored]:
-        """Sealed in a file, or dropped on the way. Keys that were not on their way are passed over."""
+        """End saves: sealed in a file (durable), or dropped. Keys without a save under way are ignored."""
         found = {key: saving[1] for key in keys if (saving := self._saving.get(key)) and saving[0] == rank}
         for key in found:
             del self._saving[key]
@@ -108,7 +111,7 @@ class TierIndex:
 
     @property
     def saving(self) -> int:
-        """Blocks on their way to a tier."""
+        """Return the number of blocks on their way to a tier."""
         return len(self._saving)
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """The reading threads of a store rank: blocks go from SSD into DRAM while the rank does other things.
 
-Called by the store rank, which names ranges of its segment and keeps them for this until the order is
-reported done. Knows nothing of messages: it reports through one callback, from its own threads. Explained in
+Called by the store rank, which names ranges of its segment and reserves them until the order is reported
+done. Knows no messages: it reports through one callback, from its own threads. Explained in
 docs/reference/hdf5-tier.md.
 """
 
@@ -48,11 +48,10 @@ class TierReader:
 
         max_blocks   limit of the queue; an order that does not fit is refused whole
         health       what is wrong with the tier, as far as its readers can tell
-        failure      what ended a thread before its time, or what a callback raised, the last one; None while
-                     all is well
+        failure      the last exception that ended a thread or that a callback raised; None without one
 
-    Invariant: every order that was taken is reported exactly once; by stop() at the latest, or when a thread
-    dies, where what was not read counts as a miss. From then on orders are refused.
+    Invariant: every accepted order is reported exactly once, at the latest by stop() or when a thread dies.
+    Blocks that were not read then count as misses. From then on orders are refused.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class TierReader:
         threads: int = 2,
         max_blocks: int = 4096,
     ):
-        """on_fatal: called with (thread, why) when a thread dies, after all orders have been reported."""
+        """Start the threads. on_fatal: called with (thread, reason) when one dies, after all reports."""
         self.tier = tier
         self.max_blocks = max_blocks
         self.health = health or TierHealth()
@@ -83,7 +82,7 @@ class TierReader:
         ]
 
     def submit(self, number: int, reads: Sequence[Read]) -> bool:
-        """Queue one order, in the order of need. False: refused, and counted; nothing of it is read."""
+        """Queue one order; orders are read as they come. False: refused and counted, and nothing is read."""
         order = _Order(number, len(reads))
         with self._changed:
             if self._stopping or not reads or len(self._queue) + len(reads) > self.max_blocks:
@@ -94,11 +93,11 @@ class TierReader:
         return True
 
     def read_now(self, reads: Sequence[Read]) -> list[list[int] | None]:
-        """Read in the caller's thread: checksums per block, None for a miss or a bad one."""
+        """Read in the caller's thread; return checksums per block, None for a miss or a bad one."""
         return [self._load(read) for read in reads]
 
     def stop(self, limit_s: float) -> None:
-        """Report what is queued as not read, and end the threads, within limit_s unless the disk blocks."""
+        """Report queued orders as not read, and end the threads, within limit_s unless the disk blocks."""
         self._refuse_rest()
         until = time.monotonic() + limit_s
         for thread in self._threads:
@@ -106,16 +105,16 @@ class TierReader:
 
     @property
     def ended(self) -> bool:
-        """Whether no thread reads any more: only then may the buffers go."""
+        """Tell whether no thread reads any more: only then may the buffers be freed."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def stats(self) -> dict[str, int]:
-        """Counter: refused; gauge: queued."""
+        """Return the counter refused and the gauge queued."""
         with self._changed:
             return {"refused": self._refused, "queued": len(self._queue)}
 
     def _refuse_rest(self) -> None:
-        """Take no more orders, and report what is queued as not read."""
+        """Accept no more orders, and report the queued ones as not read."""
         with self._changed:
             self._stopping = True
             left = list(self._queue)
@@ -155,7 +154,7 @@ class TierReader:
         return None  # a miss; the tier has counted it
 
     def _settle(self, order: _Order) -> None:
-        """One more block of an order is read, or never will be."""
+        """Note that one more block of an order was read, or never will be."""
         with self._changed:
             order.left -= 1
             done = not order.left

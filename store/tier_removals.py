@@ -1,7 +1,7 @@
-"""Which rows of a tier folder's sealed files were removed for good: a log beside the files.
+"""The log of the rows that were removed for good from a folder's sealed files.
 
-Used by `store.tier`, and read by `store.tier_at_rest`. A sealed file is never written again, so that what
-leaves it is said here: segment and row, which name one block for ever. Drawn in docs/reference/hdf5-tier.md:
+Used by `store.tier`, and read by `store.tier_at_rest`. A sealed file is never written again, so removals are
+recorded beside it: segment and row, which name one block forever. Drawn in docs/reference/hdf5-tier.md:
 
     removed.log     records of 32 B: segment number, row, key, XXH3-64 of the three (u64 each)
 """
@@ -35,7 +35,7 @@ Copy = tuple[SealedFile, int, int]
 
 
 def read_removals(folder: Path) -> tuple[list[Removal], int]:
-    """(removals, bad): what the log of a folder says, and how many of its records are not what was written.
+    """Read the log of a folder; return (removals, number of bad records).
 
     A record cut off at the end was never reported as removed, and is not counted. Raises OSError.
     """
@@ -58,13 +58,13 @@ class RemovalLog:
 
         rows          segment number -> row -> key: removed, and the file may still be there
         last_number   the highest segment number ever logged: later files have higher ones
-        bad           records that were unreadable at the start: what they removed is served again
+        bad           records that were unreadable at the start; the blocks that they removed are served again
 
     Invariant: every removal in rows is a record on disk. Belongs to one thread.
     """
 
     def __init__(self, folder: Path):
-        """Raises OSError when there is a log that cannot be read."""
+        """Read the log, if there is one. Raises OSError when it cannot be read."""
         self._folder = folder
         removals, self.bad = read_removals(folder)
         self._records = len(removals) + self.bad
@@ -74,7 +74,7 @@ class RemovalLog:
         self._note(removals)
 
     def add(self, removals: Collection[Removal]) -> None:
-        """Make these durable. Raises OSError; then they may or may not be."""
+        """Make removals durable. Raises OSError; then they may or may not be durable."""
         if not removals:
             return
         path = self._folder / LOG_NAME
@@ -95,9 +95,9 @@ class RemovalLog:
         self._note(removals)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Only these segments are still there: the others' records are forgotten, and at some time deleted.
+        """Forget the records of all segments but these; the log is written anew once many are forgotten.
 
-        Raises OSError when the log cannot be written anew; it is as before then.
+        Raises OSError when the log cannot be written anew; then it stays as it was.
         """
         self.rows = {number: rows for number, rows in self.rows.items() if number in numbers}
         live = sum(map(len, self.rows.values()))
@@ -133,7 +133,7 @@ class Removals:
     """
 
     def __init__(self, folders: Iterable[Path]):
-        """Raises TierFolderError when a log cannot be read."""
+        """Read the logs. Raises TierFolderError when one cannot be read."""
         self._logs: dict[Path, RemovalLog] = {}
         self.notes: list[str] = []
         for folder in folders:
@@ -145,16 +145,16 @@ class Removals:
                 self.notes.append(f"{folder / LOG_NAME}: {log.bad} unreadable records ignored")
 
     def last_number(self, folder: Path) -> int:
-        """The highest segment number in a folder's log, 0 without any."""
+        """Return the highest segment number in a folder's log, 0 without any."""
         return self._logs[folder].last_number
 
     def dead_rows(self, file: SealedFile) -> set[int]:
-        """Rows of this file that were removed."""
+        """Return the rows of this file that were removed."""
         rows = self._logs[file.path.parent].rows.get(file.number, {})
         return {row for row, key in rows.items() if row < file.header.blocks and int(file.keys[row]) == key}
 
     def unknown(self, copies: Iterable[Copy]) -> list[Copy]:
-        """Those that no record says are removed."""
+        """Return the copies that no record names as removed."""
 
         def known(file: SealedFile, row: int) -> int | None:
             return self._logs[file.path.parent].rows.get(file.number, {}).get(row)
@@ -162,7 +162,7 @@ class Removals:
         return [(file, row, key) for file, row, key in copies if known(file, row) != key]
 
     def add(self, copies: Iterable[Copy]) -> None:
-        """(file, row, key) are removed for good. Raises OSError."""
+        """Record copies, (file, row, key), as removed for good. Raises OSError."""
         by_folder: dict[Path, list[Removal]] = {}
         for file, row, key in copies:
             by_folder.setdefault(file.path.parent, []).append((file.number, row, key))
@@ -170,7 +170,7 @@ class Removals:
             self._logs[folder].add(removals)
 
     def prune(self, files: Iterable[SealedFile]) -> None:
-        """Forget removals from all other files: those are gone."""
+        """Forget removals from all files but these: the others are gone."""
         here: dict[Path, set[int]] = {folder: set() for folder in self._logs}
         for file in files:
             here[file.path.parent].add(file.number)

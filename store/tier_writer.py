@@ -1,7 +1,7 @@
 """The write-behind thread of a store rank: takes visible blocks from DRAM to the SSD tier.
 
 Called by the store rank, which hands over ranges of its segment and keeps them unchanged until their key
-is reported. Knows nothing of messages: it reports through callbacks, called from its own thread. Explained
+is reported. Knows no messages: it reports through callbacks, called from its own thread. Explained
 in docs/reference/hdf5-tier.md:
 
     submit -> queue (bounded) -> checksums -> open file  -> on_written    the DRAM copy may go
@@ -32,14 +32,17 @@ REPORT_BLOCKS = 16
 
 COMPACT_NBYTES = 4 << 20
 COMPACT_BYTES_PER_S = 64 << 20
-"""What rewriting may read each second, and so write at most as much: about a twentieth of the disk's rate in
-docs/reference/hdf5-tier.md. It goes in pieces of COMPACT_NBYTES, and only while nobody waits."""
+"""Limit of what compaction reads each second; it writes at most as much.
+
+It is about a twentieth of the disk's rate in docs/reference/hdf5-tier.md. Compaction works in pieces of
+COMPACT_NBYTES, and only while no block or removal waits.
+"""
 
 COMPACT_CHECK_S = 1.0
-"""How long after finding nothing to rewrite, or failing to, it is tried again."""
+"""Time until compaction is tried again after it found nothing to rewrite, or failed."""
 
 STOP_FILE_NBYTES = 16 << 20
-"""When stopping, files are sealed this small: what a limit cuts off is then at most one of them."""
+"""When stopping, files are sealed at this size, so that a time limit loses at most one such file."""
 
 
 class _Item(NamedTuple):
@@ -58,7 +61,7 @@ class TierWriter:
 
     Invariant: every key for which submit returned True is reported exactly once as written, bad or dropped,
     and a written one exactly once more as durable or dropped. Every key given to remove is reported removed,
-    or kept when the disk allows neither a record nor a deletion. All this holds when the thread dies, too.
+    or kept when the disk allows neither a record nor a deletion. All this also holds when the thread dies.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class TierWriter:
         health: TierHealth | None = None,
         max_blocks: int = 1024,
     ):
-        """on_fatal: called with (thread, why) when the thread dies, after everything has been reported."""
+        """Start the thread. on_fatal: called with (thread, reason) when it dies, after all reports."""
         self.tier = tier
         self.max_blocks = max_blocks
         self.health = health or TierHealth()
@@ -117,9 +120,9 @@ class TierWriter:
         return True
 
     def remove(self, keys: Iterable[int]) -> bool:
-        """Remove these for good, before anything else is written; unknown ones are reported as well.
+        """Remove keys for good, before anything else is written; unknown ones are reported as well.
 
-        What waits in the queue under one of these keys is dropped. False when the thread ends or has ended.
+        Queued blocks of these keys are dropped. False when the thread ends or has ended.
         """
         with self._changed:
             if self._stop_at is not None or self._done:
@@ -129,23 +132,23 @@ class TierWriter:
         return True
 
     def compact(self) -> None:
-        """Rewrite files that are half dead, and merge small ones, as soon as nothing else is to do."""
+        """Rewrite files that are half dead, and merge small ones, when the thread has nothing else to do."""
         with self._changed:
             self._merge_small, self._compact_at = True, 0.0
             self._changed.notify_all()
 
     def seal_now(self, limit_s: float) -> bool:
-        """Make durable what is in the open file, before anything else; True when done within limit_s."""
+        """Seal the open file before all other work; tell whether that was done within limit_s."""
         with self._changed:
             self._seal_wanted = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._done or not self._seal_wanted, limit_s)
 
     def stop(self, limit_s: float) -> int:
-        """Write the queue, newest first, seal, end the thread; returns how many blocks were not saved.
+        """Write the queue, newest first, seal, end the thread; return how many blocks were not saved.
 
-        Takes at most limit_s, unless the disk blocks; it is then left behind (what it was doing is either
-        sealed or deleted at the next start). The tier is the caller's to close, after this.
+        Takes at most limit_s. If the disk blocks, the thread is left behind; the next start finds its file
+        sealed, or deletes it. The caller closes the tier after this.
         """
         with self._changed:
             self._stop_at = time.monotonic() + limit_s
@@ -156,12 +159,15 @@ class TierWriter:
 
     @property
     def ended(self) -> bool:
-        """Whether the thread has ended: only then may the tier be closed."""
+        """Tell whether the thread has ended: only then may the tier be closed."""
         return not self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
-        """Counters: refused, dropped (full disk), bad (bytes), removals_failed, dropped_stopping; gauges:
-        queued, unsealed."""
+        """Return counters and gauges.
+
+        Counters: refused, dropped (full disk), bad (bytes), removals_failed, dropped_stopping. Gauges:
+        queued, unsealed.
+        """
         with self._changed:
             return self._counts | {"queued": len(self._queue), "unsealed": len(self._unsealed)}
 
@@ -177,7 +183,7 @@ class TierWriter:
         self._end()
 
     def _end(self) -> None:
-        """Nothing is written or removed any more: report what is left."""
+        """Report the remaining keys: nothing is written or removed any more."""
         with self._changed:
             self._done = True
             left, kept = [*self._queue, *self._unsealed], [*self._in_removal, *self._removing]
@@ -192,7 +198,7 @@ class TierWriter:
             self._on_kept(kept)
 
     def _step(self) -> bool:
-        """Wait for something to do, do it; False at the end."""
+        """Wait for work and do one piece of it; return False at the end."""
         with self._changed:
             self._changed.wait_for(self._has_work, self._seconds_to_wait())
             sealing, stopping = self._seal_wanted, self._stop_at is not None
@@ -214,13 +220,13 @@ class TierWriter:
         return bool(self._queue or self._removing) or self._seal_wanted or self._stop_at is not None
 
     def _seconds_to_wait(self) -> float:
-        """Until the open file is to be sealed, or rewriting may go on."""
+        """Return the seconds until the open file is to be sealed, or compaction may continue."""
         rest = max(self._compact_at - time.monotonic(), 0.0)
         sealing = self._seconds_to_seal()
         return rest if sealing is None else min(rest, sealing)
 
     def _seconds_to_seal(self) -> float | None:
-        """Until the open file is due; None without one."""
+        """Return the seconds until the open file is to be sealed; None without one."""
         if self.tier.seal_at is None:
             return None
         if self._stop_at is not None and self.tier.open_bytes >= STOP_FILE_NBYTES:
@@ -228,7 +234,7 @@ class TierWriter:
         return max(self.tier.seal_at - time.monotonic(), 0.0)
 
     def _out_of_time(self) -> bool:
-        """Whether what is left until the limit is needed for sealing (twice, if the disk has slowed)."""
+        """Tell whether the rest of the time limit is needed for sealing (twice, if the disk has slowed)."""
         assert self._stop_at is not None
         return time.monotonic() + 2 * self.tier.seal_estimate_s + 0.05 >= self._stop_at
 
@@ -250,7 +256,7 @@ class TierWriter:
         self._report(**fates)
 
     def _write(self, item: _Item) -> tuple[str, ...]:
-        """What has become of this block."""
+        """Write a block; return what has become of it, as names of the callbacks."""
         try:
             is_open = self.tier.append(*item, now=time.monotonic())
         except TierPaused:

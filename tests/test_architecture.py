@@ -290,6 +290,13 @@ def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
 
 
+def test_at_most_one_class_has_a_name_that_would_fit_many() -> None:
+    """The others say which plan, answer, task or job they are: `ProfilePlan`, `BeatAnswer`."""
+    trees = [tree for _, tree in sources(*MAY_IMPORT)]
+    names = [node.name for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name in ("Plan", "Answer", "Task", "Job") if names.count(name) > 1] == []
+
+
 def test_every_module_says_what_it_is() -> None:
     silent = [
         str(path.relative_to(ROOT)) for path, tree in sources(*MAY_IMPORT) if not ast.get_docstring(tree)

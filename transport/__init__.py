@@ -1,6 +1,6 @@
-"""Bytes between ranks (memory, MPI, TCP), messages between processes (ZeroMQ), and who is alive.
+"""Bytes between ranks (memory, MPI, TCP), messages between processes (ZeroMQ), and heartbeats.
 
 Used by `store` and by the roles of `mooncake_lite`; knows nothing of KV, models or requests.
-Importing this package loads neither MPI nor ZeroMQ: take what you need from its modules
+Importing this package loads neither MPI nor ZeroMQ. Import from its modules
 (`wire`, `channel`, `membership`, `world`, `engine`, `address`, `errors`).
 """

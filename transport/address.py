@@ -1,7 +1,7 @@
-"""Which address of this host other hosts reach it at.
+"""The address at which other hosts reach this one.
 
-Used by `engine`, and by the roles for the control channel beyond one host. Sends nothing: the routing
-table is asked by connecting a UDP socket. Explained in docs/explain/transport.md.
+Used by `engine`, and by the roles for the control channel beyond one host. Sends nothing: connecting a UDP
+socket only reads the routing table. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from transport.errors import ChannelError
 
 _ANYWHERE = "192.0.2.1"
-"""A documentation address (RFC 5737): its route is the default route."""
+"""A documentation address (RFC 5737), so that its route is the default route."""
 
 _DISCARD_PORT = 9
 
@@ -24,9 +24,9 @@ def tcp_endpoint(address: str, port: int | str) -> str:
 
 
 def address_of(host: str, port: int | None = None) -> str:
-    """The address of a host, an IPv4 one if it has any: "localhost" may come as ::1 first.
+    """Return the address of a host, an IPv4 one if it has any: "localhost" may come as ::1 first.
 
-    Raises OSError, ValueError or OverflowError for a host that has none, or a port that is none.
+    Raises OSError, ValueError or OverflowError for a host without an address, or an invalid port.
     """
     found = socket.getaddrinfo(host.strip("[]") or "?", port, type=socket.SOCK_STREAM)
     found.sort(key=lambda one: one[0] != socket.AF_INET)
@@ -34,7 +34,7 @@ def address_of(host: str, port: int | None = None) -> str:
 
 
 def address_towards(host: str) -> str | None:
-    """The own address in packets to `host`; None when it is unknown, unreachable, or this host itself."""
+    """Return the source address of packets to `host`; None if it is unreachable, unknown, or this host."""
     try:
         candidates = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -57,9 +57,9 @@ def _serves_others(address: str) -> bool:
 
 
 def reachable_address(hosts: Iterable[str], override: str = "") -> str:
-    """The address at which `hosts` reach this one; `override`, when given, is believed.
+    """Return the address at which `hosts` reach this one; `override`, when given, is returned unchecked.
 
-    Raises ChannelError when this host has none but loopback.
+    Raises ChannelError when this host has only loopback addresses.
     """
     if override:
         return override

@@ -1,4 +1,4 @@
-"""What a caller hands to the engine (Transfer) and what it gets back (Batch).
+"""Transfer, which a caller hands to the engine, and Batch, which it gets back.
 
 Made by callers and by `engine`; filled in by the threads that move bytes. Knows neither MPI nor
 sockets. Explained in docs/explain/transport.md.
@@ -26,10 +26,10 @@ class Transfer:
     """One range of bytes to be moved.
 
     op          "read": remote to local; "write": local to remote
-    local       C-contiguous buffer (writable for a read) of at least nbytes, whose first nbytes are
-                meant; or (segment, offset) of an own segment. Not to be touched until the batch is done
+    local       C-contiguous buffer (writable for a read) whose first nbytes are moved; or (segment, offset)
+                of an own segment. The caller must not touch it until the batch is done
     rank        the other side; the own rank is allowed
-    segment     0: the one that each rank has; others are numbers that register() gave to that rank
+    segment     0: the one that each rank has; other numbers come from register() of that rank
     offset      in bytes, in the segment of `rank`
     """
 
@@ -45,9 +45,9 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
-    """The first nbytes of a buffer as (nbytes,) uint8, without a copy.
+    """Return the first nbytes of a buffer as (nbytes,) uint8, without a copy.
 
-    Raises BadTransfer when it is no contiguous buffer, too small, or read-only where it must not be.
+    Raises BadTransfer when it is not a contiguous buffer, too small, or read-only where it must not be.
     """
     try:
         if isinstance(local, np.ndarray):
@@ -70,7 +70,7 @@ def byte_view(local: Any, nbytes: int, writable: bool) -> np.ndarray:
 
 
 Way = tuple[int, str]
-"""(rank of the other side, "read" or "write"): what moved bytes are counted under."""
+"""(rank of the other side, "read" or "write"), by which moved bytes are counted."""
 
 Copy = tuple[np.ndarray, np.ndarray, Way, int]
 """(destination, source, way, index of the transfer); both arrays are uint8 of one length."""
@@ -79,12 +79,12 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """Transfers that were submitted together. Done when each has ended, well or not.
+    """Transfers that were submitted together. Done when each has ended, with success or not.
 
-    failures        index in the batch -> why; complete once the batch is done
+    failures        index in the batch -> error; complete once the batch is done
     may_still_land  indices of failed transfers whose destination may still receive bytes: the other rank's
                     range for a write, the local buffer for a read; complete once the batch is done
-    copies          that no thread has begun; helped: wait() runs them itself
+    copies          copies that no thread has begun; helped: wait() runs some of them itself
 
     Invariant of a batch that is done: may_still_land is a subset of the indices in failures.
     """
@@ -113,14 +113,14 @@ class Batch:
         self._callbacks: list[Callable[[Batch], object]] = []
 
     def poll(self) -> bool:
-        """Whether every transfer has ended. Raises nothing; wait(0) tells of failures."""
+        """Tell whether every transfer has ended. Raises nothing; wait(0) raises failures."""
         return self._parts <= 0
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every transfer has ended; copies on the same node are helped along.
+        """Wait until every transfer has ended; run some of the copies on the same node meanwhile.
 
-        Raises TransferTimeout when that takes longer than timeout_s (the transfers go on, and their
-        buffers stay in use until poll() is true); otherwise the failure of the first that failed.
+        Raises TransferTimeout when that takes longer than timeout_s (the transfers continue, and their
+        buffers stay in use until poll() is true), else the error of the first failed transfer.
         """
         if self._parts > 0:
             deadline = time.monotonic() + timeout_s
@@ -131,7 +131,7 @@ class Batch:
         self._raise_failure()
 
     async def done(self, timeout_s: float) -> None:
-        """As wait(), for asyncio: other tasks run meanwhile. Cancelling the task leaves the batch alone."""
+        """Wait like wait(), for asyncio. Cancelling the task does not cancel the batch."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -148,10 +148,10 @@ class Batch:
         self._raise_failure()
 
     def add_done_callback(self, callback: Callable[[Batch], object]) -> None:
-        """Call callback(batch) once when every transfer has ended; now, when they have.
+        """Call callback(batch) once when every transfer has ended, or now if all have ended.
 
-        It runs on the thread that ended the last one and holds up its transfers: it must be short. What it
-        raises is logged.
+        It runs on the thread that ended the last transfer and delays its other transfers, so it must be
+        short. Exceptions that it raises are logged.
         """
         with self._lock:
             if self._parts > 0:
@@ -160,9 +160,9 @@ class Batch:
         self._call(callback)
 
     def cancel(self) -> None:
-        """Begin nothing more of this batch; what has not ended fails with TransferCancelled.
+        """Begin no more transfers of this batch; those that have not ended fail with TransferCancelled.
 
-        Returns at once. The batch ends as soon as nothing touches its buffers, which poll() and wait() tell.
+        Returns at once. The batch ends, for poll() and wait(), as soon as nothing touches its buffers.
         """
         if self._parts > 0:
             self._stop(self)
@@ -190,7 +190,7 @@ class Batch:
             _log.exception("a callback of a batch of %d transfers failed", len(self.transfers))
 
     def add_parts(self, count: int) -> None:
-        """The engine will report `count` more ends; called before any thread works on the batch."""
+        """Expect `count` more ends. Called before any thread works on the batch."""
         self._parts += count
 
     def end_parts(
@@ -198,7 +198,7 @@ class Batch:
     ) -> None:
         """Note that `count` parts have ended. Any thread may call this.
 
-        failures    transfer index -> why it failed
+        failures    transfer index -> error
         may_land    whether bytes of these failed transfers may still be put in place
         """
         with self._lock:

@@ -1,7 +1,7 @@
 """Typed messages between processes: one Hub (ROUTER), many Spokes (DEALER), over ipc or tcp.
 
-Used by the conductor, the gateways, the ranks, `membership` and `engine`. Neither side ever blocks
-in a send, every queue is bounded, and what is malformed is dropped and counted. Knows no message.
+Used by the conductor, the gateways, the ranks, `membership` and `engine`. Neither side ever blocks in a send,
+every queue is bounded, and malformed messages are dropped and counted. Knows no message.
 Explained in docs/explain/transport.md.
 """
 
@@ -28,19 +28,19 @@ from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 __all__ = ["Counters", "CurveKeys", "Hub", "Spoke"]
 
 QUEUE_MESSAGES = 10_000
-"""Messages that may wait per peer and direction (a second of the fastest peer); more are not accepted."""
+"""Most messages that wait per peer and direction, a second of the fastest peer; more are not accepted."""
 
 DRAIN_MESSAGES = 1_000
 """Messages that one receive() returns at most, so that a flood cannot keep a role from its work."""
 
 LINGER_MS = 500
-"""How long close() goes on delivering what was sent."""
+"""Time in which close() still delivers sent messages. Any value well above a round trip works."""
 
 IPC_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux (sun_path, without the zero byte)."""
 
 MAX_PEERS = 65_536
-"""Names that a hub remembers where to answer, 200 bytes each; those that were silent the longest go first."""
+"""Most peers whose return address a hub keeps, 200 bytes each; the longest silent are forgotten first."""
 
 _OVERSIZE_SLACK = 64 * 1024
 """Messages a little too large are read, dropped and counted; beyond this libzmq closes the connection."""
@@ -50,11 +50,11 @@ _HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_F
 
 @dataclass(slots=True)
 class Counters:
-    """What went through one channel, since it was opened. Bytes are those of encoded messages.
+    """Counters of one channel since it was opened. Bytes are those of encoded messages.
 
     dropped     messages that arrived and were malformed, too large, of a wrong type or from a wrong peer
     unsent      messages that were not accepted for sending: the peer is unknown or its queue full
-    strangers   connections refused: no CURVE or wrong keys; what is no ZeroMQ at all is closed uncounted
+    strangers   connections refused: no CURVE or wrong keys; connections without ZeroMQ are not counted
     """
 
     messages_in: int = 0
@@ -66,12 +66,12 @@ class Counters:
     strangers: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """The counters by name."""
+        """Return the counters by name."""
         return asdict(self)
 
 
 def _check_endpoint(endpoint: str, curve: CurveKeys | None, plain_loopback: bool = False) -> None:
-    """Raises ChannelError for what could only fail later, or would be unsafe."""
+    """Raise ChannelError for an endpoint that could only fail later, or would be unsafe."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         length = len(os.fsencode(rest))
@@ -85,7 +85,7 @@ def _check_endpoint(endpoint: str, curve: CurveKeys | None, plain_loopback: bool
 
 
 def _is_loopback(address_and_port: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Tell whether only this machine can reach an address."""
     address = address_and_port.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(address).is_loopback
@@ -94,7 +94,7 @@ def _is_loopback(address_and_port: str) -> bool:
 
 
 def _bound(socket: zmq.Socket, endpoint: str, max_bytes: int) -> None:
-    """Limits of every socket here."""
+    """Set the limits that every socket here has."""
     socket.set_hwm(QUEUE_MESSAGES)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _OVERSIZE_SLACK)
@@ -102,7 +102,7 @@ def _bound(socket: zmq.Socket, endpoint: str, max_bytes: int) -> None:
 
 
 class _Channel:
-    """What Hub and Spoke share: waking, polling, counting. Owned by one thread, except wake()."""
+    """The common part of Hub and Spoke: waking, polling, counting. One thread owns it, except wake()."""
 
     def __init__(self, decoder: Decoder, max_send_bytes: int, context: zmq.Context | None):
         self.counters = Counters()
@@ -118,7 +118,7 @@ class _Channel:
 
     @property
     def context(self) -> zmq.Context:
-        """For channels that live as long as this one, and need no I/O thread of their own."""
+        """Return the context, for channels that live as long as this one and share its I/O thread."""
         return self._context
 
     def wake(self) -> None:
@@ -126,7 +126,7 @@ class _Channel:
         self._waker.wake()
 
     def watch_fd(self, fd: int) -> None:
-        """Let receive() return also when this file descriptor turns readable."""
+        """Let receive() also return when this file descriptor turns readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch_fd(self, fd: int) -> None:
@@ -139,7 +139,7 @@ class _Channel:
         return ready
 
     def _decode(self, frames: list[bytes]) -> Any | None:
-        """The message of the last frame, or None after counting it as dropped."""
+        """Return the message of the last frame, or None after counting it as dropped."""
         data = frames[-1]
         self.counters.messages_in += 1
         self.counters.bytes_in += len(data)
@@ -182,14 +182,14 @@ class _Channel:
 
 
 class Hub(_Channel):
-    """The side that is bound: knows its peers by name once they have sent something.
+    """The side that is bound. It knows its peers by name once they have sent a message.
 
-    endpoints   "ipc://PATH", "tcp://ADDRESS:PORT" or "tcp://ADDRESS:*"; the real ones stand in .endpoints
+    endpoints   "ipc://PATH", "tcp://ADDRESS:PORT" or "tcp://ADDRESS:*"; .endpoints has the real ones
     decoder     of the messages that may arrive
-    curve       needed for tcp; ipc goes without (its folder is readable by one user alone)
-    may_join    given a peer's name, whether its messages are wanted; others are dropped and counted
-    plain_loopback   tcp without keys is accepted at an address that this machine alone can reach; whoever
-                opens one has to tell its own user from the others
+    curve       required for tcp; ipc needs no keys (its folder is readable by one user alone)
+    may_join    (name of a peer) -> whether to accept its messages; others are dropped and counted
+    plain_loopback   accept tcp without keys at an address that this machine alone can reach; the caller
+                must then tell its own user from other users itself
 
     Raises ChannelError when an endpoint cannot be bound.
     """
@@ -230,7 +230,7 @@ class Hub(_Channel):
         return router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _router(self, endpoint: str) -> zmq.Socket:
-        """The socket to bind it to. CURVE is a property of a socket, so ipc and tcp have one each."""
+        """Return the socket for an endpoint. CURVE belongs to a socket, so ipc and tcp have one each."""
         scheme = endpoint.partition("://")[0]
         if scheme in self._routers:
             return self._routers[scheme]
@@ -252,7 +252,7 @@ class Hub(_Channel):
         return router
 
     def _open_door(self) -> None:
-        """The context asks here (RFC 27, ZAP) who may come in."""
+        """Open the socket on which the context asks whether to accept a peer (RFC 27, ZAP)."""
         self._door = self._context.socket(zmq.REP)
         self._sockets.append(self._door)
         self._door.setsockopt(zmq.LINGER, 0)
@@ -271,8 +271,10 @@ class Hub(_Channel):
         self._door.send_multipart([version, number, status, text, b"", b""])
 
     def _read_events(self) -> None:
-        """All that wait, QUEUE_MESSAGES at most: 2,000 unread ones stop libzmq's I/O thread, and with it all
-        connection and close()."""
+        """Read all waiting events, at most QUEUE_MESSAGES.
+
+        2,000 unread events stop libzmq's I/O thread, and with it every connection and close().
+        """
         assert self._events is not None
         with contextlib.suppress(zmq.Again):
             for _ in range(QUEUE_MESSAGES):
@@ -280,7 +282,7 @@ class Hub(_Channel):
                 self.counters.strangers += 1
 
     def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
-        """(peer, message) pairs in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
+        """Return (peer, message) pairs in order, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
         ready = self._poll(timeout_s)
         if self._door in ready:
             self._answer_door()
@@ -309,14 +311,14 @@ class Hub(_Channel):
             received.append((peer, message))
 
     def _remember(self, identity: bytes, router: zmq.Socket) -> None:
-        """Where to answer this peer: the one that is heard of last stands last."""
+        """Note the socket on which to answer this peer; the last one heard from stands last."""
         self._home[identity] = router
         self._home.move_to_end(identity)
         if len(self._home) > MAX_PEERS:
             self._home.popitem(last=False)
 
     def _name(self, identity: bytes) -> str | None:
-        """The peer's name, or None when it has none or is not wanted."""
+        """Return the peer's name, or None when it has none or may not join."""
         try:
             name = identity.decode()
         except UnicodeDecodeError:
@@ -339,7 +341,7 @@ class Hub(_Channel):
         return self._sent([identity, data], router)
 
     def close(self) -> None:
-        """Close every socket; what still waits to be sent has the linger time of each. Twice does nothing."""
+        """Close every socket; waiting messages have the linger time of each. May be called twice."""
         if self._events is not None and not self.closed:
             self._read_events()
             self._poller.unregister(self._events)
@@ -350,7 +352,7 @@ class Hub(_Channel):
 
 
 class Spoke(_Channel):
-    """The side that connects, under a name; messages wait in its queue until the hub is there.
+    """The side that connects, under a name. Its messages wait in its queue until the hub is there.
 
     identity    this side's name at the hub, printable, at most 200 bytes
     context     share the context of a channel that is closed after this one
@@ -393,7 +395,7 @@ class Spoke(_Channel):
         self._poller.register(socket, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Messages in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
+        """Return messages in order of arrival, at most DRAIN_MESSAGES; [] after timeout_s or wake()."""
         received: list[Any] = []
         if self._socket not in self._poll(timeout_s):
             return received

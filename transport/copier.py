@@ -1,4 +1,4 @@
-"""Copies on one node: short ones inside submit(), long ones by a worker thread and whoever waits for them.
+"""Copies on one node. submit() makes short ones; a worker thread and wait() share long ones.
 
 Used by `engine` alone. Knows memory, not ranks. Explained in docs/explain/transport.md.
 """
@@ -21,7 +21,7 @@ INLINE_BYTES = 1 * 2**20
 wake another thread."""
 
 PIECE_BYTES = 2 * 2**20
-"""Longer copies are cut, so that the worker and whoever waits can share them."""
+"""Longer copies are cut into pieces of this size, which the worker and wait() share."""
 
 SHARED_BYTES = 128 * 1024
 """Copies under this are not shared between threads."""
@@ -31,9 +31,9 @@ Copied = Callable[[Mapping[Way, int], int, float], None]
 
 
 class Copier:
-    """Does the copies of batches.
+    """Makes the copies of batches.
 
-    copied      told of copies, on the thread that did them
+    copied      called after copies, on the thread that made them
     on_fatal    called when the worker thread dies, after its batches have failed
     """
 
@@ -46,7 +46,7 @@ class Copier:
         self._worker = start_thread("copier", self._work, on_death=self._die, on_fatal=on_fatal)
 
     def copy_now(self, copies: Sequence[Copy]) -> None:
-        """Do these copies, which are short."""
+        """Make these copies, which are short."""
         start = time.perf_counter()
         moved: dict[Way, int] = {}
         for target, source, way, _ in copies:
@@ -66,7 +66,7 @@ class Copier:
                 batch.copies.append((target[start:end], source[start:end], way, index))
 
     def queue(self, batch: Batch) -> None:
-        """Have the worker do the copies of a batch; they fail when it has died."""
+        """Have the worker make the copies of a batch. They fail if it has died."""
         with self._lock:
             if not self._dead:
                 self._queue.put(batch)
@@ -74,12 +74,15 @@ class Copier:
         self._take_away(batch, TransferError(self._dead))
 
     def copy_all(self, batch: Batch) -> None:
-        """Do copies of a batch until none is left; called by whoever waits for it, beside the worker."""
+        """Make copies of a batch until none is left. A caller of wait() runs this beside the worker."""
         self._copy_all(batch, helping=True)
 
     def _copy_all(self, batch: Batch, helping: bool) -> None:
-        """Two threads that copy little at a time mostly wait for each other's turn at the interpreter: of
-        short copies, the worker leaves the rest to whoever waits."""
+        """Make copies until none is left, or wait() is there to make the short ones.
+
+        Two threads that make short copies mostly wait for each other's turn at the interpreter. So the worker
+        leaves short copies to a caller of wait().
+        """
         count = 0
         moved: dict[Way, int] = {}
         copies = batch.copies
@@ -108,7 +111,7 @@ class Copier:
                 batch.end_parts(count)
 
     def cancel(self, batch: Batch) -> None:
-        """Take away the copies that nobody has begun."""
+        """Remove the copies that no thread has begun."""
         self._take_away(batch, TransferCancelled("the batch was cancelled"))
 
     def _take_away(self, batch: Batch, why: TransferError) -> None:
@@ -122,7 +125,7 @@ class Copier:
             batch.end_parts(len(taken), {index: why for *_, index in taken})
 
     def close(self) -> None:
-        """End the worker, after the copies that it has been given."""
+        """End the worker, after the copies that are queued."""
         self._queue.put(None)
         self._worker.join(timeout=5)
 
@@ -131,10 +134,10 @@ class Copier:
             self._in_hand = batch
             self._copy_all(batch, helping=False)
             self._in_hand = None
-            del batch  # a thread that waits keeps nobody's buffer
+            del batch  # a waiting thread must keep no buffer alive
 
     def _die(self, reason: str) -> None:
-        """Fail what the worker had begun and what waits for it."""
+        """Fail the copies that the worker had begun, and those that wait for it."""
         with self._lock:
             self._dead = reason
         waiting = [] if self._in_hand is None else [self._in_hand]

@@ -26,7 +26,7 @@ from transport.errors import (
     TransferTimeout,
 )
 from transport.exchange import Exchange, Key
-from transport.jobs import MAX_RANGES, Ended, Job
+from transport.jobs import MAX_RANGES, Ended, TransferJob
 from transport.lent import LentBuffers
 from transport.requests import (
     ANY_MESSAGE,
@@ -49,22 +49,25 @@ if TYPE_CHECKING:
     from transport.world import World
 
 SPIN_S = 0.002
-"""How long after the last progress MPI is tested without a pause; then once in a millisecond."""
+"""Time after the last progress in which MPI is tested without a pause; then once in a millisecond.
+
+Any value of this order works: a pause adds latency, and testing without one takes a core.
+"""
 
 TESTS = 4
 """Advances of each exchange between two looks at the socket, which cost ten times as much."""
 
 HELPING_S = 0.01
-"""How long MPI is entered for a rank that has asked for help; it asks again."""
+"""Time for which this rank enters MPI for a rank that has asked for help. That rank may ask again."""
 
 LINGER_S = 0.5
-"""How long close() goes on with what others have asked for and is under way."""
+"""Time in which close() still serves requests of other ranks that are under way."""
 
 
 class Courier:
-    """The cross-node side of one rank's engine. Collective: every rank makes one at the same time.
+    """The cross-node side of one rank's engine. Collective: all ranks make theirs at the same time.
 
-    lent        what others may ask for
+    lent        the buffers that other ranks may ask for
     others      the ranks that it serves and asks
     stall_s     an exchange in which nothing moves for this long has failed
     ended       called on this thread with each job and how it ended
@@ -124,12 +127,12 @@ class Courier:
 
     # ------------------------------------------------------------------ called by other threads
 
-    def start(self, job: Job) -> None:
-        """Begin a job of at most MAX_RANGES ranges; its end is told through `ended`."""
+    def start(self, job: TransferJob) -> None:
+        """Begin a job of at most MAX_RANGES ranges. `ended` is called at its end."""
         self._tell(lambda: self._ask(job, time.monotonic()))
 
-    def cancel(self, job: Job) -> None:
-        """Give up a job of this courier; does nothing when it has ended."""
+    def cancel(self, job: TransferJob) -> None:
+        """Abandon a job of this courier. A job that has ended is left as it is."""
         self._tell(lambda: self._give_up(job))
 
     def help_from(self, rank: int) -> None:
@@ -137,11 +140,11 @@ class Courier:
         self._tell(lambda: self._send(rank, Help()))
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Fail what is under way with this rank, and what is asked for later."""
+        """Fail requests to this rank, those under way and later ones."""
         self._tell(lambda: self._lose(rank, reason))
 
     def control(self) -> dict[str, int]:
-        """Counters of the ZeroMQ side, summed over the sockets."""
+        """Return the counters of the ZeroMQ side, summed over the sockets."""
         totals = self._hub.counters.as_dict()
         for spoke in self._spokes.values():
             for name, value in spoke.counters.as_dict().items():
@@ -149,8 +152,10 @@ class Courier:
         return totals
 
     def close(self) -> None:
-        """Finish what others have asked for, within LINGER_S; fail what this rank has asked for with
-        EngineClosed, and end the thread."""
+        """Fail this rank's own requests with EngineClosed, and end the thread.
+
+        Requests of other ranks are served for up to LINGER_S more.
+        """
         self._closing = True
         self._hub.wake()
         self._thread.join(timeout=5)
@@ -162,7 +167,7 @@ class Courier:
             self._obey()
 
     def _obey(self) -> None:
-        """Do what other threads have asked for."""
+        """Carry out the commands of other threads."""
         while True:
             try:
                 command = self._commands.popleft()
@@ -187,7 +192,7 @@ class Courier:
         self._shut()
 
     def _still_serving(self, now: float) -> bool:
-        """Closing: the last bytes that others have asked for are still sent, for a little while."""
+        """Tell whether to continue after close(): requests of other ranks are under way, within LINGER_S."""
         self._closed_s = self._closed_s or now
         serving = any(exchange.job is None for exchange in self._exchanges.values())
         return bool(serving or self._commands) and now - self._closed_s < LINGER_S
@@ -200,7 +205,7 @@ class Courier:
         return 0.0 if now - self._moved_s < SPIN_S else 0.001
 
     def _forgive(self, late_s: float) -> None:
-        """This process was not run for a while: what did not move meanwhile has not stalled."""
+        """Add the time for which this process did not run to the limits of all exchanges."""
         if late_s > self._stall_s / 4:
             for exchange in self._exchanges.values():
                 exchange.touched_s += late_s
@@ -252,7 +257,7 @@ class Courier:
 
     # ------------------------------------------------------------------ the side that asks
 
-    def _ask(self, job: Job, now: float) -> None:
+    def _ask(self, job: TransferJob, now: float) -> None:
         if self._over:
             self._ended(job, self._over_because(job.rank), True)
             return
@@ -277,12 +282,15 @@ class Courier:
             self._send(job.rank, WriteRequest(number, job.segment, job.offsets, lengths))
 
     def _stream(self, exchange: Exchange, views: list[np.ndarray]) -> Stream:
-        """Numbers are chosen by both sides: the lowest bit of a tag keeps reads and writes apart."""
+        """Make the stream of an exchange.
+
+        Both sides choose numbers, so the lowest bit of a tag separates reads and writes.
+        """
         tag = 2 * (exchange.number % (self._tags - 1)) + (exchange.op == "write")
         return Stream(self._comm, exchange.rank, tag, views, sending=not exchange.receiving)
 
     def _fail(self, key: Key, error: TransferError, told: bool = False) -> None:
-        """An exchange has failed; told: the other side knows, and touches nothing any more."""
+        """Fail an exchange. told: the other side knows, and no longer touches the bytes."""
         exchange = self._exchanges[key]
         if exchange.error is not None:
             return
@@ -296,8 +304,10 @@ class Courier:
         self._let_go(key, exchange, exchange.touched_s)
 
     def _let_go(self, key: Key, exchange: Exchange, now: float) -> None:
-        """End a failed exchange once none of its bytes can land any more, on either side: until then its
-        buffers are in use, and a second try could be overtaken by the first."""
+        """End a failed exchange once none of its bytes can land any more, on either side.
+
+        Until then its buffers are in use, and late bytes could overwrite those of a second try.
+        """
         exchange.kept = [entry for entry in exchange.kept if not self._is_over(entry[0])]
         safe = not exchange.unconfirmed and not (exchange.receiving and exchange.kept)
         if not safe and exchange.rank not in self._lost and now - exchange.touched_s < self._stall_s:
@@ -319,13 +329,13 @@ class Courier:
         except self._world.mpi.Exception:
             return True
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: TransferJob) -> None:
         for key, exchange in list(self._exchanges.items()):
             if exchange.job is job:
                 self._fail(key, TransferCancelled("the batch was cancelled", job.rank))
 
     def _cut(self, key: Key) -> None:
-        """The segment of an exchange that is served is withdrawn."""
+        """Cut off an exchange that is served, because its segment is withdrawn."""
         if key in self._exchanges:
             self._send(key[1], Refuse(key[2], "the segment was withdrawn"))
             self._fail(key, TransferError("the segment was withdrawn", key[1]))
@@ -392,7 +402,7 @@ class Courier:
         self._advance(key, exchange, now)
 
     def _send(self, rank: int, message: msgspec.Struct) -> None:
-        """A message that cannot be queued is as good as lost: the time limit finds it."""
+        """Send a message. One that cannot be queued counts as lost, and the time limit ends its exchange."""
         if not self._over:
             self._spokes[rank].send(message)
 
@@ -417,10 +427,10 @@ class Courier:
         return EngineClosed("the engine was closed", rank)
 
     def _die(self, reason: str) -> None:
-        """Fail what is under way, and what is asked for later; no MPI is entered, whatever state it is in.
+        """Fail all requests, those under way and later ones, without entering MPI.
 
-        MPI may still move bytes of what was begun whenever another thread enters it. So the loans of writes
-        that are served are not given back.
+        When another thread enters MPI, it may still move bytes of requests that had begun. So the loans of
+        served writes are not given back.
         """
         self._dead, self._over = reason, True
         exchanges, self._exchanges = self._exchanges, {}

@@ -1,7 +1,7 @@
 """Keys of CURVE, ZeroMQ's encryption: made once per cluster and handed out over MPI.
 
-Used by `channel` on every TCP endpoint, and by whoever hands keys to another process. A hub lets in
-only those who hold the cluster's one client pair. Explained in docs/explain/transport.md.
+Used by `channel` on every TCP endpoint, and by the roles, which hand keys to other processes. A hub accepts
+only peers with the cluster's one client pair. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CurveKeys:
 
     @classmethod
     def generate(cls, client: CurveKeys | None = None) -> CurveKeys:
-        """New keys for a hub; with `client`, the client pair is taken from there.
+        """Generate keys for a hub. With `client`, take the client pair from there.
 
         Raises ChannelError when this libzmq was built without CURVE.
         """
@@ -48,17 +48,17 @@ class CurveKeys:
         return cls(server_public, server_secret, client_public, client_secret)
 
     def for_server(self, server_public: str) -> CurveKeys:
-        """What a spoke needs to reach the hub with that public key."""
+        """Return the keys that a spoke needs for the hub with that public key."""
         return replace(self, server_public=server_public, server_secret="")
 
     def to_bytes(self) -> bytes:
-        """All four keys, to be handed to another member of the cluster and to nobody else."""
+        """Return all four keys as bytes, for another member of the cluster only."""
         keys = [self.server_public, self.server_secret, self.client_public, self.client_secret]
         return msgspec.msgpack.encode(keys)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CurveKeys:
-        """The reverse of to_bytes. Raises ChannelError when that is not what the bytes are."""
+        """Return the keys in the bytes of to_bytes. Raises ChannelError for other bytes."""
         try:
             keys = cls(*msgspec.msgpack.decode(data, type=tuple[str, str, str, str]))
         except (msgspec.MsgspecError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 Used by `store` and by the roles. On one node a window is memory and a transfer a copy; between nodes the
 bytes take the path that was measured to be the fastest (`links`), and another when that fails.
-Knows nothing of what the bytes mean. Explained in docs/explain/transport.md.
+Knows no meaning of the bytes. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from transport.batch import Batch, Copy, Transfer, Way, byte_view
 from transport.copier import INLINE_BYTES, Copier
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
-from transport.jobs import Job, jobs_of
+from transport.jobs import TransferJob, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link
 from transport.remote import REMOTE_PATHS, Load, PathCounters, Remote
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Link", "Load", "Transfer", "TransferEngine"]
 
 PATHS = ("shared", *REMOTE_PATHS)
-"""Memory of the same node; windows between nodes; the others are messages."""
+"""Paths: memory of the same node; windows between nodes (one_sided); the others are messages."""
 
 FORCED = "MOONCAKE_LITE_TRANSFER_PATH"
-"""Environment variable: the one path to all other ranks, whatever is fastest."""
+"""Environment variable that forces one path to all other ranks, even if another is faster."""
 
 
 MOST = 2**63 - 1
-"""Largest number of a segment, and last byte of one: what a message holds."""
+"""Largest number of a segment, and largest offset: the largest integer of a message."""
 
 
 class TransferEngine:
@@ -47,15 +47,15 @@ class TransferEngine:
 
     world           all ranks; each makes its engine at the same time (collective)
     segment_bytes   of segment 0, which may be 0; it begins zeroed
-    stall_s         between nodes: a transfer in which nothing moves for this long is tried once more,
-                    over another path where there is one, then reported as TransferTimeout
-    address         of this host, as other nodes reach it; found out when empty
-    path            one of PATHS for all other ranks; else the environment's FORCED; else what is fastest
-    on_fatal        called when a thread of the engine dies, after its transfers have failed; without it only
-                    they do
+    stall_s         between nodes: a transfer in which nothing moves for this long is tried once more, over
+                    another path if there is one, then reported as TransferTimeout
+    address         of this host for other nodes; found by itself when empty
+    path            one of PATHS for all other ranks; else the environment's FORCED; else the fastest one
+    on_fatal        called when a thread of the engine dies, after its transfers have failed; without it they
+                    fail, and the program continues
 
-    submit() may be called from any thread. Raises SegmentError, on all ranks, when the segments do not fit,
-    BadTransfer for a path that is unknown or cannot be.
+    Any thread may call submit(). Raises SegmentError, on all ranks, when the segments do not fit, BadTransfer
+    for a path that is unknown or unavailable.
     """
 
     def __init__(
@@ -96,20 +96,20 @@ class TransferEngine:
 
     @property
     def local(self) -> np.ndarray:
-        """(segment_bytes,) uint8: the own segment 0."""
+        """Return the own segment 0, (segment_bytes,) uint8."""
         return self._segments.local
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each rank's segment 0."""
+        """Return the bytes of each rank's segment 0."""
         return self._segments.sizes
 
     def register(self, buffer: Any, *, writable: bool = True) -> int:
-        """Make a buffer of this process a segment of its own, and return its number, to be told to others.
+        """Make a buffer of this process a segment, and return its number, which other ranks need.
 
-        For memory that lives long: others reach it by messages, never as shared memory. It is kept alive, and
-        Python refuses to resize it, until unregister(). Raises BadTransfer when it cannot be used, or is
-        registered already.
+        It is for memory that lives long: other ranks reach it by messages, never as shared memory. The buffer
+        is kept alive, and Python refuses to resize it, until unregister(). Raises BadTransfer when it cannot
+        be used, or is registered already.
         """
         if self._closed:
             raise EngineClosed("the engine is closed")
@@ -118,76 +118,79 @@ class TransferEngine:
         return number
 
     def unregister(self, segment: int, timeout_s: float = 5.0) -> None:
-        """Take a buffer back. Waits until no transfer of others touches it; longer ones are cut off.
+        """Withdraw a registered buffer. Waits until no transfer touches it; after timeout_s cuts them off.
 
-        Raises BadTransfer when there is no such segment, or it is segment 0.
+        Raises BadTransfer for an unknown segment and for segment 0.
         """
         if segment == 0:
             raise BadTransfer("segment 0 stays as long as the engine")
         self._lent.withdraw(segment, timeout_s)
 
     def ways_to(self, rank: int, nbytes: int = 2**20) -> list[str]:
-        """The paths that a transfer of so many bytes with segment 0 of this rank may take: the preferred one,
-        then the one of a second try."""
+        """Return the paths for a transfer of so many bytes with segment 0 of this rank.
+
+        The preferred path comes first, then the path of a second try.
+        """
         return ["shared"] if rank in self._near else self._remote.ways(rank, nbytes)
 
     def path_to(self, rank: int, nbytes: int = 2**20) -> str:
-        """The first of ways_to()."""
+        """Return the first of ways_to()."""
         return self.ways_to(rank, nbytes)[0]
 
     def links_to(self, rank: int) -> list[Link]:
-        """What was measured of the paths to this rank's node at the start, the fastest for 1 MiB first."""
+        """Return the measured links to this rank's node, the fastest for 1 MiB first."""
         return self._remote.links_to(rank, 2**20)
 
     # ------------------------------------------------------------------ what goes on
 
     @property
     def counters(self) -> dict[str, dict[str, float]]:
-        """PathCounters by path, as plain values; paths that are not there are left out."""
+        """Return PathCounters by path, as plain values, without unavailable paths."""
         with self._lock:
             shared = self._shared.as_dict()
         return {"shared": shared, **self._remote.counters}
 
     @property
     def moved_bytes(self) -> dict[Way, int]:
-        """Bytes that this rank has read from and written to each other rank, over all paths."""
+        """Return the bytes that this rank has read from and written to each other rank, over all paths."""
         with self._lock:
             near = {way: nbytes for way, nbytes in self._moved.items() if way[0] != self._world.rank}
         return dict(Counter(near) + self._remote.moved)
 
     @property
     def control_counters(self) -> dict[str, int]:
-        """channel.Counters of the requests of two-sided transfers; empty where there are none."""
+        """Return channel.Counters of the requests of two-sided transfers; {} without that path."""
         return self._remote.control()
 
     @property
     def socket_counters(self) -> dict[str, int]:
-        """sockets_server.ServerCounters: connections, strangers, what was refused and dropped."""
+        """Return sockets_server.ServerCounters: connections, strangers, refusals and drops."""
         return self._remote.sockets.server.counters
 
     @property
     def served_bytes(self) -> dict[str, int]:
-        """Bytes of own segments that others have been given over messages: "read" and "written"."""
+        """Return the bytes of own segments that other ranks have "read" and "written" over messages."""
         return self._lent.served
 
     @property
     def serving_bytes(self) -> int:
-        """Bytes that others have asked this rank for, over messages, and that are not there yet."""
+        """Return the bytes that other ranks have requested over messages and that have not moved yet."""
         return self._lent.queued_bytes
 
     def load(self, rank: int) -> Load:
-        """How busy the way to a rank is. Costs a few microseconds; raises BadTransfer for an unknown rank."""
+        """Return the load of the path to a rank, in microseconds. Raises BadTransfer for an unknown rank."""
         self._check_rank(rank)
         return self._remote.load(rank, self.path_to(rank))
 
     # ------------------------------------------------------------------ transfers
 
     def submit(self, transfers: Sequence[Transfer], label: tuple[str, str] = ("", "")) -> Batch:
-        """Start these transfers and return at once (after copying, when they are few and local).
+        """Start these transfers and return at once (after copying, if they are few and local).
 
-        label   what they are for, and the request if it is one's; not used here, but shown by traces
-        Raises BadTransfer before anything has started when one of them can never work, EngineClosed
-        after close(). A dead peer or a failure on the way is reported by the batch.
+        label   purpose of the transfers, and their request if any; only shown in traces
+
+        Raises BadTransfer before any transfer starts if one of them can never work, EngineClosed after
+        close(). The batch reports a dead peer or a failure on the way.
         """
         if self._closed:
             raise EngineClosed("the engine is closed")
@@ -216,15 +219,17 @@ class TransferEngine:
         return batch
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """This rank is dead: its transfers, now and later, fail with PeerLost at once; no others do.
+        """Fail transfers with this dead rank with PeerLost at once, now and later.
 
         Any thread may call this, also twice.
         """
         self._remote.mark_lost(rank, reason)
 
     def close(self) -> None:
-        """End the threads: copies on this node are finished, what is under way between nodes fails with
-        EngineClosed. May be called twice."""
+        """End the threads. May be called twice.
+
+        Copies on this node are finished; transfers under way between nodes fail with EngineClosed.
+        """
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -233,7 +238,7 @@ class TransferEngine:
         self._remote.close()
 
     def check(self) -> None:
-        """Raise AssertionError when what is counted contradicts what is under way."""
+        """Assert that the counters agree with the transfers under way (tests)."""
         self._lent.check()
         self._remote.check()
 
@@ -254,9 +259,9 @@ class TransferEngine:
             shared.seconds += seconds
 
     def _start(
-        self, batch: Batch, copies: list[Copy], jobs: list[Job], lost: dict[int, TransferError]
+        self, batch: Batch, copies: list[Copy], jobs: list[TransferJob], lost: dict[int, TransferError]
     ) -> None:
-        """Hand the parts of a planned batch to those who do them."""
+        """Hand the parts of a planned batch to the copier and to the paths."""
         self._copier.plan(batch, copies)
         batch.add_parts(len(batch.copies) + len(jobs) + (1 if lost else 0))
         if lost:
@@ -270,11 +275,11 @@ class TransferEngine:
                 self._copier.queue(batch)
 
     def _other_memory(self, transfer: Transfer) -> np.ndarray | None:
-        """A registered segment, where it is one of this rank; None where it is reached by messages."""
+        """Return the memory of a segment that this rank can copy; None if messages must move the bytes."""
         return self._lent.view(transfer.segment) if transfer.rank == self._world.rank else None
 
     def _checked(self, transfer: Transfer) -> np.ndarray:
-        """The local bytes of a transfer that can work. Raises BadTransfer."""
+        """Return the local bytes of a transfer. Raises BadTransfer if it can never work."""
         rank, segment, offset, nbytes = transfer.rank, transfer.segment, transfer.offset, transfer.nbytes
         op, local = transfer.op, transfer.local
         if op != "read" and op != "write":

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class TransportError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class WireError(TransportError):
@@ -34,7 +34,7 @@ class WorldError(TransportError):
 
 
 class SegmentError(TransportError):
-    """The segments that were asked for do not fit; raised on every rank with the same text."""
+    """The requested segments do not fit. Raised on every rank with the same text."""
 
 
 class TransferError(TransportError):
@@ -62,7 +62,7 @@ class TransferRefused(TransferError):
 class PeerLost(TransferError):
     """The other side is dead, for this reason: a rank, or a process known by its address.
 
-    nobody_listens  its host answers, and no process has its port: it is not the network that is broken
+    nobody_listens  its host answers, but no process has its port: so the network is not broken
     """
 
     def __init__(self, peer: int | str, reason: str):

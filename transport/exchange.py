@@ -1,4 +1,4 @@
-"""An Exchange: one request under way between the couriers of two nodes, as one of the two sees it.
+"""An Exchange: one request under way between the couriers of two nodes, on one of the two sides.
 
 Used by `courier` alone. Knows no sockets. Explained in docs/explain/transport.md.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transport.errors import TransferError
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.lent import Loan
 from transport.slices import Stream
 
@@ -24,9 +24,9 @@ class Exchange:
     stream      None while a write waits for Accept
     confirmed   the other side has said Done
     touched_s   when something last moved
-    error       it has failed, and is kept until nothing of it can land any more
-    kept        what MPI still holds of a failed one
-    unconfirmed it has failed, and the other side has yet to say that it has let go
+    error       it has failed, and is kept until none of its bytes can land any more
+    kept        requests of a failed exchange that MPI still holds
+    unconfirmed it has failed, and the other side has yet to confirm that it uses no bytes of it
     """
 
     op: str
@@ -34,7 +34,7 @@ class Exchange:
     number: int
     touched_s: float
     stream: Stream | None
-    job: Job | None = None
+    job: TransferJob | None = None
     loan: Loan | None = None
     confirmed: bool = False
     error: TransferError | None = None
@@ -43,5 +43,5 @@ class Exchange:
 
     @property
     def receiving(self) -> bool:
-        """Whether bytes come to this side: it reads, or serves a write."""
+        """Tell whether bytes come to this side: it reads, or serves a write."""
         return (self.op == "read") == (self.job is not None)

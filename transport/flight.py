@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transport.errors import TransferError
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.slices import Part
 
 
@@ -19,13 +19,31 @@ from transport.slices import Part
 class Flight:
     """A job under way.
 
-    parts      still to be begun, while more; begun: some were
-    flying     requests, the oldest first
-    putting    a write that has ended here is to be made sure of there; flushing, flushed: that began, ended
-    error      it has failed; it ends when MPI has let go
+    parts      parts that have not begun yet, while more; begun: some parts have begun
+    flying     requests of MPI that have begun, the oldest first
+    putting    a write with all of its parts begun: its bytes leave, and may not be in place yet
+    flushing   the flush thread has got it; flushed: all bytes of the write are in place
+    error      the job has failed: begin no more parts
+
+        waiting               not begun
+           | _advance() begins parts, WINDOW at once
+           v
+        moving                more, or flying
+           | every request has ended
+           +---> a read -----------------------------+
+           v                                         |
+        flushing, a write     unsure, until flushed  |
+           | window.Flush() has returned             |
+           v                                         |
+        ended  <-------------------------------------+
+           ^
+           | the rank is lost, or nothing has moved for stall_s since the error: MPI may still hold buffers
+        any state with an error
+
+    An error ends `more`. The job then goes on to its end as drawn, or is dropped as in the last line.
     """
 
-    job: Job
+    job: TransferJob
     window: Any
     parts: Iterator[list[Part]]
     touched_s: float
@@ -41,5 +59,5 @@ class Flight:
 
     @property
     def unsure(self) -> bool:
-        """Whether bytes of a write may still land."""
+        """Tell whether bytes of a write may still land."""
         return self.putting and not self.flushed

@@ -1,4 +1,4 @@
-"""A Job: the transfers of one batch with one rank in one direction; and what a path between nodes must do.
+"""TransferJob, the transfers of one batch with one rank in one direction; Path, which carries jobs out.
 
 Made by `engine`, done by `courier` (two-sided MPI), `one_sided` (windows) and `socket_path` (TCP). Knows
 none of them. Explained in docs/explain/transport.md.
@@ -16,21 +16,21 @@ from transport.batch import Batch
 from transport.errors import TransferError
 
 MAX_RANGES = 4096
-"""Ranges of one job; more become several jobs."""
+"""Most ranges of one job; more become several jobs. A request names so many in one message (`requests`)."""
 
 MAX_BYTES = 64 * 2**20
-"""Of one job; more become several, also of one range: whoever receives prepares for all of a job at once."""
+"""Most bytes of one job; more become several jobs. A receiver posts all receives of a job at once."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TransferJob:
     """One part of a batch.
 
     views, offsets   of each transfer: its local bytes, and where they belong in the other's segment
     indices          of the transfers in the batch
     ways             names of paths: that of this try, then those still to be tried
-    cancelled        nothing more of it is to be begun
-    may_land         bytes of a failed try may still be put in place; set by its path before the end is told
+    cancelled        begin no more of it
+    may_land         bytes of a failed try may still land; its path sets it before it calls Ended
     """
 
     op: str
@@ -50,38 +50,40 @@ class Job:
         self.nbytes = sum(view.nbytes for view in self.views)
 
 
-Ended = Callable[[Job, TransferError | None, bool], None]
-"""(job, why it failed or None, whether it may be tried again).
+Ended = Callable[[TransferJob, TransferError | None, bool], None]
+"""(job, its error or None, whether it may be tried again).
 
-A path allows a second try when late bytes of the first one can do no harm to it: none can come, or they are
-the same bytes in the same place. Where bytes may come even so, the path sets job.may_land first.
+A path allows a second try if late bytes of the first one cannot harm it: none can come, or they are the same
+bytes in the same place. If bytes may come all the same, the path sets job.may_land first.
 """
 
 
 class Path(Protocol):
     """Moves jobs to and from ranks. start() and cancel() may be called from any thread and never wait."""
 
-    def start(self, job: Job) -> None:
-        """Begin a job; its end is told through the Ended that the path was made with."""
+    def start(self, job: TransferJob) -> None:
+        """Begin a job. The path calls its Ended at the end."""
 
-    def cancel(self, job: Job) -> None:
-        """End a job of this path early; its end is still told."""
+    def cancel(self, job: TransferJob) -> None:
+        """End a job of this path early. The path still calls its Ended."""
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Fail what is under way with this rank, and what is asked for later, with PeerLost."""
+        """Fail jobs with this rank with PeerLost, those under way and later ones."""
 
     def close(self) -> None:
-        """Fail what is under way, and what is started later, with EngineClosed, and end the threads."""
+        """Fail all jobs with EngineClosed, those under way and later ones, and end the threads."""
 
 
-def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]) -> list[Job]:
-    """The jobs of a batch, of at most MAX_RANGES ranges and MAX_BYTES each.
+def jobs_of(
+    batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, np.ndarray]]]
+) -> list[TransferJob]:
+    """Cut a batch into jobs, of at most MAX_RANGES ranges and MAX_BYTES each.
 
     remote      (rank, op, segment) -> (index in the batch, local bytes) of each transfer
 
-    Numbers may be NumPy's; those of a job are not, for they do not go into a message.
+    Numbers may be NumPy's. Those of a job are plain, because a message cannot hold NumPy's.
     """
-    jobs: list[Job] = []
+    jobs: list[TransferJob] = []
     for (rank, op, segment), entries in remote.items():
         parts = [
             part
@@ -101,13 +103,15 @@ def jobs_of(batch: Batch, remote: Mapping[tuple[int, str, int], list[tuple[int, 
 
 
 def _parts(index: int, offset: int, view: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
-    """(index, offset, bytes) of a range, cut where it is longer than a job may be."""
+    """Return (index, offset, bytes) of a range, cut into several if it is longer than a job."""
     if view.nbytes <= MAX_BYTES:
         return [(index, offset, view)]
     starts = range(0, view.nbytes, MAX_BYTES)
     return [(index, offset + start, view[start : start + MAX_BYTES]) for start in starts]
 
 
-def _job(op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]) -> Job:
+def _job(
+    op: str, rank: int, segment: int, batch: Batch, parts: list[tuple[int, int, np.ndarray]]
+) -> TransferJob:
     indices, offsets, views = (list(column) for column in zip(*parts, strict=True))
-    return Job(op, int(rank), int(segment), batch, indices, views, offsets)  # type: ignore[arg-type]
+    return TransferJob(op, int(rank), int(segment), batch, indices, views, offsets)  # type: ignore[arg-type]

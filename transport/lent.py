@@ -1,7 +1,7 @@
-"""The buffers of this process that others may read and write: numbered segments, and who uses them now.
+"""The buffers of this process that others may read and write: numbered segments, and transfers that use them.
 
-Used by whoever serves them, `sockets_server` and `courier`: every range is checked here, and a buffer is let
-go of only when nobody touches it. Knows no connections. Explained in docs/explain/transport.md.
+Used by `sockets_server` and `courier`, which serve them. Every range is checked here, and a buffer is
+released only when no transfer touches it. Knows no connections. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transport.batch import byte_view
 from transport.errors import BadTransfer, TransferRefused, TransferTimeout
 
 MAX_SEGMENTS = 1024
-"""Of one process: enough for every buffer that lives long, too few to be used per transfer."""
+"""Most segments of one process: enough for every buffer that lives long, too few for one per transfer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Lent:
 class LentBuffers:
     """Segments by number. Any thread may call anything.
 
-    served      bytes that others have been given, "read" and "written"; counted when a transfer has ended
+    served      bytes that others have "read" and "written"; counted when a transfer has ended
     """
 
     def __init__(self) -> None:
@@ -54,25 +54,25 @@ class LentBuffers:
 
     @property
     def queued_bytes(self) -> int:
-        """Of all transfers that others have asked for and that have not ended."""
+        """Return the bytes of all requested transfers that have not ended."""
         return self._queued_bytes
 
     @property
     def served(self) -> dict[str, int]:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._changed:
             return dict(self._served)
 
     def view(self, segment: int) -> np.ndarray | None:
-        """The whole segment as uint8, for this process itself; None when there is none of this number."""
+        """Return the whole segment as uint8, for this process itself; None for an unknown number."""
         lent = self._segments.get(segment)
         return None if lent is None else lent.view
 
     def expose(self, segment: int, buffer: Any, *, writable: bool = True, once: bool = False) -> None:
-        """Lend a contiguous buffer; it is kept alive, and Python will not resize it, until withdrawn.
+        """Lend a contiguous buffer. It is kept alive, and Python will not resize it, until it is withdrawn.
 
-        Raises BadTransfer when the number is taken or the buffer cannot be used; with `once` also when any of
-        its bytes are lent already.
+        Raises BadTransfer when the number is taken or the buffer cannot be used; with `once` also when some
+        of its bytes are lent already.
         """
         try:
             nbytes = memoryview(buffer).nbytes
@@ -90,7 +90,7 @@ class LentBuffers:
             self._segments[segment] = Lent(view, writable)
 
     def withdraw(self, segment: int, timeout_s: float = 5.0) -> None:
-        """Lend it no longer, and wait until no transfer touches it; one that goes on longer is cut off.
+        """Stop lending a segment, and wait until no transfer touches it; cut off longer ones.
 
         Raises BadTransfer for an unknown number, TransferTimeout when a transfer cannot be cut off either.
         """
@@ -116,7 +116,7 @@ class LentBuffers:
         most: int,
         cut: Callable[[], None],
     ) -> Loan:
-        """The ranges that a request names, kept until give_back(). Raises TransferRefused with the reason."""
+        """Lend the ranges that a request names, until give_back(). Raises TransferRefused with the reason."""
         with self._changed:
             lent = self._segments.get(segment)
             if lent is None:
@@ -138,7 +138,7 @@ class LentBuffers:
             return loan
 
     def give_back(self, loan: Loan, served: bool) -> None:
-        """A transfer has ended; served: every byte has moved. A second call does nothing."""
+        """End a loan. served: every byte has moved. A second call does nothing."""
         with self._changed:
             if loan not in loan.lent.loans:
                 return
@@ -149,7 +149,7 @@ class LentBuffers:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise AssertionError when what is counted contradicts what is lent."""
+        """Assert that the counters agree with the loans (tests)."""
         with self._changed:
             loans = [loan for lent in self._segments.values() for loan in lent.loans]
             assert sum(loan.nbytes for loan in loans) <= self._queued_bytes

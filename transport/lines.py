@@ -1,8 +1,8 @@
 """Typed messages between processes of one user on one machine, over a Unix socket: half the time of ZeroMQ.
 
-Used where a round trip is waited for. A channel's message passes two more threads on each side; here the one
-who asks wakes the one who answers. The server has no thread: its `fd` is watched by a channel's poll.
-Knows no message. Explained in docs/explain/transport.md.
+Used where a caller waits for a round trip. A channel's message passes two more threads on each side; here the
+client wakes the server itself. The server has no thread: a channel's poll watches its `fd`. Knows no message.
+Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from transport.wire import Decoder, encode
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 64 * 1024
+"""Bytes of one read, more than most messages have. A longer message takes several."""
 
 MAX_LINES = 4096
-"""Connections of one server."""
+"""Most connections of one server. Any value works that exceeds the clients of one machine."""
 
 CONNECT_S = 3.0
-"""A server that is there takes a connection at once, unless its queue of them is full."""
+"""Longest wait for a connection. A running server accepts at once, unless its backlog is full."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One connection at the server. read: of an unfinished message; unsent: of an answer.
+    """One connection at the server. read: bytes of an unfinished message; unsent: bytes of an answer.
 
-    Invariant: is_full, and watched for room to send and not for what arrives, exactly while there is unsent.
+    Invariant: while there is unsent, and only then, is_full is set, and the server polls for space to send
+    and not for messages.
     """
 
     socket: socket.socket
@@ -48,7 +50,7 @@ class _Line:
 
 
 class LineServer:
-    """The side that is connected to; one thread, which watches `fd` and then calls receive().
+    """The side that accepts connections. One thread watches `fd` and then calls receive().
 
     name       of its socket, in the abstract namespace: no file, nothing left behind
     decoder    of the messages that may arrive
@@ -78,7 +80,7 @@ class LineServer:
         self.fd = self._epoll.fileno()
 
     def receive(self) -> list[tuple[str, Any]]:
-        """(peer, message) of what has arrived, one of each peer at most; waits for nothing."""
+        """Return (peer, message) pairs that have arrived, at most one of each peer, without waiting."""
         received: list[tuple[str, Any]] = []
         for fd, events in self._epoll.poll(0):
             if fd == self._door.fileno():
@@ -96,13 +98,16 @@ class LineServer:
         return received
 
     def ended(self) -> list[str]:
-        """Peers whose connection has ended since the last call."""
+        """Return the peers whose connection has ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def send(self, peer: str, message: msgspec.Struct) -> bool:
-        """Send, or keep what the socket does not take yet; a peer that does not read is read no more
-        until it has. False when there is no such peer. Raises WireError when the message is too large."""
+        """Send a message, and keep the bytes that the socket does not take yet.
+
+        Until a peer has read them, nothing is read from it. False for an unknown peer. Raises WireError when
+        the message is too large.
+        """
         line = self._peers.get(peer)
         if line is None:
             return False
@@ -138,7 +143,7 @@ class LineServer:
             self._epoll.register(sock, select.EPOLLIN)
 
     def _read(self, line: _Line) -> Any | None:
-        """The message that is complete now. Raises OSError at the end, WireError for a malformed one."""
+        """Return the message that is complete now. Raises OSError at the end, or WireError."""
         data = line.socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("closed")
@@ -173,9 +178,9 @@ class LineServer:
 
 
 class Line:
-    """The side that connects and asks; one thread at a time. One question is open at a time.
+    """The side that connects and asks, from one thread at a time. One request is open at a time.
 
-    Raises ChannelError when nobody listens under this name.
+    Raises ChannelError when no server listens under this name.
     """
 
     def __init__(self, name: str, decoder: Decoder, max_send_bytes: int):
@@ -192,7 +197,7 @@ class Line:
         self._poll.register(self._socket, select.POLLIN)
 
     def send(self, message: msgspec.Struct, timeout_s: float) -> None:
-        """Raises ChannelError when the other side is gone or takes nothing, WireError for a large message."""
+        """Send a message. Raises ChannelError if the server is gone or reads nothing, or WireError."""
         data = encode(message, self._max_send_bytes)
         self._socket.settimeout(timeout_s)
         try:
@@ -201,7 +206,7 @@ class Line:
             raise ChannelError(f"the other side does not take a message: {error}") from None
 
     def receive(self, timeout_s: float) -> Any:
-        """The answer. Raises ChannelError when none comes in time or the other side is gone, WireError."""
+        """Return the answer. Raises ChannelError when none comes in time or the server is gone, WireError."""
         deadline = time.monotonic() + timeout_s
         got = self._some(deadline)
         while len(got) < _LENGTH.size:
@@ -214,7 +219,7 @@ class Line:
         return self._decoder.decode(bytes(memoryview(got)[_LENGTH.size :]))
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
-        """Whether an answer, or the end, has begun to arrive, or does so within this time."""
+        """Tell whether an answer, or the end, begins to arrive within this time."""
         return bool(self._poll.poll(1000 * timeout_s))
 
     def _some(self, deadline: float) -> bytearray:

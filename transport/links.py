@@ -1,8 +1,8 @@
-"""Which path serves a transfer: a model of each path to each node, measured when the engine starts.
+"""The choice of a path: a model of each path to each node, measured when the engine starts.
 
 Used by `remote`. For each pair of nodes, one rank reads a few megabytes from one rank of the other, over
-every path; what it found holds for all ranks of the two nodes, in both directions.
-Explained in docs/explain/transport.md.
+every path. The result is used by all ranks of the two nodes, in both directions. Explained in
+docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -19,33 +19,40 @@ from transport.errors import TransferError
 from transport.world import World
 
 BUDGET_S = 0.2
-"""A rank begins no further measurement after this long. Nodes that it did not get to are taken to be like the
-median of those that were measured."""
+"""A rank begins no further measurement after this long. Nodes that were not measured are assumed to be
+like the median of those that were."""
 
 SMALL_BYTES, SMALL_RUNS = 4096, 9
 LARGE_BYTES, LARGE_RUNS = 8 * 2**20, 4
+"""Sizes and numbers of reads: small ones for the latency (their median), large ones for the bandwidth (the
+best).
+
+Any values work that leave a measurement at some 10 ms, and a large read far longer than the latency.
+"""
+
 SLOW_S = 0.02
 """A large read that takes this long is not repeated."""
 
 WARM_BYTES = 2 * 2**20
-"""Read before, for nothing: the first long read of a window over UCX takes 20 ms, the next ones 1 ms."""
+"""Bytes that are read before the measurement: the first long read of a window over UCX takes 20 ms, the next
+ones 1 ms."""
 
 STREAMS_GAIN = 1.15
 """More connections are used when they are faster by this factor: each costs a thread on both sides."""
 
 LIMIT_S = 2.0
-"""Of one read; a path that takes longer is not used."""
+"""Limit of one read; a path that takes longer is not used."""
 
 PROBE = 0xFFFF_FFFF
-"""Number of the segment that is measured; it is withdrawn afterwards."""
+"""Number of the segment for the measurement; it is withdrawn afterwards."""
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What a path does between two nodes.
+    """The measured speed of a path between two nodes.
 
     latency_s     of a small read
     bytes_per_s   of a large one
-    streams       connections that it takes for that
+    streams       connections that this bandwidth takes
     """
 
     path: str
@@ -54,13 +61,13 @@ class Link(msgspec.Struct, frozen=True):
     streams: int = 1
 
     def seconds(self, nbytes: int) -> float:
-        """Estimate for a transfer alone on this path."""
+        """Estimate the seconds of a transfer that is alone on this path."""
         return self.latency_s + nbytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The links from this rank's node to the others, measured or taken to be like those that were.
+    """The links from this rank's node to the others, measured or assumed.
 
     by_node     node -> links, the one with the most bytes per second first
     """
@@ -68,7 +75,7 @@ class Links:
     by_node: Mapping[int, list[Link]]
 
     def ranked(self, node: int, nbytes: int) -> list[Link]:
-        """The links to a node, the best for so many bytes first; the others are there for a second try."""
+        """Return the links to a node, the best for so many bytes first; the others are for a second try."""
         return sorted(self.by_node.get(node, []), key=lambda link: link.seconds(nbytes))
 
 
@@ -77,7 +84,7 @@ Read = Callable[[str, int, np.ndarray, int, float], None]
 
 
 def measure_link(read: Read, path: str, rank: int, streams: tuple[int, ...] = (1,)) -> Link | None:
-    """The link that a path makes to a rank; None when it does not work there. Takes some 10 ms."""
+    """Measure a path to a rank in some 10 ms; return its link, None when it does not work there."""
     # Written before: entering 8 MiB of new pages takes longer than reading them.
     small, large = np.ones(SMALL_BYTES, np.uint8), np.ones(LARGE_BYTES, np.uint8)
 
@@ -128,13 +135,13 @@ def measure(world: World, read: Read, paths: Mapping[str, tuple[int, ...]]) -> L
 
 
 def ring(node: int, nodes: int) -> list[int]:
-    """The nodes that this one measures, its neighbour first: each pair is measured once, by one of them."""
+    """Return the nodes that this one measures, its neighbour first. One node of each pair measures it."""
     steps = range(1, (nodes - 1) // 2 + 1)
     opposite = [node + nodes // 2] if nodes % 2 == 0 and node < nodes // 2 else []
     return [*((node + step) % nodes for step in steps), *opposite]
 
 
 def _typical(path: str, known: list[Link]) -> Link | None:
-    """The median of all links of a path."""
+    """Return the median of all links of a path."""
     links = sorted((link for link in known if link.path == path), key=lambda link: link.bytes_per_s)
     return links[len(links) // 2] if links else None

@@ -1,8 +1,8 @@
-"""Who is alive: heartbeats both ways, and the kernel's word for processes of the same host.
+"""Membership: heartbeats both ways, and reports of the kernel about processes of the same host.
 
-A Monitor lives with the conductor, a Heart in every other process; each has a thread of its own, so
-that neither a long prefill nor compiling is taken for a death. Knows names, not roles.
-All times are durations on one's own monotonic clock. Explained in docs/explain/transport.md.
+The conductor has a Monitor, every other process a Heart. Each has a thread of its own, so that neither a long
+prefill nor compiling is taken for a death. Knows names, not roles. All times are durations on the own
+monotonic clock. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 
 BEAT_BYTES = 64
-"""Largest message here: a tag and a number."""
+"""Largest message here: a tag and a number take less."""
 
 STUCK_FACTOR = 3
-"""A process of this host that is silent, but exists and is not suspended, gets this many times dead_s. The
-kernel tells of a death at once, so its silence means that it holds its interpreter or gets no core."""
+"""A silent process of this host that exists and is not suspended gets this many times dead_s.
+
+The kernel reports a death at once. So such a process is alive, and its heart's thread gets no core or no
+interpreter. Any small factor works: it only has to outlast such a pause, and to end at last.
+"""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Heart -> Monitor: I live."""
+    """Heart -> Monitor: show that the process is alive."""
 
     number: int
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Heart -> Monitor: I end on purpose; do not miss me."""
+    """Heart -> Monitor: the process ends on purpose, which is no loss."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Monitor -> Heart: I live too."""
+class BeatAnswer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
+    """Monitor -> Heart: answer a Beat. The tag on the wire is "Answer"."""
 
     number: int
 
@@ -61,19 +64,21 @@ class Heart:
         *,
         on_fatal: OnFatal | None = None,
     ):
-        self._spoke = Spoke(endpoint, name, Decoder(Answer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
+        self._spoke = Spoke(endpoint, name, Decoder(BeatAnswer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
         self._interval_s = interval_s
         self._heard = time.monotonic()
         self._running = True
         self._thread = start_thread(f"heart {name}", self._run, on_fatal=on_fatal)
 
     def seconds_since_monitor(self) -> float:
-        """Since the Monitor last answered, or since the start; time in which this process was itself
-        stopped does not count."""
+        """Return the seconds since the Monitor last answered, or since the start.
+
+        Time in which this process itself was stopped does not count.
+        """
         return time.monotonic() - self._heard
 
     def stop(self) -> None:
-        """Say goodbye and end the thread; returns within a second. May be called twice."""
+        """Send Leave and end the thread, within a second. May be called twice."""
         self._running = False
         self._spoke.wake()
         self._thread.join(timeout=2 * self._interval_s + 1)
@@ -83,7 +88,7 @@ class Heart:
         next_beat = time.monotonic()
         while self._running:
             late_s = time.monotonic() - next_beat
-            if late_s > 5 * self._interval_s:  # we were stopped: the answers could not be read
+            if late_s > 5 * self._interval_s:  # this process was stopped, and could not read answers
                 self._heard += late_s
             if late_s >= 0:
                 number += 1
@@ -97,7 +102,7 @@ class Heart:
 
 @dataclass(slots=True)
 class _Peer:
-    """heard_s: when the last beat came, on this process's clock; None before the first."""
+    """One name that beats. heard_s: time of its last beat on this process's clock; None before the first."""
 
     heard_s: float | None
     expected_s: float
@@ -105,19 +110,19 @@ class _Peer:
 
 
 class Monitor:
-    """Listens for the beats of all expected names, and tells of each loss once.
+    """Listens for the beats of all expected names, and reports each loss once.
 
-    endpoints   to bind, as for a Hub; the real ones stand in .endpoints
+    endpoints   to bind, as for a Hub; .endpoints has the real ones
     expected    names that will beat
-    tick_s      between two looks at who is silent; a thread that is two ticks late forgives all silence
+    tick_s      between two checks for silence; a thread that is two ticks late forgives all silence
     dead_s      silence after which a peer is lost; STUCK_FACTOR times that for a watched process that exists
                 and is not suspended
-    first_s     how long a peer may take to its first beat
+    first_s     longest time until the first beat of a peer
     on_lost     called on the Monitor's thread with (name, reason); must be short and must not raise
     on_fatal    called when that thread dies
 
-    A process that ends is lost at once when watch_pid() told its number. When this very thread was not
-    run for a while (a stopped or starved process), everybody's silence is forgiven for that time.
+    A process whose number watch_pid() told is lost at once when it ends. If this thread did not run for a
+    while (a stopped or starved process), silence in that time does not count for any peer.
     """
 
     def __init__(
@@ -153,28 +158,28 @@ class Monitor:
         self._thread = start_thread("monitor", self._run, on_fatal=on_fatal)
 
     def forget(self, name: str) -> None:
-        """This name ends on purpose; its silence or exit is no loss."""
+        """Forget a name that ends on purpose: its silence or exit is no loss."""
         with self._lock:
             self._left.add(name)
 
     def watch_pid(self, name: str, pid: int) -> None:
-        """`name` is process `pid` of this host: its end is a loss, noticed at once."""
+        """Watch process `pid` of this host for `name`: its end is a loss that is noticed at once."""
         with self._lock:
             self._peers.setdefault(name, _Peer(None, time.monotonic()))
             self._wanted.append((name, pid))
         self._hub.wake()
 
     def lost(self) -> dict[str, str]:
-        """Reason by name of every peer that was lost, in order of loss."""
+        """Return {name: reason} of every lost peer, in order of loss."""
         with self._lock:
             return dict(self._lost)
 
     def counters(self) -> dict[str, int]:
-        """Of the underlying channel, as Counters.as_dict()."""
+        """Return the counters of the underlying channel, as Counters.as_dict()."""
         return self._hub.counters.as_dict()
 
     def stop(self) -> None:
-        """End the thread; nothing is reported afterwards. May be called twice."""
+        """End the thread. Nothing is reported afterwards. May be called twice."""
         self._running = False
         self._hub.wake()
         self._thread.join(timeout=self._tick_s + 2)
@@ -195,7 +200,7 @@ class Monitor:
         self._hub.close()
 
     def _forgive(self, late_s: float) -> None:
-        """This thread came late_s later than it wanted: nobody's silence in that time means anything."""
+        """Extend all limits by late_s: this thread ran so much later than planned."""
         if late_s <= 2 * self._tick_s:
             return
         with self._lock:
@@ -210,7 +215,7 @@ class Monitor:
             return
         with self._lock:
             self._peers[name].heard_s = now
-        self._hub.send(name, Answer(message.number))
+        self._hub.send(name, BeatAnswer(message.number))
 
     def _start_watches(self) -> None:
         with self._lock:
@@ -228,7 +233,7 @@ class Monitor:
             self._hub.unwatch_fd(fd)
 
     def _dead(self, now: float) -> list[tuple[str, str]]:
-        """(name, reason) of peers that were not known as lost until now."""
+        """Return (name, reason) of peers that are newly lost."""
         found: list[tuple[str, str]] = []
         for name, pid, fd in self._watch.ended():
             self._unwatch(fd)
@@ -242,7 +247,7 @@ class Monitor:
             return [(name, reason) for name, reason in found if self._counts(name)]
 
     def _silence(self, peer: _Peer, now: float) -> str:
-        """Why this peer counts as dead by its silence; "" when it does not."""
+        """Return why this peer counts as dead by its silence; "" when it does not."""
         if peer.heard_s is None:
             silent_s = now - peer.expected_s
             return f"no sign of life in its first {silent_s:.1f} s" if silent_s > self._first_s else ""

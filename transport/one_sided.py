@@ -1,14 +1,14 @@
-"""One-sided MPI: reads and writes of the segments of other nodes, where the network needs no help for it.
+"""One-sided MPI: reads and writes of segments of other nodes, where the network needs no help for it.
 
-Made by `remote`, where a rank that dies ends the job: a window needs all of its ranks. One thread per rank,
-and one for each rank that it writes to; short reads begin on the main thread where the network needs no help.
-Knows windows, no messages. Explained in docs/explain/transport.md.
+Made by `remote` only where a dead rank ends the whole job, because a window needs all of its ranks. Each rank
+has one thread, and one more for each rank that it writes to. Short reads begin on the main thread where the
+network needs no help. Knows windows, no messages. Explained in docs/explain/transport.md.
 
-Open MPI 5.0 gives every thread that enters a window UCX endpoints of its own, and takes them back when it
-ends: in the middle of another one's Unlock_all, which then never ends; and while it waits for the other side
-to let go of an endpoint, it does not let go of what the other side waits for (_tlocal_ctx_rec_cleanup in
-opal/mca/common/ucx/common_ucx_wpool.c). So no other thread enters a window, and before one is freed, the
-ranks end theirs in turn.
+Open MPI 5.0 gives every thread that enters a window UCX endpoints of its own, and frees them when the thread
+ends. If another thread is in Unlock_all then, that call never ends. And while a rank waits for the other side
+to release an endpoint, it does not release those that the other side waits for (_tlocal_ctx_rec_cleanup in
+opal/mca/common/ucx/common_ucx_wpool.c). So no other thread enters a window, and before a window is freed, the
+ranks end their threads in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transport.errors import (
     WorldError,
 )
 from transport.flight import Flight
-from transport.jobs import Ended, Job
+from transport.jobs import Ended, TransferJob
 from transport.slices import Part, plan
 from transport.threads import OnFatal, start_thread
 from transport.world import World, wait_for_end
@@ -43,52 +43,54 @@ PIECE_BYTES = 4 * 2**20
 one node: 2.4 GB/s with a Get for each, 3.7 to 4.5 with derived datatypes."""
 
 WINDOW = 4
-"""Operations of one job that are under way at once."""
+"""Operations of one job under way at once: several, so that the network never waits; few, because none can be
+cancelled."""
 
 INLINE_BYTES = 1 * 2**20
 INLINE_S = 100e-6
-"""A read up to INLINE_BYTES, when nothing else is under way, is begun on the main thread, which looks for its
-end this long: waking another thread and being woken takes 200 us, and RDMA a few."""
+"""A read up to INLINE_BYTES begins on the main thread if no job is under way. The thread tests it for this
+long: to wake another thread and to be woken takes 200 us, and RDMA a few."""
 
 TASK_S = 1.0
-"""So long a read is awaited by work that is done on the thread itself."""
+"""Longest wait for a read by work that runs on the path's own thread: the measurement of `links`."""
 
 SPIN_S = 0.002
 PAUSE_S = 0.0001
-"""How long after the last progress MPI is tested without a pause; then the pause between two tests."""
+"""MPI is tested without a pause this long after the last progress; then with this pause between two tests."""
 
 HELP_S = 0.001
-"""The target is asked to enter MPI when nothing has moved for this long, and again as often."""
+"""The target is asked to enter MPI when nothing has moved for this long, and then again and again."""
 
 SMALL_BYTES = 64 * 1024
 MOST_HELP = 8
-"""More jobs of up to SMALL_BYTES than this, one after the other, needed a rank's help: it was measured wrong,
-for RDMA needs help only to connect."""
+"""Most jobs of up to SMALL_BYTES, one after the other, that may need a rank's help. RDMA needs help only to
+connect. If more jobs need it, the measurement was wrong, and this path to the rank is left. Any value works
+that is above the few jobs of connecting and soon reached."""
 
 TURNS = 32
-"""So many turns the ranks take to give up their threads, some at once where there are more."""
+"""Most turns in which ranks end their threads, since each costs a barrier. More ranks share the turns."""
 
 THREAD_END_S = 5.0
-"""A thread that has not ended by then is left to itself: it waits in MPI for a rank that is gone."""
+"""A thread that has not ended by then is left alone: it waits in MPI for a rank that is gone."""
 
 
 Result = TypeVar("Result")
 
-_End = tuple[Job, TransferError | None, bool]
+_End = tuple[TransferJob, TransferError | None, bool]
 
 
 class OneSided:
     """The one-sided side of one rank's engine. Collective: every rank makes one at the same time.
 
-    stall_s     a job of which nothing ends for this long has failed
+    stall_s     a job has failed if none of its operations ends for this long
     help_from   called with a rank that should enter MPI: without RDMA the bytes move only while it does
     ended       called with each job and how it ended
     at_once     ranks of which the main thread may begin short reads itself: the network reads their memory
                 without help
     on_fatal    called when a thread of this path dies, after its jobs have failed
 
-    Nothing that was begun can be taken back: a job that fails ends when MPI has let go of its buffers, or
-    after stall_s more, and then nothing more is begun with that rank.
+    An operation that has begun cannot be cancelled. So a failed job ends when MPI has released its buffers,
+    or after stall_s more. In the second case no more jobs begin with that rank.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class OneSided:
     # ------------------------------------------------------------------ windows
 
     def expose(self, segment: int, memory: np.ndarray) -> bool:
-        """Make a window of a segment of all ranks; False, at every rank, when this MPI cannot. Collective."""
+        """Make a window of a segment of all ranks. False, at every rank, when this MPI cannot. Collective."""
         world, mpi = self._world, self._world.mpi
         world.barrier()
         try:
@@ -145,7 +147,7 @@ class OneSided:
         self._begin_threads()
 
     def reaches(self, rank: int, segment: int, helped: bool) -> bool:
-        """Whether a segment of a rank has a window and, unless helped, the network needs no help there."""
+        """Tell whether a segment of a rank has a window and, unless helped, needs no help of that rank."""
         return segment in self._windows and not self._dead and (helped or self._helps[rank] <= MOST_HELP)
 
     def _finish(self, segment: int) -> None:
@@ -161,7 +163,7 @@ class OneSided:
                 window.Free()
 
     def _begin_threads(self) -> None:
-        """The first one; _make_sure() adds others."""
+        """Begin the first thread; _make_sure() adds others."""
         self._leaving, self._settled = threading.Event(), threading.Event()
         self._flushers: dict[int, queue.SimpleQueue[Flight | None]] = {}
         self._begin_thread(self._run, "one-sided")
@@ -171,7 +173,7 @@ class OneSided:
         self._threads.append(thread)
 
     def _give_up_threads(self) -> None:
-        """End the threads, each rank in its turn: the others meanwhile do what MPI asks. Collective."""
+        """End the threads, each rank in its turn, while the others make progress for MPI. Collective."""
         if not self._threads:
             return
         for turn in range(min(self._world.size, TURNS)):
@@ -185,8 +187,8 @@ class OneSided:
 
     # ------------------------------------------------------------------ called by other threads
 
-    def start(self, job: Job) -> None:
-        """Begin a job with a segment that reaches(); its end is told through `ended`."""
+    def start(self, job: TransferJob) -> None:
+        """Begin a job with a segment that reaches() accepts. `ended` is called at its end."""
         if self._closed or self._dead:
             self._ended(job, self._over_because(job.rank), True)
             return
@@ -199,7 +201,7 @@ class OneSided:
                 if not self._flights and not self._closed:
                     ends = self._try_now(flight, now, limit_s)
                 if not ends:
-                    self._queue.put(flight)  # under the lock: whoever has it next knows of all that is flying
+                    self._queue.put(flight)  # under the lock, so that its next holder knows of all flights
             finally:
                 self._lock.release()
         else:
@@ -209,7 +211,7 @@ class OneSided:
             self._end_all()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What work() returns, on the thread: it may read from any rank, a job after the other.
+        """Run work() on the thread and return its result. It may read from any rank, one job at a time.
 
         Raises WorldError after twice the limit of one of its collective steps.
         """
@@ -228,8 +230,8 @@ class OneSided:
         except TimeoutError:
             raise WorldError("the paths between the nodes could not be measured in time") from None
 
-    def _may_take_here(self, job: Job) -> float:
-        """How long a job may be begun and awaited by who asks for it; 0.0: not at all."""
+    def _may_take_here(self, job: TransferJob) -> float:
+        """Return how long the calling thread may begin a job and wait for it; 0.0: not at all."""
         thread = threading.current_thread()
         if thread in self._threads:
             return TASK_S if job.op == "read" else 0.0
@@ -243,16 +245,15 @@ class OneSided:
                 time.sleep(PAUSE_S)
         return ends
 
-    def cancel(self, job: Job) -> None:
-        """The thread sees that the job is cancelled."""
+    def cancel(self, job: TransferJob) -> None:
+        """Do nothing: the thread sees job.cancelled."""
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Fail what is under way with this rank, and what is asked for later."""
+        """Fail jobs with this rank, those under way and later ones."""
         self._lost.setdefault(rank, reason)
 
     def close(self) -> None:
-        """Fail what is under way with EngineClosed. The windows stay until MPI ends: others may still read
-        what they reach."""
+        """Fail jobs under way with EngineClosed. Windows stay until MPI ends: others may still read them."""
         self._closed = True
         self._queue.put(None)
         self._settled.wait(THREAD_END_S)
@@ -280,7 +281,7 @@ class OneSided:
                 ends = [end for flight in list(self._flights) for end in self._step(flight, now)]
             last = now
             self._tell(ends)
-            del ends  # a thread that waits keeps nobody's buffer
+            del ends  # a waiting thread must keep no buffer alive
             if now - self._moved_s > SPIN_S or not any(flight.flying for flight in self._flights):
                 time.sleep(PAUSE_S)  # also where only Flush is awaited: it needs the interpreter to begin
         if self._closed or self._dead:
@@ -289,13 +290,13 @@ class OneSided:
         self._leaving.wait()
 
     def _forgive(self, since_s: float) -> None:
-        """This process was not run for a while: what did not move meanwhile has not stalled."""
+        """Add the time for which this process did not run to the limits of all jobs."""
         if since_s > self._stall_s / 4:
             for flight in self._flights:
                 flight.touched_s += since_s
 
     def _take(self, wait: bool) -> None:
-        """Move what start() has queued to _flights; a None is there to wake who waits."""
+        """Move the flights that start() has queued to _flights. A None in the queue only wakes the thread."""
         try:
             while (flight := self._queue.get(wait and not self._flights)) is not None or not wait:
                 if flight is not None:
@@ -304,7 +305,7 @@ class OneSided:
             return
 
     def _step(self, flight: Flight, now: float) -> list[_End]:
-        """Collect what has ended, begin what may follow; how the job ended, if it has."""
+        """Collect ended operations and begin further ones; return how the job ended, if it has."""
         rank = flight.job.rank
         if (error := self._obstacle(flight.job)) is not None:
             self._fail(flight, error, now)
@@ -328,8 +329,8 @@ class OneSided:
             self._help_from(rank)
         return []
 
-    def _obstacle(self, job: Job) -> TransferError | None:
-        """Why nothing more of this job is to be begun."""
+    def _obstacle(self, job: TransferJob) -> TransferError | None:
+        """Return why no more of this job may begin; None if it may."""
         if job.rank in self._lost:
             return PeerLost(job.rank, self._lost[job.rank])
         if job.cancelled:
@@ -339,13 +340,13 @@ class OneSided:
         return None
 
     def _fail(self, flight: Flight, error: TransferError, now: float) -> None:
-        """Begin nothing more; what was begun still has to end, a write on the other side too."""
+        """Begin no more operations. Those under way must still end; a write must end at the target too."""
         if flight.error is None:
             flight.putting |= flight.job.op == "write" and flight.begun and not flight.flushing
             flight.error, flight.more, flight.touched_s = error, False, now
 
     def _advance(self, flight: Flight, now: float) -> None:
-        """Collect and begin operations."""
+        """Collect ended operations, begin further ones, and hand a finished write to the flush thread."""
         while flight.flying and flight.flying[0].Test():
             flight.flying.popleft()
             flight.touched_s = self._moved_s = now
@@ -361,8 +362,11 @@ class OneSided:
             self._make_sure(flight)
 
     def _make_sure(self, flight: Flight) -> None:
-        """The requests of a write end when the bytes have left; Flush says that they are there. It has no
-        limit in time and may need the target's help: a thread does it, for all writes to a rank."""
+        """Hand a write to the flush thread of its rank.
+
+        The requests of a write end when the bytes have left. Flush ends when they are in place. It has no
+        time limit and may need the target's help, so a thread calls it, for all writes to a rank.
+        """
         flight.flushing = True
         rank = flight.job.rank
         if rank not in self._flushers:
@@ -371,12 +375,12 @@ class OneSided:
         self._flushers[rank].put(flight)
 
     def _flush(self, rank: int, unflushed: queue.SimpleQueue[Flight | None]) -> None:
-        """Until the windows are freed; where MPI fails, the writes' time limit finds it."""
+        """Flush writes until the windows are freed. If MPI fails, the time limit of the writes ends them."""
         while self._flush_some(rank, unflushed):
-            pass  # a thread that waits keeps nobody's buffer
+            pass  # a waiting thread must keep no buffer alive
 
     def _flush_some(self, rank: int, unflushed: queue.SimpleQueue[Flight | None]) -> bool:
-        """Wait for flights, and make sure of them; False when it is time to end."""
+        """Wait for flights and flush their windows; False when it is time to end."""
         batch = [unflushed.get()]
         while not unflushed.empty():
             batch.append(unflushed.get())
@@ -417,14 +421,14 @@ class OneSided:
         return EngineClosed("the engine was closed", rank)
 
     def _die(self, reason: str) -> None:
-        """Fail what is under way, and what is asked for later: no thread here serves without the others."""
+        """Fail all jobs, those under way and later ones: the threads need each other."""
         self._dead = reason
         self._queue.put(None)
         self._end_all()
         self._settled.set()
 
     def _drop(self, flight: Flight) -> list[_End]:
-        """End a job although MPI may still hold its buffers, which are kept."""
+        """End a job although MPI may still hold its buffers, which stay alive."""
         safe = not flight.flying and not flight.unsure
         if not safe:
             flight.job.may_land = True

@@ -1,4 +1,4 @@
-"""The end of other processes of this host, told by the kernel (pidfd) or asked for (signal 0).
+"""The ends of other processes of this host, reported by the kernel (pidfd) or polled (signal 0).
 
 Used by `membership` and by the store's master, from one thread. Explained in docs/explain/transport.md.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process runs under this number; one that has ended but was not collected does not."""
+    """Tell whether a process runs under this number; one that has ended but was not reaped does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -22,12 +22,12 @@ def process_exists(pid: int) -> bool:
 
 
 def process_is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has suspended this process; False where the kernel does not say."""
+    """Tell whether a signal or a debugger has suspended this process; False if the kernel does not say."""
     return _state(pid) in ("T", "t")
 
 
 def _state(pid: int) -> str:
-    """The letter that Linux gives for a process's state, "" when there is no such process or no /proc."""
+    """Return Linux's letter for a process's state; "" without such a process or without /proc."""
     try:
         # "PID (NAME) STATE ...": the name may hold anything, also parentheses
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -36,11 +36,11 @@ def _state(pid: int) -> str:
 
 
 class ProcessWatch:
-    """A set of named processes; ended() tells of each end once, and looks only at those that have ended.
+    """A set of named processes. ended() reports each end once, and looks only at processes that have ended.
 
-    fd      turns readable when a process ends that the kernel tells of
+    fd      turns readable when a process with a pidfd ends
 
-    _fds    name -> (pid, its pidfd, or None where it must be asked for by number)
+    _fds    name -> (pid, its pidfd, or None if it must be polled by number)
     _named  pidfd -> name
     _asked  names without a pidfd
     """
@@ -55,7 +55,7 @@ class ProcessWatch:
     def add(self, name: str, pid: int) -> int | None:
         """Watch a process. Returns a file descriptor that turns readable at its end, where Linux has them.
 
-        One that is gone already is told of by ended(). The name may not be watched yet.
+        ended() reports a process that is gone already. The name must not be watched yet.
         """
         assert name not in self._fds
         fd = None
@@ -72,7 +72,7 @@ class ProcessWatch:
         return fd
 
     def ended(self) -> list[tuple[str, int, int | None]]:
-        """(name, pid, closed file descriptor) of each that has ended since the last call."""
+        """Return (name, pid, closed file descriptor) of each process that has ended since the last call."""
         names = [self._named[fd] for fd, _ in self._epoll.poll(0)]
         names += [name for name in self._asked if not process_exists(self._fds[name][0])]
         gone = [(name, *self._fds[name]) for name in names]
@@ -81,13 +81,13 @@ class ProcessWatch:
         return gone
 
     def close(self) -> None:
-        """Watch nobody any more. May be called twice."""
+        """Stop watching all processes. May be called twice."""
         for name in list(self._fds):
             self.remove(name)
         self._epoll.close()
 
     def remove(self, name: str) -> int | None:
-        """Watch this name no longer; returns the file descriptor that was closed, if there was one."""
+        """Stop watching this name; return the file descriptor that was closed, if there was one."""
         _, fd = self._fds.pop(name, (0, None))
         self._asked.discard(name)
         if fd is not None:

@@ -1,11 +1,11 @@
-"""Numbered messages to whoever listens, and once more to those who missed some: PUB and ROUTER.
+"""Numbered messages to all listeners, and replays to those that missed some: PUB and ROUTER.
 
 Used by the conductor for KV events. A send never waits: a listener that cannot keep up loses messages, sees a
 gap in the numbers, and asks for a replay. Knows no message. Explained in docs/explain/transport.md.
 
     PUB      topic | number, 8 bytes big-endian | payload
     ROUTER   a listener sends: empty | number of the first message it wants
-             and gets, for each that is still there: empty | number | payload; then empty | -1 | empty
+             and gets, for each that is still kept: empty | number | payload; then empty | -1 | empty
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from transport.errors import ChannelError
 
 END = (-1).to_bytes(8, "big", signed=True)
 _MAX_REPLAYS = 16
-"""Replays that one serve() begins; more wait in the socket."""
+"""Most replays that one serve() begins, so that it ends soon; more wait in the socket."""
 
 
 def check_local(endpoint: str) -> None:
-    """Raises ChannelError unless only this machine can reach the endpoint: listeners bring no keys."""
+    """Raise ChannelError unless only this machine can reach the endpoint: listeners have no keys."""
     scheme, _, rest = endpoint.partition("://")
     host = rest.rpartition(":")[0].strip("[]")
     if scheme == "ipc" or (scheme == "tcp" and (host in ("localhost", "::1") or host.startswith("127."))):
@@ -37,7 +37,7 @@ def check_local(endpoint: str) -> None:
 class Publisher:
     """Owned by one thread.
 
-    endpoint, replay_endpoint   bound here; on this machine only. No replays when it is empty
+    endpoint, replay_endpoint   to bind, on this machine only. Empty replay_endpoint: no replays
     kept                        messages that can be replayed
     hwm                         messages that wait for a slow listener before it loses some
 
@@ -79,12 +79,12 @@ class Publisher:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it is bound, wildcard ports resolved: messages, then replays."""
+        """Return the bound endpoints of messages and replays, with wildcard ports resolved."""
         sockets = [self._pub] if self._replay is None else [self._pub, self._replay]
         return [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
 
     def publish(self, payload: bytes) -> None:
-        """Send one message to all who listen now, and keep it for replays."""
+        """Send one message to all present listeners, and keep it for replays."""
         number = self._next
         self._next += 1
         self._sent.append((number, payload))
@@ -92,7 +92,7 @@ class Publisher:
             self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
 
     def serve(self) -> None:
-        """Answer the replays that were asked for since the last call; what is no such question is dropped."""
+        """Answer the replay requests since the last call; drop other messages."""
         for _ in range(_MAX_REPLAYS if self._replay is not None else 0):
             assert self._replay is not None
             try:
@@ -110,7 +110,7 @@ class Publisher:
             replay.send_multipart([listener, b"", END, b""], zmq.NOBLOCK)
 
     def close(self) -> None:
-        """At once; may be called twice. The file of an ipc endpoint goes as well."""
+        """Close at once, and delete the file of an ipc endpoint. May be called twice."""
         if self._context.closed:
             return
         paths = [path for scheme, _, path in (e.partition("://") for e in self.endpoints) if scheme == "ipc"]

@@ -1,4 +1,4 @@
-"""Transfers that are no memory copies: which path each job takes, its second try, and what is under way.
+"""Transfers that are no memory copies: the path of each job, its second try, and the jobs under way.
 
 Made by `engine`. Knows jobs and paths, not how a path moves bytes. Explained in docs/explain/transport.md.
 """
@@ -25,7 +25,7 @@ from transport.errors import (
     TransferError,
     TransferRefused,
 )
-from transport.jobs import Job, Path
+from transport.jobs import Path, TransferJob
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
 from transport.threads import OnFatal
@@ -36,23 +36,28 @@ if TYPE_CHECKING:
     from transport.world import World
 
 ANY_SEGMENT = ("two_sided", "sockets")
-"""Two-sided MPI; TCP sockets of our own: they reach every segment."""
+"""Paths that reach every segment: two-sided MPI, and TCP sockets of our own."""
 
 REMOTE_PATHS = ("one_sided", *ANY_SEGMENT)
-"""One-sided MPI reaches what has a window."""
+"""All paths. One-sided MPI reaches only segments with a window."""
 
 TRIES = 2
+"""Tries of a job, the second over another path if there is one: a third would meet the same two paths."""
 
 RECENT = 0.2
-"""Weight of the last large job in the running mean of a rank's bandwidth."""
+"""Weight of the last large job in the running mean of a rank's bandwidth.
+
+Any value of this order works: the mean follows a change within some ten jobs, and one slow job moves it
+little.
+"""
 
 LARGE_BYTES = 2**20
-"""Jobs from this size on tell about bandwidth; the time of smaller ones is latency."""
+"""Jobs from this size on measure bandwidth; the time of smaller ones is mostly latency."""
 
 
 @dataclass(slots=True)
 class PathCounters:
-    """What went over one path.
+    """Counters of one path.
 
     transfers   ranges moved; on the shared path a long one counts once per PIECE_BYTES
     failed      ranges whose try failed here
@@ -68,16 +73,16 @@ class PathCounters:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """By name."""
+        """Return the counters by name."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the way to one rank is, as far as this rank knows.
+    """The load of the path to one rank, as far as this rank knows.
 
     path            that a large transfer would take
-    queued_bytes    asked of it by this rank over messages, and not there yet
+    queued_bytes    bytes that this rank has requested over messages and that have not moved yet
     bytes_per_s     of recent transfers, else as measured at the start; 0 when nothing is known
     latency_s       of a small transfer, as measured at the start; 0 on the same node
     """
@@ -88,7 +93,7 @@ class Load:
     latency_s: float
 
     def seconds(self, nbytes: int) -> float:
-        """Estimate for nbytes more, behind what is queued; infinite when no bandwidth is known."""
+        """Estimate the seconds of nbytes more, after the queued ones; infinite without a known bandwidth."""
         if not self.bytes_per_s:
             return float("inf")
         return self.latency_s + (self.queued_bytes + nbytes) / self.bytes_per_s
@@ -102,7 +107,7 @@ class Remote:
     forced      one of REMOTE_PATHS that is to serve all that it reaches, or ""
     lost        rank -> reason, of those that were marked or found dead
 
-    Raises BadTransfer, at every rank, when one_sided is forced where it cannot be.
+    Raises BadTransfer, at every rank, when one_sided is forced where it is unavailable.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Remote:
         self._world, self._forced, self._on_fatal = world, forced, on_fatal
         self.lost: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._jobs: set[Job] = set()
+        self._jobs: set[TransferJob] = set()
         self._queued: Counter[int] = Counter()
         self._moved: Counter[Way] = Counter()
         self._recent: dict[int, float] = {}
@@ -142,7 +147,7 @@ class Remote:
             self._measure(lent, others)
 
     def _open_windows(self, lent: LentBuffers, stall_s: float) -> None:
-        """Offer one-sided MPI where all ranks end together and MPI can make windows; alike at every rank."""
+        """Offer one-sided MPI if all ranks end together and MPI can make windows; alike at every rank."""
         answers = self._world.allgather_bytes(b"0" if self._world.survives_a_rank else b"1")
         if all(answer == b"1" for answer in answers):
             from transport.one_sided import OneSided
@@ -159,7 +164,7 @@ class Remote:
             raise BadTransfer("path 'one_sided' cannot be used: MPI makes no window of all ranks")
 
     def _help_from(self, rank: int) -> None:
-        """Have a rank enter MPI; not in a measurement, which is to show what the network does without it."""
+        """Have a rank enter MPI, except in a measurement, which shows the network without that help."""
         if self._courier is not None and not self._measuring:
             self._courier.help_from(rank)
 
@@ -183,7 +188,7 @@ class Remote:
             for link in self.links_to(rank, 0):
                 if link.path == "sockets":
                     self.sockets.streams[rank] = link.streams
-        with self._lock:  # what was measured is no transfer of anybody
+        with self._lock:  # measurements do not count as transfers
             self._counters = {name: PathCounters() for name in sorted(self._paths)}
             self._moved.clear()
             self._recent.clear()
@@ -192,7 +197,7 @@ class Remote:
         """links.Read: one read over one path, without a second try."""
         batch = Batch([], lambda batch: None, self.cancel)
         batch.add_parts(1)
-        job = Job("read", rank, links.PROBE, batch, [0], [buffer], [0], [path])
+        job = TransferJob("read", rank, links.PROBE, batch, [0], [buffer], [0], [path])
         self.sockets.streams[rank] = streams
         self._begin(job)
         try:
@@ -204,18 +209,18 @@ class Remote:
     # ------------------------------------------------------------------ what is known
 
     def ways(self, rank: int, nbytes: int) -> list[str]:
-        """The paths for so many bytes, the preferred one first."""
+        """Return the paths for so many bytes, the preferred one first."""
         if self._forced:
             return [self._forced]
         found = [link.path for link in self.links_to(rank, nbytes)]
         return found or [name for name in ANY_SEGMENT if name in self._paths]
 
     def links_to(self, rank: int, nbytes: int) -> list[links.Link]:
-        """What was measured of the paths to the rank's node, the fastest for so many bytes first."""
+        """Return the measured links to the rank's node, the fastest for so many bytes first."""
         return self._links.ranked(self._world.node_of[rank], nbytes)
 
     def load(self, rank: int, path: str) -> Load:
-        """How busy the way to a rank is over its path."""
+        """Return the load of the path to a rank."""
         link = next((link for link in self.links_to(rank, LARGE_BYTES) if link.path == path), None)
         measured = link.bytes_per_s if link else 0.0
         recent = self._recent.get(rank, measured)
@@ -223,22 +228,22 @@ class Remote:
 
     @property
     def counters(self) -> dict[str, dict[str, float]]:
-        """PathCounters by path, as plain values."""
+        """Return PathCounters by path, as plain values."""
         with self._lock:
             return {name: counters.as_dict() for name, counters in self._counters.items()}
 
     @property
     def moved(self) -> Counter[Way]:
-        """Bytes of the jobs that have ended well."""
+        """Return the bytes of the jobs that have succeeded."""
         with self._lock:
             return self._moved.copy()
 
     def control(self) -> dict[str, int]:
-        """channel.Counters of the two-sided path, summed over its sockets."""
+        """Return channel.Counters of the two-sided path, summed over its sockets."""
         return self._courier.control() if self._courier is not None else {}
 
     def check(self) -> None:
-        """Raise AssertionError when what is counted contradicts what is under way."""
+        """Assert that the counters agree with the jobs under way (tests)."""
         with self._lock:
             queued: Counter[int] = Counter()
             for job in self._jobs:
@@ -247,8 +252,8 @@ class Remote:
 
     # ------------------------------------------------------------------ jobs
 
-    def start(self, job: Job) -> None:
-        """Begin a job over the path that is best for its size; its batch hears of its end."""
+    def start(self, job: TransferJob) -> None:
+        """Begin a job over the path that is best for its size. Its batch gets its end."""
         near = self._world.node_of[job.rank] == self._world.node_of[self._world.rank]
         forced = self._forced in self._paths  # not "shared", which reaches segment 0 alone
         ways = ["sockets"] if near and not forced else self.ways(job.rank, job.nbytes)
@@ -258,7 +263,7 @@ class Remote:
         job.ways = [*ways, *ways][:TRIES]
         self._begin(job)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: TransferJob) -> None:
         with self._lock:
             self._jobs.add(job)
             self._queued[job.rank] += job.nbytes
@@ -266,7 +271,7 @@ class Remote:
         self._paths[job.ways[0]].start(job)
 
     def cancel(self, batch: Batch) -> None:
-        """Give up the jobs of a batch; each ends as soon as nothing touches its buffers."""
+        """Cancel the jobs of a batch; each ends as soon as nothing touches its buffers."""
         with self._lock:
             jobs = [job for job in self._jobs if job.batch is batch]
         for job in jobs:
@@ -275,18 +280,18 @@ class Remote:
                 self._paths[way].cancel(job)
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Fail what is under way with this rank, and what comes later, with PeerLost."""
+        """Fail jobs with this rank with PeerLost, those under way and later ones."""
         self.lost.setdefault(rank, reason)
         for path in self._paths.values():
             path.mark_lost(rank, reason)
 
     def close(self) -> None:
-        """Fail what is under way with EngineClosed, and end the threads."""
+        """Fail jobs under way with EngineClosed, and end the threads."""
         for path in self._paths.values():
             path.close()
 
-    def _ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
-        """End a job's try, and begin the next one where there is one. safe: it may be tried again."""
+    def _ended(self, job: TransferJob, error: TransferError | None, safe: bool) -> None:
+        """End a try of a job, and begin the next one if there is one. safe: it may be tried again."""
         path = job.ways.pop(0)
         if job.cancelled and error is not None:
             error = TransferCancelled("the batch was cancelled", job.rank)
@@ -308,20 +313,20 @@ class Remote:
         failures = None if error is None else dict.fromkeys(job.indices, error)
         job.batch.end_parts(1, failures, may_land=self._may_land(job))
 
-    def _may_land(self, job: Job) -> bool:
-        """Whether bytes of a failed job may still be put in place. With a lost rank its segment is gone."""
+    def _may_land(self, job: TransferJob) -> bool:
+        """Tell whether bytes of a failed job may still land. The segment of a lost rank is gone."""
         return job.may_land and not (job.op == "write" and job.rank in self.lost)
 
     def _is_final(self, path: str, rank: int, error: TransferError | None) -> bool:
-        """Whether another path would fare no better: the other side said no, or is dead beyond doubt.
+        """Tell whether another path would fail too: the other side refused, or is certainly dead.
 
-        A broken connection may be the network's fault; a port that nobody has, or MPI's word, is not.
+        A broken connection may be the network's fault. A port without a listener, or an error of MPI, is not.
         """
         if isinstance(error, PeerLost):
             return rank in self.lost or path == "two_sided" or error.nobody_listens
         return isinstance(error, TransferRefused | TransferCancelled | EngineClosed)
 
-    def _count(self, path: str, job: Job, error: TransferError | None, seconds: float) -> None:
+    def _count(self, path: str, job: TransferJob, error: TransferError | None, seconds: float) -> None:
         counters = self._counters[path]
         counters.seconds += seconds
         if error is not None:

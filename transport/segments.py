@@ -1,7 +1,7 @@
 """One large segment of memory per rank, in an MPI window shared by the ranks of a node.
 
 Used by `engine` alone. MPI windows are collective, so each rank has one segment from the start, and
-whoever uses it sub-allocates. Knows no transfers. Explained in docs/explain/transport.md.
+its users allocate ranges within it. Knows no transfers. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ BACKING = "OMPI_MCA_osc_sm_backing_directory"
 """Open MPI's parameter for the folder behind shared windows; mpirun --mca sets the same variable."""
 
 MEMORY_SLACK_BYTES = 64 * 2**20
-"""What must be left of this machine's memory beside the segments."""
+"""Memory of this machine that must stay free besides the segments. Any value of this order works."""
 
 
 def backing_folder() -> Path:
-    """Where Open MPI puts the file behind a shared window."""
+    """Return the folder in which Open MPI puts the file behind a shared window."""
     chosen = os.environ.get(BACKING)
     return Path(chosen or "/dev/shm")
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can be taken without swapping; None where Linux does not say."""
+    """Return the bytes of memory that can be used without swapping; None if Linux does not say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -40,7 +40,7 @@ def available_memory() -> int | None:
 
 
 def shortage(need_bytes: int, folder: Path) -> str:
-    """Why `need_bytes` of segments do not fit on this machine, with the fix; "" when they do."""
+    """Return why `need_bytes` of segments do not fit on this machine, and the fix; "" when they do."""
     try:
         stat = os.statvfs(folder)
     except OSError as error:
@@ -81,7 +81,10 @@ class Segments:
         self.local[:: mmap.PAGESIZE] = 0
 
     def _agree(self, world: World) -> None:
-        """Nobody allocates before all know that it fits: one that gave up would leave the others hanging."""
+        """Raise on all ranks if the segments do not fit on some node, before any rank allocates.
+
+        A rank that failed alone would leave the others hanging in a collective step.
+        """
         pages = [-(-self.sizes[rank] // mmap.PAGESIZE) for rank in world.node_ranks]
         why = shortage(sum(pages) * mmap.PAGESIZE, backing_folder())
         verdicts = world.allgather_bytes(why.encode())

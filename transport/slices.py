@@ -1,7 +1,7 @@
-"""How a list of byte ranges becomes a sequence of MPI messages, sent or received through a window.
+"""Cut a list of byte ranges into a sequence of MPI messages, and send or receive them.
 
-Used by `courier` on both sides, which come to the same slices from the same lengths, so that no
-message describes another; `one_sided` cuts with it too. Explained in docs/explain/transport.md.
+Used by `courier` on both sides. They compute the same slices from the same lengths, so that no message needs
+a description. `one_sided` cuts with it too. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLICE_BYTES = 256 * 1024
 Reads of 16 MiB over TCP between two namespaces that share 2 cores, settings interleaved, medians in GB/s:
 nearly idle (one run) 1.4 at 256 KiB, 0.9 at 4 MiB, 1.1 as one blocking send; with other programs on the
 cores (four runs) 0.2 to 0.4 at 256 KiB, 0.7 to 0.8 at 4 MiB, 0.3 to 0.5 as one send. There is no one best
-size: this one is for nodes that have their cores to themselves, and wants measuring on a real network."""
+size: this one is for nodes with idle cores. It has not been measured on a real network."""
 
 PACK_BYTES = 256 * 1024
 """Ranges under a quarter of this are copied together into messages of this size. A message costs about 10 us
@@ -36,9 +36,9 @@ Part = tuple[int, int, int]
 def plan(
     lengths: Sequence[int], slice_bytes: int = SLICE_BYTES, pack_bytes: int = PACK_BYTES
 ) -> Iterator[list[Part]]:
-    """The parts of each message, in order. Together they cover every range once.
+    """Yield the parts of each message, in order. Together they cover every range once.
 
-    A long range has messages of its own, of slice_bytes; neighbouring ones under a quarter of pack_bytes
+    A long range has messages of its own, of slice_bytes. Neighbouring ranges under a quarter of pack_bytes
     share one of up to pack_bytes.
     """
     packed: list[Part] = []
@@ -62,7 +62,7 @@ def plan(
 class Stream:
     """One direction of one transfer: posts its messages in order, sends WINDOW at a time.
 
-    views   one (nbytes,) uint8 per range; to be left alone until finished or abandoned
+    views   one (nbytes,) uint8 per range; the caller leaves them alone until finished or abandoned
     """
 
     def __init__(self, comm: Any, rank: int, tag: int, views: Sequence[np.ndarray], sending: bool):
@@ -75,7 +75,7 @@ class Stream:
         self.finished = False
 
     def advance(self) -> bool:
-        """Collect what has ended and post what may follow; whether anything moved.
+        """Collect ended messages and post further ones; tell whether anything moved.
 
         Raises mpi4py's Exception when MPI reports a failure of the other side.
         """
@@ -113,8 +113,10 @@ class Stream:
             position += end - start
 
     def abandon(self) -> list[Any]:
-        """Give up. Returns what MPI still holds, to be kept alive: a send cannot be taken back, nor a
-        receive whose message is on its way."""
+        """Give up; return what MPI still holds, which the caller keeps alive.
+
+        A send cannot be cancelled, nor a receive whose message is on its way.
+        """
         kept = []
         for entry in self._flying:
             try:

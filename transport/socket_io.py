@@ -31,11 +31,11 @@ IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 """Buffers of one system call."""
 
 AHEAD_BYTES = 16 * 1024
-"""Taken from the kernel with a frame, in the same call: a small request or reply is whole then, and of a long
-one no more than this is copied twice."""
+"""Bytes that are read ahead with a frame, in the same call. A small request or reply is then complete, and
+of a long one no more than this is copied twice."""
 
 SECRET_BYTES = 16
-"""Shortest secret."""
+"""Shortest secret: 128 bits cannot be guessed."""
 
 
 class Connection:
@@ -80,7 +80,7 @@ class Connection:
             _take(waiting, self._receive_some(waiting[: -IOV_MAX - 1 : -1], deadline, socket.MSG_WAITALL))
 
     def _receive_some(self, views: list[memoryview], deadline: float, flags: int) -> int:
-        """Bytes that came, 0 when the time of one call ran out."""
+        """Receive some bytes; return how many, 0 when the time of one call ran out."""
         self._limit(socket.SO_RCVTIMEO, deadline)
         try:
             got = self.socket.recvmsg_into(views, 0, flags)[0]
@@ -95,12 +95,12 @@ class Connection:
     def send_message(
         self, message: msgspec.Struct, deadline: float, views: Sequence[np.ndarray] = ()
     ) -> None:
-        """A frame and the bytes that follow it. Raises PeerLost or TransferTimeout."""
+        """Send a frame and the bytes that follow it. Raises PeerLost or TransferTimeout."""
         data = encode(message)
         self.send([_LENGTH.pack(len(data)) + data, *views], deadline)
 
     def receive_message(self, decoder: Decoder, deadline: float) -> msgspec.Struct:
-        """The next frame. Raises PeerLost, TransferTimeout, or WireError when it is malformed."""
+        """Return the next frame. Raises PeerLost, TransferTimeout, or WireError when it is malformed."""
         size = _LENGTH.unpack(self._next(_LENGTH.size, deadline))[0]
         if size > decoder.max_bytes:
             raise WireError(f"frame of {size} bytes, the limit is {decoder.max_bytes}")
@@ -108,7 +108,7 @@ class Connection:
         return message
 
     def _next(self, size: int, deadline: float) -> memoryview:
-        """The next bytes of a frame; what came with them waits in _ahead. Valid until the next call here."""
+        """Return the next bytes of a frame, valid until the next call. Bytes read ahead wait in _ahead."""
         if len(self._ahead) >= size:
             found, self._ahead = self._ahead[:size], self._ahead[size:]
             return found
@@ -121,7 +121,7 @@ class Connection:
         return scratch[:size]
 
     def _limit(self, option: int, deadline: float) -> None:
-        """Let the next call end at the deadline. Set again only when it has moved by a tenth."""
+        """Let the next call end at the deadline. The option is set again only if that moved by a tenth."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TransferTimeout(f"{self.name}: the transfer is not done in its time")
@@ -132,8 +132,10 @@ class Connection:
             self.socket.setsockopt(socket.SOL_SOCKET, option, value)
 
     def has_ended(self) -> bool:
-        """Whether the other side has closed it, or sent what nobody asked for: between transfers nothing
-        comes. Waits for nothing."""
+        """Tell, without waiting, whether the other side has closed it or sent unrequested bytes.
+
+        Between transfers nothing should come.
+        """
         try:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -143,18 +145,18 @@ class Connection:
         return True
 
     def shut(self) -> None:
-        """End both directions: whoever waits in send or receive gets PeerLost. Any thread, also twice."""
+        """End both directions. Threads in send or receive get PeerLost. Any thread, also twice."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The owner, once; also after shut()."""
+        """Close the socket. The owner calls it once, also after shut()."""
         self.shut()
         self.socket.close()
 
 
 def _take(waiting: list[memoryview], count: int) -> None:
-    """The first `count` bytes of the reversed list have moved."""
+    """Drop the first `count` bytes, which have moved, from the reversed list."""
     while count:
         first = waiting[-1]
         if count < len(first):
@@ -165,7 +167,7 @@ def _take(waiting: list[memoryview], count: int) -> None:
 
 
 def check_secret(secret: bytes) -> None:
-    """Raises ChannelError for one that is too short to be one."""
+    """Raise ChannelError for a secret that is too short."""
     if len(secret) < SECRET_BYTES:
         raise ChannelError(f"a secret of {len(secret)} bytes; use at least {SECRET_BYTES}")
 
@@ -175,7 +177,7 @@ def _proof(secret: bytes, side: bytes, client_nonce: bytes, server_nonce: bytes)
 
 
 def welcome(connection: Connection, secret: bytes, deadline: float) -> bool:
-    """The server's side of the handshake; whether the other side knows the secret."""
+    """Run the server's side of the handshake; tell whether the other side knows the secret."""
     mine = secrets.token_bytes(NONCE_BYTES)
     connection.send([mine], deadline)
     answer = bytearray(NONCE_BYTES + PROOF_BYTES)
@@ -189,9 +191,9 @@ def welcome(connection: Connection, secret: bytes, deadline: float) -> bool:
 
 
 def greet(connection: Connection, secret: bytes, deadline: float) -> bool:
-    """The client's side of the handshake; whether the server knows the secret.
+    """Run the client's side of the handshake; tell whether the server knows the secret.
 
-    Raises PeerLost when it ends the connection.
+    Raises PeerLost when the server ends the connection.
     """
     theirs = bytearray(NONCE_BYTES)
     connection.receive([theirs], deadline)

@@ -1,7 +1,7 @@
 """Jobs over TCP sockets: a lane of threads for each rank, each with a connection of its own.
 
 Made by `engine`. Long jobs are cut into pieces, so that a lane's threads share them and short jobs get in
-between. A lane's threads come with its work and leave when it has none for a while.
+between. A lane starts threads when it has work, and they end after a while without any.
 Explained in docs/explain/transport.md.
 """
 
@@ -26,7 +26,7 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import Ended, Job
+from transport.jobs import Ended, TransferJob
 from transport.lent import LentBuffers
 from transport.sockets import BytesClient, BytesServer
 from transport.sockets_server import SLOWEST_BYTES_PER_S
@@ -35,25 +35,26 @@ from transport.world import World
 
 LEAST_PIECE_BYTES = 2 * 2**20
 MOST_PIECE_BYTES = 16 * 2**20
-"""Of a piece: a round trip is a tenth of the time of the smallest, and other jobs wait for the largest."""
+"""Least and most bytes of a piece. A round trip takes a tenth of the time of the smallest; other jobs wait
+for the largest."""
 
 STREAMS = (1, 2, 4)
-"""Connections to one rank that may serve one transfer; how many do is measured (`links`)."""
+"""Numbers of connections to one rank that one transfer may use; the best is measured (`links`)."""
 
 IDLE_S = 20.0
-"""A lane's thread without work for so long ends; its connection stays for the next one."""
+"""A lane's thread ends after so long without work; its connection stays for the next one."""
 
 CONNECT_S = 5.0
 
 DIAGNOSIS_S = 0.5
-"""How long a lost connection's cause is looked into."""
+"""Longest search for the cause of a lost connection."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A job, and how many of its pieces have not ended; error: the first one."""
+    """A job, and the number of its pieces that have not ended; error: the first one."""
 
-    job: Job
+    job: TransferJob
     pieces: int
     error: TransferError | None = None
 
@@ -65,8 +66,8 @@ class _Piece:
     views: list[np.ndarray]
 
 
-def cut(job: Job, streams: int) -> list[tuple[list[tuple[int, int]], list[np.ndarray]]]:
-    """(ranges, views) of each piece, in order; together they are the job. An empty job is one piece."""
+def cut(job: TransferJob, streams: int) -> list[tuple[list[tuple[int, int]], list[np.ndarray]]]:
+    """Cut a job into pieces; return (ranges, views) of each in order. An empty job is one piece."""
     even = -(-job.nbytes // streams)
     size = min(max(even, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
     pieces: list[tuple[list[tuple[int, int]], list[np.ndarray]]] = [([], [])]
@@ -99,7 +100,7 @@ class _Lane:
         self._client: BytesClient | None = None
 
     def put(self, pieces: Sequence[_Piece], streams: int) -> None:
-        """Queue pieces, and see to it that up to `streams` threads are there for them."""
+        """Queue pieces, and start threads for them, up to `streams` in all."""
         with self._lock:
             for piece in pieces:
                 self._work.put(piece)
@@ -110,7 +111,7 @@ class _Lane:
                 start_thread(name, self._run, on_death=self._die, on_fatal=self._path.on_fatal)
 
     def close(self) -> None:
-        """Cut off what moves now; what waits then fails by itself."""
+        """Cut off the moving pieces; the waiting ones then fail by themselves."""
         with self._lock:
             client = self._client
         if client is not None:
@@ -136,11 +137,13 @@ class _Lane:
             with self._lock:
                 del self._in_hand[threading.get_ident()]
             self._path.end_piece(piece, error)
-            del piece  # a thread that waits keeps nobody's buffer
+            del piece  # a waiting thread must keep no buffer alive
 
     def _die(self, reason: str) -> None:
-        """Fail the piece that this thread had in hand and, when no thread is left, those that wait. The next
-        job starts a thread again."""
+        """Fail the piece of this thread and, when no thread is left, those that wait.
+
+        The next job starts a thread again.
+        """
         with self._lock:
             self._threads -= 1
             mine = self._in_hand.pop(threading.get_ident(), None)
@@ -173,7 +176,7 @@ class _Lane:
         return None
 
     def _diagnosed(self, error: TransferError) -> TransferError:
-        """After a lost connection: the one that says that nobody listens there any more, if so."""
+        """Return the error of a lost connection, or one that says that no process listens there any more."""
         deadline = time.monotonic() + DIAGNOSIS_S
         while isinstance(error, PeerLost) and not error.nobody_listens and time.monotonic() < deadline:
             try:
@@ -188,7 +191,7 @@ class _Lane:
         return error
 
     def _connected(self) -> BytesClient:
-        """The client, which connects when it is used: put() must not wait for that."""
+        """Return the client, which connects when it is used: put() must not wait for that."""
         with self._lock:
             if self._client is None:
                 host, port = self._path.addresses[self._rank]
@@ -206,7 +209,7 @@ class _Lane:
 
 
 def _about(rank: int, error: TransferError) -> TransferError:
-    """The same error, which names the rank instead of an address."""
+    """Return the same error, but with the rank instead of an address."""
     if isinstance(error, PeerLost):
         found = PeerLost(rank, error.reason)
         found.nobody_listens = error.nobody_listens
@@ -218,9 +221,9 @@ def _about(rank: int, error: TransferError) -> TransferError:
 class SocketPath:
     """The TCP side of one rank's engine. Collective: every rank makes one at the same time.
 
-    lent        what others may ask for
+    lent        the buffers that other ranks may ask for
     stall_s     a piece takes no longer than this, plus its time at SLOWEST_BYTES_PER_S
-    address     of this host for other nodes; found out when empty; loopback when there is one node
+    address     of this host for other nodes; found by itself when empty; loopback on a single node
     ended       called on a lane's thread with each job and how it ended
     on_fatal    called when a thread of this path dies, after its jobs have failed
 
@@ -252,18 +255,18 @@ class SocketPath:
         self._lock = threading.Lock()
         self._closed = False
 
-    def start(self, job: Job) -> None:
-        """Begin a job; its end is told through `ended`."""
+    def start(self, job: TransferJob) -> None:
+        """Begin a job. `ended` is called at its end."""
         streams = self.streams.get(job.rank, 1)
         pieces = cut(job, streams)
         running = _Running(job, len(pieces))
         self._lane(job.rank).put([_Piece(running, *piece) for piece in pieces], streams)
 
-    def cancel(self, job: Job) -> None:
-        """Pieces that have not begun will not; the engine has set job.cancelled."""
+    def cancel(self, job: TransferJob) -> None:
+        """Begin no more pieces of a job. The engine has set job.cancelled."""
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Cut off what moves to or from this rank; it fails with PeerLost, as does what comes later."""
+        """Cut off jobs with this rank: they fail with PeerLost, and so do later ones."""
         self._lost.setdefault(rank, reason)
         with self._lock:
             lane = self._lanes.get(rank)
@@ -271,13 +274,13 @@ class SocketPath:
             lane.close()
 
     def gone(self, rank: int) -> TransferError | None:
-        """Why nothing may be asked of this rank any more."""
+        """Return why no request may be sent to this rank any more; None if it may."""
         if rank in self._lost:
             return PeerLost(rank, self._lost[rank])
         return EngineClosed("the engine was closed", rank) if self._closed else None
 
     def close(self) -> None:
-        """Serve what others have asked for to its end (a moment), fail the own jobs with EngineClosed."""
+        """Fail the own jobs with EngineClosed; serve requests of other ranks for a moment more."""
         self._closed = True
         with self._lock:
             lanes = list(self._lanes.values())
@@ -286,7 +289,7 @@ class SocketPath:
         self.server.close()
 
     def end_piece(self, piece: _Piece, error: TransferError | None) -> None:
-        """Called by the lanes with each piece, in any order."""
+        """Note the end of a piece. The lanes call it, in any order."""
         running = piece.running
         with self._lock:
             running.pieces -= 1

@@ -1,7 +1,7 @@
 """Bulk bytes over plain TCP: a BytesServer lends numbered buffers, BytesClients read and write their ranges.
 
 Used by `engine` between nodes, and by processes that are no MPI ranks. Knows neither keys nor MPI.
-Who connects proves a shared secret; the bytes themselves are not encrypted, as MPI's are not.
+A client proves that it knows a shared secret. Like MPI's, the bytes themselves are not encrypted.
 The conversation is in `sockets_messages`. Explained in docs/explain/transport.md.
 """
 
@@ -49,10 +49,10 @@ class BytesClient:
     """Reads and writes ranges of the buffers of one BytesServer; any thread may call it.
 
     timeout_s    for connecting and the handshake
-    connections  that are opened at most, as they are needed; one transfer has one
+    connections  most connections, opened as needed; a transfer uses one
     at_once      open the first one now
 
-    Raises PeerLost when nobody listens, TransferRefused when the other side does not know the secret.
+    Raises PeerLost when no server listens, TransferRefused when the other side does not know the secret.
     """
 
     def __init__(
@@ -79,14 +79,17 @@ class BytesClient:
             self.connect()
 
     def connect(self) -> None:
-        """See that the server is there: opens a connection unless one is idle. Raises PeerLost when nobody
-        listens, TransferRefused when the other side does not know the secret, EngineClosed."""
+        """Open a connection unless one is idle, to see that the server is there.
+
+        Raises PeerLost when no server listens, TransferRefused when the other side does not know the secret,
+        EngineClosed.
+        """
         with self._connection(time.monotonic() + self._timeout_s):
             pass
 
     @property
     def name(self) -> str:
-        """HOST:PORT, as it stands in errors."""
+        """Return HOST:PORT, the name in errors."""
         return f"{self.address[0]}:{self.address[1]}"
 
     def read(
@@ -113,8 +116,8 @@ class BytesClient:
     ) -> None:
         """Put the bytes of `source` into these (offset, nbytes) ranges of a segment.
 
-        Returns when they are in place. After an error any part of them may be, and error.may_land tells
-        whether more may come. Raises as read().
+        Returns when they are in place. After an error any part of them may be in place, and error.may_land
+        tells whether more may land. Raises the same errors as read().
         """
         views = _local_views(ranges, source, writable=False)
         deadline = time.monotonic() + timeout_s
@@ -153,7 +156,7 @@ class BytesClient:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise AssertionError when the pool contradicts itself."""
+        """Assert that the pool of connections agrees with itself (tests)."""
         with self._changed:
             assert set(self._idle) <= self._all
             assert len(self._all) + self._opening <= self._most
@@ -168,8 +171,10 @@ class BytesClient:
 
     @contextlib.contextmanager
     def _connection(self, deadline: float) -> Iterator[Connection]:
-        """A connection for one transfer. One on which a transfer failed is in no known state: it is closed,
-        so that late bytes land nowhere."""
+        """Yield a connection for one transfer.
+
+        After a failed transfer its state is unknown, so it is closed, and late bytes land nowhere.
+        """
         connection = None
         usable = False
         try:
@@ -199,8 +204,7 @@ class BytesClient:
             self._changed.notify()
 
     def _idle_one(self, deadline: float) -> Connection | None:
-        """The next idle connection that the server has not closed meanwhile; None, and one may be opened,
-        where there may be more."""
+        """Return the next idle connection that the server has not closed; None: a new one may be opened."""
         with self._changed:
             while not self._closed:
                 while self._idle:
@@ -219,7 +223,7 @@ class BytesClient:
             raise EngineClosed(f"the client of {self.name} is closed")
 
     def _opened(self, deadline: float) -> Connection:
-        """A new connection, in the place that _idle_one() has kept for it."""
+        """Open a connection, in the place that _idle_one() has reserved for it."""
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         connection = None
         try:

@@ -1,4 +1,4 @@
-"""What BytesClient and BytesServer say to each other, and how it is framed; bytes follow raw.
+"""Messages between BytesClient and BytesServer, and their frames; the transferred bytes follow raw.
 
 Used by `sockets` alone. A frame is a length (4 bytes, big-endian) and a message of `wire`.
 Explained in docs/explain/transport.md.
@@ -18,10 +18,10 @@ from __future__ import annotations
 import msgspec
 
 MAX_RANGES = 4096
-"""Ranges of one request; the client makes several requests of more."""
+"""Most ranges of one request, as in `jobs`; the client makes several requests of more."""
 
 REQUEST_BYTES = 128 * 1024
-"""Largest request: MAX_RANGES offsets and lengths of 9 bytes each, and room."""
+"""Largest request: MAX_RANGES offsets and lengths of 9 bytes each, and the other fields."""
 
 REPLY_BYTES = 1024
 """Largest reply: a reason, cut to REASON_CHARS."""
@@ -29,14 +29,14 @@ REPLY_BYTES = 1024
 REASON_CHARS = 200
 
 EAGER_BYTES = 4 * 2**20
-"""Bytes that follow a Write unasked: waiting for Go costs a round trip, a tenth of the time of so many."""
+"""Bytes that follow a Write without Go: waiting for Go costs a round trip, a tenth of the time of so many."""
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 
 
 class Read(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Send me these ranges of that segment."""
+    """Ask for these ranges of a segment."""
 
     segment: int
     offsets: list[int]
@@ -44,7 +44,7 @@ class Read(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Write(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Put what follows into these ranges of that segment."""
+    """Ask to put the bytes that follow into these ranges of a segment."""
 
     segment: int
     offsets: list[int]
@@ -52,19 +52,19 @@ class Write(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Coming(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The bytes of your Read follow."""
+    """Answer a Read: its bytes follow."""
 
 
 class Go(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The bytes of your Write may come."""
+    """Answer a Write: its bytes may come."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The bytes of your Write are in place."""
+    """Answer a Write: its bytes are in place."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I will not do this, because of `reason`. The connection goes on."""
+    """Reject a request, because of `reason`. The connection stays open."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """BytesServer: lends numbered buffers of this process over TCP, a thread per connection.
 
-Used through `sockets`, where its other side and the whole idea stand. Every range is checked here: a
-client is never believed. Explained in docs/explain/transport.md.
+Used through `sockets`, which has the other side and explains both. Every range is checked here: the server
+trusts no client. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -44,26 +44,29 @@ HANDSHAKE_S = 5.0
 """A connection that has not proved the secret by then is closed."""
 
 STALL_S = 30.0
-"""A request of which nothing more comes, or whose bytes nobody takes, holds a connection no longer."""
+"""A connection is closed when no more of a request comes, or its bytes are not taken, for so long."""
 
 IDLE_S = 3600.0
-"""A connection without a request is closed then; the client opens another when it needs one."""
+"""A connection without a request for so long is closed; the client opens another when it needs one."""
 
 SLOWEST_BYTES_PER_S = 10e6
-"""A transfer has STALL_S, and the time its bytes take at this rate."""
+"""A transfer may take STALL_S, and in addition the time of its bytes at this rate.
+
+Any rate works that is far below that of the slowest network in use.
+"""
 
 LINGER_S = 0.5
-"""How long close() waits for the transfers of others."""
+"""Longest wait of close() for transfers of clients."""
 
 MAX_CONNECTIONS = 256
-"""Of one server; more are closed at once and counted as refused."""
+"""Most connections of one server, each with a thread; more are closed at once and counted as refused."""
 
 _DRAIN_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
 class ServerCounters:
-    """What one BytesServer has done.
+    """Counters of one BytesServer.
 
     bytes_read, bytes_written   moved completely
     queued_bytes                of requests that are being served now
@@ -83,10 +86,10 @@ class ServerCounters:
 
 
 class BytesServer:
-    """Lends buffers of this process to whoever knows `secret`; a thread per connection.
+    """Lends buffers of this process to clients that know `secret`; a thread per connection.
 
     host, port  to listen at; port 0 takes a free one, .address has the real one
-    lent        the buffers, when others lend them too; its own otherwise
+    lent        the buffers, if another server lends them too; else its own
     on_fatal    called when a thread of this server dies, after its connections have been ended
 
     Raises ChannelError when it cannot listen there.
@@ -124,27 +127,27 @@ class BytesServer:
 
     @property
     def counters(self) -> dict[str, int]:
-        """ServerCounters as plain values."""
+        """Return ServerCounters as plain values."""
         with self._changed:
             self._counters.queued_bytes = self._lent.queued_bytes
             return asdict(self._counters)
 
     def expose(self, segment: int, buffer: Any, *, writable: bool = True) -> None:
-        """Lend a contiguous buffer under a number; it is kept alive, and cannot be resized, until withdrawn.
+        """Lend a contiguous buffer under a number. It is kept alive, and cannot be resized, until withdrawn.
 
         Raises BadTransfer when the number is taken or the buffer cannot be used.
         """
         self._lent.expose(segment, buffer, writable=writable)
 
     def withdraw(self, segment: int, timeout_s: float = 5.0) -> None:
-        """Lend it no longer, and wait until no transfer touches it; one that goes on longer is cut off.
+        """Stop lending a segment, and wait until no transfer touches it; cut off longer ones.
 
         Raises BadTransfer for an unknown number.
         """
         self._lent.withdraw(segment, timeout_s)
 
     def close(self) -> None:
-        """Let what is under way end, within LINGER_S; then end every connection and the threads.
+        """Let transfers under way end within LINGER_S; then end every connection and the threads.
 
         May be called twice.
         """
@@ -165,7 +168,7 @@ class BytesServer:
             self._changed.wait_for(lambda: not self._connections, 2)
 
     def check(self) -> None:
-        """Raise AssertionError when what is counted contradicts what is there."""
+        """Assert that the counters agree with the connections (tests)."""
         self._lent.check()
         with self._changed:
             assert len(self._connections) <= MAX_CONNECTIONS
@@ -275,7 +278,7 @@ class BytesServer:
 
 
 def _drain(connection: Connection, nbytes: int, deadline: float) -> None:
-    """Take the bytes of a refused write off the connection, so that the next request is found."""
+    """Read the bytes of a refused write from the connection, up to the next request."""
     scratch = np.empty(min(nbytes, _DRAIN_BYTES), np.uint8)
     while nbytes:
         some = min(nbytes, scratch.nbytes)

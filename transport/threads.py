@@ -1,6 +1,6 @@
-"""Threads whose unexpected end is told: one way to start every thread of these packages.
+"""Threads whose unexpected end is reported: the one way to start a thread in these packages.
 
-Used by everything here that has a thread, by the store's tier, and by the ranks. Knows no transfers.
+Used by all parts of this package with a thread, by the store's tier, and by the ranks. Knows no transfers.
 Explained in docs/explain/transport.md, "When a thread dies".
 """
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 OnFatal = Callable[[str, str], None]
-"""Ends the program in order: called with (name of the thread, why it died), on the thread that died."""
+"""Ends the program in order. Called on the dying thread, with (its name, the reason)."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ def start_thread(
 ) -> threading.Thread:
     """Start target(*args) on a daemon thread. A target that returns has ended in order; one that raises died.
 
-    on_death    fails what the thread had to do, for the reason that it is given: "thread NAME died: ..."
-    on_fatal    called after on_death; a user's own program gives none, and goes on without the thread
+    on_death    called with the reason, "thread NAME died: ..."; fails the thread's work
+    on_fatal    called after on_death; a user's own program gives none, and continues without the thread
 
     Raises RuntimeError when the process may start no more threads.
     """
@@ -48,7 +48,7 @@ def start_thread(
 
 
 def _last_resort(name: str, act: Callable[[], object]) -> None:
-    """Log what a handler raises: the other handler is called all the same."""
+    """Call a handler and log what it raises, so that the other handler is still called."""
     try:
         act()
     except BaseException:

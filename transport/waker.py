@@ -19,18 +19,18 @@ class Waker:
         self._open = True
 
     def wake(self) -> None:
-        """Make fd readable; any thread, never waits, harmless after close."""
+        """Make fd readable. Any thread may call it; it never waits, and does nothing after close."""
         with self._lock, contextlib.suppress(BlockingIOError):  # full: the poll returns anyway
             if self._open:
                 os.write(self._write, b"\0")
 
     def clear(self) -> None:
-        """Take back all wakes until now; the thread that polls."""
+        """Clear all wakes until now. The polling thread calls it."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 
     def close(self) -> None:
-        """Close both ends; the owner, once."""
+        """Close both ends. The owner calls it once."""
         with self._lock:
             self._open = False
             os.close(self._write)

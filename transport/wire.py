@@ -1,8 +1,8 @@
 """Messages to bytes and back: one version byte, then MessagePack.
 
-Used by `channel` and by whoever stores a message; a message is a msgspec Struct, and a Decoder is
-made for the union of those that one side of a boundary may receive. Knows no socket.
-Nothing is ever pickled. Explained in docs/explain/transport.md.
+Used by `channel`, and by all parts that store messages. A message is a msgspec Struct. A Decoder is made for
+the union of those that one side of a boundary may receive. Knows no socket. Nothing is ever pickled.
+Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from transport.errors import WireError
 
 VERSION = 1
-"""First byte of every message. Raised when an old decoder would misread a new message."""
+"""First byte of every message. Increase it when an old decoder would misread a new message."""
 
 DEFAULT_MAX_BYTES = 8 * 2**20
 """Largest message by default: a prompt of a million tokens takes 5 MB."""
@@ -24,9 +24,9 @@ _PREFIX = bytes([VERSION])
 
 
 def encode(message: msgspec.Struct, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """The bytes of a message.
+    """Return the bytes of a message.
 
-    Raises WireError when it has more than max_bytes, or holds what MessagePack cannot.
+    Raises WireError when it has more than max_bytes, or a value that MessagePack cannot hold.
     """
     try:
         data = _PREFIX + _encoder.encode(message)
@@ -41,7 +41,7 @@ class Decoder:
     """Decodes the messages of one boundary.
 
     union       a msgspec Struct type, or a union of tagged ones: what may arrive
-    max_bytes   longer messages are refused before they are looked at
+    max_bytes   longer messages are refused before they are decoded
     """
 
     def __init__(self, union: Any, max_bytes: int = DEFAULT_MAX_BYTES):
@@ -49,7 +49,7 @@ class Decoder:
         self._decoder = msgspec.msgpack.Decoder(union)
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """The message in `data`. Raises WireError, whatever the bytes are."""
+        """Return the message in `data`. Raises WireError, and nothing else, for all other bytes."""
         size = len(data)
         if size > self.max_bytes:
             raise WireError(f"message has {size} bytes, the limit is {self.max_bytes}")

@@ -24,19 +24,19 @@ DEFAULTS = {
     # UCX is off by default without an RDMA device: "any" turns it on for whatever there is.
     "fast": {"pml": "ucx", "osc": "^rdma", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"},
 }
-"""Open MPI parameters by launch profile; what the user has set in the environment or by --mca stays."""
+"""Open MPI parameters by launch profile. Parameters that the user has set (environment, --mca) stay."""
 
 COLLECTIVE_MAX_BYTES = 64 * 2**20
 """Most bytes of all ranks together in one of the small collectives."""
 
 _ULFM = "OMPI_MCA_mpi_ft_enable"
-"""What `mpirun --with-ft ulfm` sets for its ranks."""
+"""The variable that `mpirun --with-ft ulfm` sets for its ranks."""
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
 def launched() -> bool:
-    """Whether this process was started by mpirun or another MPI launcher."""
+    """Tell whether this process was started by mpirun or another MPI launcher."""
     return any(name in os.environ for name in _LAUNCHED)
 
 
@@ -55,8 +55,11 @@ def set_defaults(profile: str) -> None:
 
 
 def _finalize_without_gil(mpi: Any) -> None:
-    """MPI_Finalize as ctypes calls it. mpi4py's holds the interpreter, and one that waited for a dead
-    rank would stop every thread of this process, the one with the time limit included."""
+    """Call MPI_Finalize by ctypes, which releases the interpreter.
+
+    mpi4py's call holds it. If it waited for a dead rank, it would stop every thread of this process, even the
+    one with the time limit.
+    """
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     libraries = {line.split()[-1] for line in lines if "/libmpi.so" in line or "/libmpich.so" in line}
@@ -72,7 +75,7 @@ class World:
 
     rank, size      of this process, among all
     node_of         (size,) list of int: which node each rank is on, numbered from 0 by first rank
-    hostnames       (size,) list of str: what each rank's host calls itself
+    hostnames       (size,) list of str: the name of each rank's host
     comm            mpi4py communicator of all ranks; errors are returned as exceptions
     node_comm       of the ranks of this node, in the same order
     """
@@ -118,17 +121,17 @@ class World:
 
     @property
     def one_node(self) -> bool:
-        """Whether all ranks share one node."""
+        """Tell whether all ranks share one node."""
         return len(set(self.node_of)) == 1
 
     @property
     def survives_a_rank(self) -> bool:
-        """Whether the others go on when a rank is killed (ULFM): no window may then span the nodes."""
+        """Tell whether the others outlive a killed rank (ULFM): then no window may span the nodes."""
         return os.environ.get(_ULFM, "0").lower() not in ("0", "f", "false", "n", "no", "disabled")
 
     @property
     def node_ranks(self) -> list[int]:
-        """Ranks of this node, ascending; position i is rank i of node_comm."""
+        """Return the ranks of this node, ascending; position i is rank i of node_comm."""
         return [rank for rank in range(self.size) if self.node_of[rank] == self.node_of[self.rank]]
 
     def barrier(self) -> None:
@@ -136,9 +139,9 @@ class World:
         self._complete(self.comm.Ibarrier(), "barrier")
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank gave, by rank. Lengths may differ; COLLECTIVE_MAX_BYTES in all.
+        """Return the data of each rank, by rank. Lengths may differ; at most COLLECTIVE_MAX_BYTES in all.
 
-        Raises WorldError when it is more, or the others do not come within limit_s.
+        Raises WorldError when they are more, or other ranks do not come within limit_s.
         """
         import numpy as np
 
@@ -154,7 +157,7 @@ class World:
         return [received[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)]
 
     def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
-        """The bytes of rank `root`, at every rank; the others pass None.
+        """Return the bytes of rank `root`, at every rank; the others pass None.
 
         Raises WorldError as allgather_bytes does.
         """
@@ -207,8 +210,11 @@ class World:
         return str(int(leader[0])).encode()
 
     def _complete(self, request: Any, what: str) -> None:
-        """Wait for an MPI request by testing and sleeping: a blocking call would take the core from a
-        rank that computes. Raises WorldError after limit_s, or when MPI reports a failure."""
+        """Wait for an MPI request by testing and sleeping.
+
+        A blocking call would take the core from a computing rank. Raises WorldError after limit_s, or when
+        MPI reports a failure.
+        """
         start = time.monotonic()
         pause_s = 0.00005
         try:
@@ -223,8 +229,10 @@ class World:
 
 
 def wait_for_end(threads: Iterable[threading.Thread], limit_s: float) -> None:
-    """Until the threads have ended or limit_s has passed. join() returns a moment before a thread is gone,
-    and what MPI keeps for each thread is freed in that moment."""
+    """Wait until the threads have ended or limit_s has passed.
+
+    join() returns a moment before a thread is gone, and MPI frees the thread's data in that moment.
+    """
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -38,7 +38,7 @@ from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.costs import serving_costs
-from mooncake_lite.ranks.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
+from mooncake_lite.ranks.plan import STOP_EXTRA_S, StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.traced import keep_lines, rank_tracer
 from transport.address import reachable_address, tcp_endpoint
@@ -80,7 +80,7 @@ def conduct(process: RankProcess) -> int:
         on_lost=losses.on_lost, on_fatal=losses.on_fatal,
     )  # fmt: skip
     control, heart, tokens = (keys[name].to_bytes() for name in ("control", "heart", "gateway"))
-    plan = Plan(hub.endpoints, monitor.endpoints, control, heart, tokens)
+    plan = StartPlan(hub.endpoints, monitor.endpoints, control, heart, tokens)
     world.bcast_bytes(msgspec.msgpack.encode(plan))
     for rank, pid in pids_here(world):
         monitor.watch_pid(f"rank-{rank}", pid)
@@ -147,7 +147,7 @@ def _refuse_all(process: RankProcess, reason: str) -> int:
 
 
 def _refuse(process: RankProcess, world: World, reason: str) -> int:
-    world.bcast_bytes(msgspec.msgpack.encode(Plan(refused=reason)))
+    world.bcast_bytes(msgspec.msgpack.encode(StartPlan(refused=reason)))
     print(f"mooncake-lite: error: {reason}", file=sys.stderr, flush=True)
     return process.leave(reason, world.finish, 2)
 

@@ -43,6 +43,7 @@ from transport.channel import Hub
 from transport.errors import WireError
 
 TICK_S = 0.1
+"""Longest wait for a message. It bounds the delay of periodic work; any value works that costs little CPU."""
 
 GUESS = CostConfig()
 

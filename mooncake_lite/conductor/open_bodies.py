@@ -1,4 +1,4 @@
-"""What the conductor keeps of each open request for its ranks: tokens, sampling and the time spent so far.
+"""The part of each open request that only ranks need: tokens, sampling, and the time spent so far.
 
 Used by the conductor role and the simulator, from Submit until the effect Forget. The control plane sees none
 of it.
@@ -49,7 +49,7 @@ class OpenBody:
         return client_id_of(self.request_id)
 
     def again(self) -> None:
-        """Forget the first tokens of a try that has come to nothing."""
+        """Forget the first tokens of a failed try."""
         self.body, self.first_tokens, self.attempt = self._first, {}, 0
 
     def decided(self, seconds: float) -> None:
@@ -61,7 +61,7 @@ class OpenBody:
         self.attempt, body = order.attempt, self.body
         if isinstance(order, m.StartDecode):
             if body.n > 1:
-                answers = [m.Answer(branch, [self.first_tokens[branch]]) for branch in order.branches]
+                answers = [m.BranchAnswer(branch, [self.first_tokens[branch]]) for branch in order.branches]
                 body = replace(body, answers=answers)
             return m.Start(order, body)
         self.loaded = len(order.load)

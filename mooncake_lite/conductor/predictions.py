@@ -19,7 +19,7 @@ Observe = Callable[[str, float], None]
 
 @dataclass(slots=True)
 class _Request:
-    """What was predicted for a request, and what is known of its times. Times of 0: a guess, not compared.
+    """The predicted and the actual times of a request. Times of 0 are a guess and not compared.
 
     attempt     of its prefill; decodes_s: when its first sequence began to decode, 0 before
     """

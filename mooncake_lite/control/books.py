@@ -1,4 +1,4 @@
-"""The books of one control plane, which its parts share: who is there, what is waiting, where blocks lie.
+"""The books of one control plane, which its parts share: members, requests, grants, and the pool.
 
 Made by `machine.py`, and given to every part. Each book is explained in its own file.
 """
@@ -19,7 +19,7 @@ from store.policies import policy_factory
 
 
 class Books:
-    """The books.
+    """The shared books of one control plane.
 
     state       requests that wait or run, instances, costs: the books of `scheduler`
     directory   the truth about the pool

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import (
     AnswerCommand,
-    BadBlock,
     CheckBlocks,
     CompactTier,
+    DamagedBlock,
     ForgetPages,
     RemoveBlocks,
 )
@@ -28,10 +28,10 @@ CHECKED_AT_ONCE = 16
 """Blocks that a store rank compares before it reads its messages again: 48 MB, some 10 ms."""
 
 REMOVED_AT_ONCE = 4096
-"""Keys per order to a store rank: 40 kB."""
+"""Keys per order to a store rank: a message of 40 kB, which does not delay others."""
 
 MAX_OPEN = 4
-"""Commands that are carried out at once. Further ones are refused."""
+"""Most commands under way; further ones are refused. Few people give commands, so any small number works."""
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class Commands:
             return
         nbytes = sum(obj.nbytes for obj in check.batch)
         bad = [
-            BadBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
+            DamagedBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
             for obj, good in zip(check.batch, checked.good)
             if not good
         ]

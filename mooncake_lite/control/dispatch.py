@@ -21,14 +21,14 @@ from scheduler.costs.load_or_compute import LoadOrCompute
 from store.errors import PoolFull
 
 STARTING_RETRY_S = 5.0
-"""Retry-After of a request that arrives before every rank has joined."""
+"""Retry-After of a request that arrives before every rank has joined. Any few seconds work."""
 
 PINNED_RETRY_S = 5.0
-"""Retry-After of a request that is refused because blocks that stay leave too little space."""
+"""Retry-After of a request that does not fit beside pinned blocks. Any few seconds work."""
 
 
 Choose = Callable[[State, Request, float], Placement | Wait | Rejection]
-"""See scheduler.choose."""
+"""Chooses the place of a request, as scheduler.choose does for a policy."""
 
 
 class Dispatcher:
@@ -79,7 +79,7 @@ class Dispatcher:
         if isinstance(decision, Placement):
             self._take(record, request, decision, now)
         else:
-            self._state.hold(request, now)
+            self._state.wait_in_line(request, now)
 
     def _decide(self, request: Request, now: float) -> Placement | Wait | Rejection:
         """Refuse a new request, find its place, or let it wait. Those that wait already go first."""

@@ -1,4 +1,4 @@
-"""Effects: the only output of the control plane, and what the conductor sends to ranks and gateways.
+"""Effects: the only output of the control plane. The conductor sends them to ranks and gateways.
 
 One struct serves on the wire, in a recording and in the simulator. An order that needs tokens travels with
 them; see `mooncake_lite.messages`. Explained in docs/explain/control.md.
@@ -89,9 +89,9 @@ class Branched(Action, frozen=True):
 
 
 class Retried(Action, frozen=True):
-    """A try of a request has come to nothing: its prompt is computed again, and first tokens are drawn again.
+    """A try of a request has failed: its prompt is computed again, and first tokens are drawn again.
 
-    The gateway passes on none twice.
+    The gateway passes on no token twice.
     """
 
     request_id: str
@@ -270,7 +270,7 @@ class CompactTier(Action, frozen=True):
 # ------------------------------------------------------------------------------ everything else
 
 
-class BadBlock(msgspec.Struct, frozen=True, array_like=True):
+class DamagedBlock(msgspec.Struct, frozen=True, array_like=True):
     """A visible block whose bytes differ from those that were put."""
 
     object_id: int
@@ -293,7 +293,7 @@ class AnswerCommand(Action, frozen=True):
     problem: str = ""
     done: int = 0
     nbytes: int = 0
-    bad: list[BadBlock] = []
+    bad: list[DamagedBlock] = []
     blocks: int = 0
     kept: int = 0
 

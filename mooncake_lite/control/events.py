@@ -1,7 +1,7 @@
-"""Events: the only input of the control plane, and what ranks and gateways send to the conductor.
+"""Events: the only input of the control plane. Ranks and gateways send them to the conductor.
 
 One struct serves on the wire, in a recording and in the simulator. Events are plain data: lengths, keys and
-digests, never tokens. What needs tokens travels beside its event; see `mooncake_lite.messages`.
+digests, never tokens. Tokens travel beside their event; see `mooncake_lite.messages`.
 Explained in docs/explain/control.md.
 
     Event
@@ -98,7 +98,7 @@ class RequestArrived(Event, frozen=True):
     wait_limit_s   longest time that the gateway waits for the first token
     n              answers (branches) to the one prompt, numbered from 0
     class_id       service class, an index of ControlConfig.classes
-    tenant         whose request it is; "" if none was named
+    tenant         that sent it; "" if none was named
     slo_ttft_s     time to first token that the client asks for; inf: the limit of its class
     slo_tbt_s      likewise, time between tokens
     """
@@ -229,7 +229,7 @@ class SwapWanted(RequestEvent, frozen=True):
 
 
 class Swapped(RequestEvent, frozen=True):
-    """The rank has written what GrantSwap gives places for, and has dropped the request. As in Preempted."""
+    """The rank has written the blocks with places in GrantSwap, and dropped the request. As in Preempted."""
 
     num_tokens: int
     keys: list[int]

@@ -1,4 +1,4 @@
-"""Grants: what ranks were ordered or allowed to do and have not reported yet, each with a time to check.
+"""Grants: orders and permissions that ranks have not reported on yet, each with a time to check.
 
 Used by `machine.py` and by the parts of the control plane that give orders. A transfer without a report is
 given up. Work on a request is checked: the rank is asked what it has open. See docs/explain/control.md.
@@ -16,16 +16,22 @@ from mooncake_lite.control.effects import Effect, ListOpen
 from mooncake_lite.control.events import OpenListed
 
 TRANSFER_S = 120.0
-"""A transfer without a report for this long has failed. Late bytes may still land."""
+"""A transfer without a report for this long has failed, and late bytes may still land.
+
+It is longer than any wait of `transport`, so that a rank reports a failed transfer itself before.
+"""
 
 WORK_S, WORK_FACTOR = 30.0, 3.0
-"""Work on a request is checked after 30 s, or after three times its predicted duration if that is longer."""
+"""Work on a request is checked after 30 s, or after three times its predicted duration if that is longer.
+
+Any values of this order work: a check costs one message, and finds a lost order or report.
+"""
 
 UNKNOWN_S = 300.0
-"""Before the first prompt was measured: a rank answers between two passes, and one may take minutes."""
+"""Time to the check before any prompt was measured: a rank answers between passes, which may take minutes."""
 
 NOBODY = 0
-"""The rank of a pause: the conductor gives it to itself."""
+"""The rank of a pause, which is a grant of the conductor to itself."""
 
 Work = tuple[str, int]
 """A request and the attempt that a rank works on."""
@@ -33,12 +39,12 @@ Work = tuple[str, int]
 
 @dataclass(slots=True)
 class Grant:
-    """What one rank may do until it reports.
+    """One order or permission of a rank, until it reports.
 
     number     from 1 on
-    about      what the part that gave it wants to know again
-    blocks     number of blocks that a report must tell of
-    lost       what follows when there will be no report
+    about      data of the part that gave it, for the report
+    blocks     number of blocks that the report must cover
+    lost       called when there will be no report
     work       the request, of work that is checked; None: a transfer, which is given up
     lasts_s    from one check to the next; check_at: time of the next one
     """
@@ -58,7 +64,7 @@ Lost = Callable[[Grant, str, bool, float], None]
 
 
 class _Question(NamedTuple):
-    """What a rank was asked: under this number, and when its answer is overdue."""
+    """A ListOpen to a rank: its number, and the time at which the answer is overdue."""
 
     number: int
     overdue_at: float

@@ -214,7 +214,7 @@ class Control:
 
     def _on_pages_changed(self, report: ev.PagesChanged, now: float) -> None:
         """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
-        self.state.holds(report.rank, report.stored, report.removed)
+        self.state.note_pages(report.rank, report.stored, report.removed)
 
     def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
         """Lose the work that a rank does not have, and cancel again what it should have dropped."""

@@ -1,4 +1,4 @@
-"""Checks what ranks report before any book changes: lengths must agree with each other and with orders.
+"""Checks reports of ranks before any book changes: lengths must agree with each other and with orders.
 
 Used by `machine.py`. The types are checked when a message is decoded. A rank that sends what no sound rank
 sends is treated as lost, with the reason; see docs/explain/control.md.

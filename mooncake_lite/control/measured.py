@@ -1,4 +1,4 @@
-"""Measurements: what ranks report about their own times, given to the costs.
+"""Measurements: pass the times that ranks report to the costs.
 
 Used by `reports.py`. The costs correct their predictions by it; see docs/explain/costs.md.
 """

@@ -1,4 +1,4 @@
-"""The ranks and gateways of the cluster: which have joined, and in which epoch.
+"""The ranks and gateways of the cluster that have joined, and their epochs.
 
 Used by `machine.py`. Books only.
 """

@@ -1,4 +1,4 @@
-"""The base of everything that one process tells another, and that a recording holds.
+"""The base of all messages between processes, which a recording holds too.
 
 Used by `events.py`, `effects.py` and `mooncake_lite.messages`. See docs/explain/control.md.
 """

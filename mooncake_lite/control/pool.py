@@ -1,4 +1,4 @@
-"""Publication of blocks: what becomes visible in the pool, is written to SSD, or leaves a tier.
+"""Publication of blocks: they become visible in the pool, are saved to SSD, or leave a tier.
 
 Used by `machine.py` and its parts; drives the store's directory.
 """

@@ -12,7 +12,7 @@ import msgspec
 from store.objects import BlockRef
 
 SHOWN = 4
-"""Items of a list that are shown before the rest is only counted."""
+"""Items of a list that are shown; the rest is only counted, so that an event stays one line."""
 
 HASHED = ("key", "keys", "digests", "checksums")
 """Fields whose numbers are hashes, shown in hexadecimal."""

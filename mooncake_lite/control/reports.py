@@ -150,14 +150,14 @@ class Reports:
         kept = self._swaps.end(preempted, now)
         is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
         if record.n == 1 and is_wanted:
-            self._hold_again(record, preempted, kept, now)
+            self._wait_again(record, preempted, kept, now)
             return
         if is_wanted:
             alone = record.branched(preempted, now)
             alone.kept = kept
             self._requests.add(alone)
             self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
-            self._requests.hold(alone, now)
+            self._requests.wait_again(alone, now)
         elif kept is not None:
             self._directory.revoke_owner(kept.owner, now)
         if len(record.branches) > 1:
@@ -166,7 +166,7 @@ class Reports:
         else:
             self._finish(record, now)
 
-    def _hold_again(
+    def _wait_again(
         self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
     ) -> None:
         self._requests.move(record, Step.PREEMPT)
@@ -174,4 +174,4 @@ class Reports:
         record.kept = kept
         record.since_s, record.num_tokens = now, preempted.num_tokens
         record.keys, record.digests = preempted.keys, preempted.digests
-        self._requests.hold(record, now)
+        self._requests.wait_again(record, now)

@@ -13,7 +13,7 @@ from scheduler import Request, State
 from scheduler.classes import ServiceClass
 
 BRANCH_MARK = "#"
-"""Between the client's id of a request and the number of a branch that goes on alone."""
+"""Separates the client's id of a request from the number of a branch that continues alone."""
 
 
 def client_id_of(request_id: str) -> str:
@@ -23,9 +23,9 @@ def client_id_of(request_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where in the pool the KV of a preempted sequence is.
+    """The place of a preempted sequence's KV in the pool.
 
-    owner    has leased its public blocks, and owns the others and the tail
+    owner    the owner in the directory: it leases the public blocks, and owns the others and the tail
     blocks   its full blocks, in order; tail: its partial block, None without one
     """
 
@@ -35,9 +35,9 @@ class Kept:
 
 
 class Shortage(NamedTuple):
-    """What a request lacked when it did not fit.
+    """The space that a request lacked when it did not fit.
 
-    freed         what `Directory.space` counted then
+    freed         count of `Directory.space` at that time
     least_bytes   that must be free or evictable before it can fit
     next_key      of the first block that it had to compute, if no other request had; None: unknown
     """
@@ -61,7 +61,7 @@ class RequestRecord:
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
         started_s       when it took its prefill slot; ordered_s: when its prefill was ordered, after loads
-        class_id        service class; tenant: whose request it is
+        class_id        service class; tenant: that sent it
         slo_ttft_s, slo_tbt_s   limits that the client or the class asks for; inf: none
         prefill, decode ranks, -1 before it is placed
         fetch           its prefix may come from other nodes and from SSD
@@ -75,7 +75,7 @@ class RequestRecord:
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
         bad_blocks      number of blocks that did not come from SSD
         avoids_ssd      computes what is on SSD alone: a disk did not answer
-        tries           that have come to nothing
+        tries           number of tries that have failed
         grant           number of the grant that it waits for: a rank's work, or a pause before the next try
         shortage        what it lacked when it last did not fit
 

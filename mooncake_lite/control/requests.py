@@ -17,10 +17,11 @@ from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.swaps import Swaps
 
 MOST_TRIES = 3
-"""After so many tries that came to nothing, a request fails."""
+"""A request fails after so many failed tries. Any small number works: two tries may fail for a passing
+reason, but one that fails again and again only takes capacity from others."""
 
 PAUSE_S = 0.5
-"""Before the second try of a request; twice as long before the third. A full queue has time to empty."""
+"""Pause before the second try of a request; twice as long before the third. A full queue can empty then."""
 
 
 class Requests:
@@ -127,12 +128,12 @@ class Requests:
             record.grant = self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
 
     def _paused(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        self.hold(grant.about, now)
+        self.wait_again(grant.about, now)
 
-    def hold(self, record: RequestRecord, now: float) -> None:
+    def wait_again(self, record: RequestRecord, now: float) -> None:
         """Let a request wait for a place again, ahead of those that have never had one."""
         record.grant = 0
-        self._state.hold(record.as_request(self._state, self._block_tokens), now, front=True)
+        self._state.wait_in_line(record.as_request(self._state, self._block_tokens), now, front=True)
 
     def free(
         self, record: RequestRecord, now: float, may_still_write: bool = False, *, keeps_kv: bool = False

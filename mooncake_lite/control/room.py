@@ -1,4 +1,4 @@
-"""Space for KV: leases what a request reuses, and allocates places for its new KV.
+"""Space for KV: leases the blocks that a request reuses, and allocates places for its new KV.
 
 Used by `machine.py`; drives the store's directory and decides nothing about requests.
 See docs/explain/control.md.
@@ -14,10 +14,10 @@ from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.request import RequestRecord, Shortage
 from store.errors import PoolFull
 from store.objects import Found, PoolObject, Wanted
-from store.promotion import SecondHit
+from store.promotion import Promotion
 
 LEASE_S = 3600.0
-"""A request's lease ends when its KV has been read. This limit guards against bugs of ours."""
+"""Limit of a request's lease, which ends when its KV has been read. The limit guards against bugs of ours."""
 
 Moves = dict[tuple[int, int], list[int]]
 """{(tier rank, target rank): indices of `load` to be read from SSD first}."""
@@ -35,7 +35,7 @@ class Room:
         config = books.config
         self._handover, self._has_pool, layout = config.handover, config.has_pool, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
-        self._promotion = SecondHit()
+        self._promotion = Promotion()
 
     def reserve(self, record: RequestRecord, now: float) -> Moves:
         """Fill in load, store, tail and cached of a record.

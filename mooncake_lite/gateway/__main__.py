@@ -34,14 +34,14 @@ from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model.tokenizer import load_tokenizer
 
 PARENT_END_S = 0.2
-"""How long rank 0 may take to end after its first thread has; mpirun kills it 0.5 s after its own SIGTERM."""
+"""Longest time from the end of rank 0's first thread to its own; mpirun kills it 0.5 s after its SIGTERM."""
 
 GOODBYE_S = 1.0
 """Time for open connections to take their last bytes after a SIGTERM; a Stop may allow less."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address is taken or is not one of this machine."""
+    """Return a listening socket. Raises ConfigError for a taken address, or one of another machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -63,7 +63,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def lost_parent(parent_pid: int) -> bool:
-    """Whether rank 0 has ended. Waits a moment for that: the signal comes when its first thread ends."""
+    """Tell whether rank 0 has ended, after a moment: the signal comes when its first thread ends."""
     deadline = time.monotonic() + PARENT_END_S
     while parent_pid == os.getppid() and time.monotonic() < deadline:
         await asyncio.sleep(0.005)
@@ -135,7 +135,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a gateway; returns the exit code."""
+    """Run a gateway; return the exit code."""
     if len(arguments) != 1:
         print("usage: python -m mooncake_lite.gateway RUN_DIR", file=sys.stderr)
         return 2

@@ -38,12 +38,12 @@ class Piece:
 
 
 class AnswerText:
-    """The tokens of one answer in, text out: whole characters, nothing of a stop string or behind one.
+    """Turns the tokens of one answer into text: whole characters, up to the first stop string.
 
-    echo         stands before the answer
-    min_tokens   stop strings are looked for in what follows so many tokens
+    echo         text before the answer
+    min_tokens   stop strings count only after so many tokens
     tally        counts each token that was used, those of a stop string included
-    finish       why the answer has ended; None while it goes on
+    finish       why the answer has ended; None before its end
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class AnswerText:
         self.finish: str | None = None
 
     def follow(self, prompt: tuple[TokenLogprobs, ...]) -> None:
-        """Let the logprobs of the prompt's tokens stand before those of the answer."""
+        """Put the logprobs of the prompt's tokens before those of the answer."""
         self._prompt = prompt
         self._offset = prompt[-1].end if prompt else 0
 
     def push(self, message: Tokens) -> tuple[str, tuple[TokenLogprobs, ...]]:
-        """The text and logprobs that these tokens complete. A stop string ends it, whatever they say."""
+        """Return the text and logprobs that these tokens complete. A stop string ends the answer."""
         shown, logprobs = [self._before], list(self._prompt)
         self._before, self._prompt = "", ()
         for token, found in zip(message.token_ids, message.logprobs or itertools.repeat(None)):
@@ -112,11 +112,11 @@ class Answers:
 
     @property
     def ended(self) -> bool:
-        """Whether every answer has its finish."""
+        """Tell whether every answer has its finish."""
         return all(text.finish is not None for text in self.texts)
 
     async def push(self, message: Tokens) -> Piece | None:
-        """What a message adds to its answer; None if that has ended."""
+        """Return the piece that a message adds to its answer; None if that has ended."""
         first = self._first[message.request_id]
         index = first + message.branch
         if self.texts[index].finish is not None:
@@ -134,7 +134,7 @@ class Answers:
         return Piece(index, shown, self.texts[index].finish, logprobs)
 
     def note(self, message: Tokens) -> None:
-        """Keep what a message says besides tokens. Ranks may repeat earlier stages in the last message."""
+        """Keep the figures of a message. Ranks may repeat earlier stages in the last message."""
         if message.index == 0 and message.branch == 0:
             for tier, count in message.cached_tokens.items():
                 self._tally.cached_tokens[tier] = self._tally.cached_tokens.get(tier, 0) + count
@@ -150,7 +150,7 @@ async def pieces_of(
     began: float,
     token_timeout_s: float,
 ) -> AsyncGenerator[Piece, None]:
-    """Submits a request and yields its answers, each ending with a piece that has a finish.
+    """Submit a request and yield its answers, each ending with a piece that has a finish.
 
     began   time.monotonic() at the request's arrival
     Raises RequestError when the cluster refuses or fails a part of it. Closing the iterator early, or an

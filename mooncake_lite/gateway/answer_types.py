@@ -54,7 +54,7 @@ class TextChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """What both completions have in common. mooncake_lite: the trace, if the client asked for it."""
+    """Base of both completions. mooncake_lite: the trace, if the client asked for it."""
 
     id: str
     created: int
@@ -115,7 +115,7 @@ class ResetAnswer(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """Whether requests are served, what is missing, and what does not work as it should."""
+    """The state of the cluster: whether it serves requests, missing ranks, and troubles."""
 
     status: Literal["ok", "starting", "lost", "stopping"]
     detail: str
@@ -124,7 +124,7 @@ class Health(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """Of mooncake-lite."""
+    """The version of mooncake-lite."""
 
     version: str
 

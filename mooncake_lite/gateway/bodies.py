@@ -51,7 +51,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class GenerateBody(SamplingBody, kw_only=True):
-    """What both endpoints that generate have in common."""
+    """Base of the bodies of both generating endpoints."""
 
     model: str | None = None
     n: int | None = None
@@ -128,14 +128,14 @@ class Ask:
 
 
 def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
-    """The Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
+    """Return the Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, ChatBody, NEUTRAL | NEUTRAL_IN_CHATS)
     prompts = (template_messages(body.messages),)
     return _ask(body, prompts, sampling_of(body, defaults, _chat_logprobs(body)))
 
 
 def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
-    """The Ask of a completion's body. defaults: of sampling. Raises RequestError."""
+    """Return the Ask of a completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, CompletionBody)
     logprobs = -1 if body.logprobs is None else top_logprobs("logprobs", body.logprobs)
     sampling = sampling_of(body, defaults, logprobs)
@@ -145,7 +145,7 @@ def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
 
 
 def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
-    """(model, prompt) of a tokenize body; the prompt is text or a chat's messages. Raises RequestError."""
+    """Return (model, prompt) of a tokenize body. prompt: text or a chat's messages. Raises RequestError."""
     body = _typed(raw, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
@@ -156,13 +156,13 @@ def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
 
 
 def parse_detokenize(raw: bytes) -> tuple[str | None, list[int]]:
-    """(model, token ids) of a detokenize body; any ids, whatever the vocabulary. Raises RequestError."""
+    """Return (model, token ids) of a detokenize body, with any ids. Raises RequestError."""
     body = _typed(raw, DetokenizeBody)
     return body.model, body.tokens
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
-    """Messages as chat templates want them: role and one text. Raises RequestError."""
+    """Return messages as chat templates need them: role and one text. Raises RequestError."""
     if not messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -208,7 +208,7 @@ def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NE
 
 
 def _json_problem(raw: bytes, message: str) -> str:
-    """What msgspec says of a body that it cannot read; it calls two things "truncated" that are not."""
+    """Return why a body is not JSON: msgspec's message, except where that wrongly says "truncated"."""
     if not raw.strip():
         return "it is empty"
     if "truncated" in message and re.search(rb"\\u[dD][89a-fA-F]", raw):
@@ -217,7 +217,7 @@ def _json_problem(raw: bytes, message: str) -> str:
 
 
 def _field_of(message: str) -> str | None:
-    """The field a msgspec message is about: its path, or the name of what is missing at that path."""
+    """Return the field of a msgspec message: its path, or the missing name at that path."""
     path = re.search(r" - at `\$\.?([^`]*)`$", message)
     missing = re.search(r"required field `([^`]+)`", message)
     parts = [found.group(1) for found in (path, missing) if found]
@@ -225,7 +225,7 @@ def _field_of(message: str) -> str | None:
 
 
 def _prompts(prompt: str | list[Any]) -> tuple[str | list[int], ...]:
-    """The prompts of a body, which has one of four shapes: a text, token ids, or a list of one of these."""
+    """Return the prompts of a body in one of four shapes: a text, token ids, or a list of one of these."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return (prompt,)
     several = prompt if isinstance(prompt, list) else []
@@ -274,7 +274,7 @@ def _ask(
 
 
 def _choices(body: GenerateBody, max_tokens: int | None) -> int:
-    """How many answers a prompt has. Raises RequestError."""
+    """Return the number of answers to a prompt. Raises RequestError."""
     n = 1 if body.n is None else body.n
     if n < 1:
         raise RequestError(f"n={n} must be at least 1", param="n")

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: which are taken, how long one may be, and how many bytes all have together.
+"""Reads the bodies of requests, with limits on their type, their size, and their bytes in all.
 
 Used by `endpoints`. Knows headers and limits; what a body says is read in `bodies`.
 """
@@ -37,11 +37,11 @@ class BodyReader:
 
     @contextlib.asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body of a request, which is counted until the end of the context.
+        """Yield the whole body of a request, which is counted until the end of the context.
 
-        Raises RequestError: 415 unless it is plain JSON, 413 when it is too long, 429 when all bodies are,
-        408 when it takes too long; and ClientGone. A body whose length is announced is refused before
-        any of it is read.
+        Raises ClientGone, or RequestError: 415 unless it is plain JSON, 413 when it is too long, 429 when all
+        bodies together are, 408 when it takes too long. A body with an announced length is refused before any
+        of it is read.
         """
         _check_type(request.headers)
         try:
@@ -90,7 +90,7 @@ class BodyReader:
 
 
 def _check_type(headers: Headers) -> None:
-    """Raises RequestError (415) for bodies that are not marked as plain JSON.
+    """Raise RequestError (415) for bodies that are not marked as plain JSON.
 
     A page can send any other type without asking (CORS).
     """

@@ -1,4 +1,4 @@
-"""The gateway's view of its cluster: is it there, and which requests are open.
+"""The gateway's view of its cluster: its state, and the open requests.
 
 Used by `endpoints` (open, submit, close) and `__main__` (run). Talks messages/gateway.py to the conductor and
 takes tokens from ranks; knows no HTTP and no text. Explained in docs/explain/lifecycle.md.
@@ -46,8 +46,8 @@ HELLO_S = 0.5
 wish for a TCP endpoint once a rank on another host has come."""
 
 
-class State(Enum):
-    """What a gateway can do for a client."""
+class ClusterState(Enum):
+    """The state of a gateway for its clients."""
 
     STARTING = "starting"
     READY = "ready"
@@ -56,7 +56,7 @@ class State(Enum):
 
 
 class ClusterView:
-    """Everything a gateway knows of the processes behind it. Owned by one event loop.
+    """A gateway's view of the processes behind it. One event loop owns it.
 
     on_stop     called once, with the reason and the seconds left, when the cluster is to end
     report      the conductor's last answer to a question for metrics
@@ -85,23 +85,23 @@ class ClusterView:
     # ------------------------------------------------------------------ is it there?
 
     @property
-    def state(self) -> State:
-        """As of now: the conductor's last word, unless it has been silent for too long."""
+    def state(self) -> ClusterState:
+        """Return the present state: the conductor's last report, unless it has been silent for too long."""
         if self._stopping:
-            return State.STOPPING
+            return ClusterState.STOPPING
         if self._status is None or self._heard_at is None:
-            return State.STARTING
+            return ClusterState.STARTING
         if time.monotonic() - self._heard_at > self._silence_s:
-            return State.LOST
-        return State.READY if self._status.ready else State.STARTING
+            return ClusterState.LOST
+        return ClusterState.READY if self._status.ready else ClusterState.STARTING
 
     @property
     def detail(self) -> str:
-        """The state in words."""
+        """Return the state in words."""
         state = self.state
-        if state is State.STOPPING:
+        if state is ClusterState.STOPPING:
             return f"the service is stopping: {self._stopping}"
-        if state is State.LOST:
+        if state is ClusterState.LOST:
             return f"the conductor has been silent for more than {self._silence_s:g} s"
         if self._status is None:
             return "waiting for the conductor"
@@ -109,29 +109,29 @@ class ClusterView:
 
     @property
     def degraded(self) -> list[str]:
-        """What does not work as it should, one line each, by the conductor's last word."""
+        """Return the troubles in the conductor's last report, one line each."""
         return self._status.degraded if self._status is not None else []
 
     @property
     def open_requests(self) -> int:
-        """Prompts of requests between admit and close."""
+        """Return the number of prompts between admit and close."""
         return len(self._open)
 
     # ------------------------------------------------------------------ requests
 
     def admit(self, request_id: str) -> OpenRequest:
-        """A place for one more request; `close` gives it back.
+        """Take a place for one more request, until `close`.
 
         Raises Unavailable when the cluster is not ready, Refused when too many requests are open.
         """
-        if self.state is not State.READY:
+        if self.state is not ClusterState.READY:
             raise Unavailable(self.detail)
         request = OpenRequest(request_id)
         self._take_place(request_id, request)
         return request
 
     def admit_prompts(self, request: OpenRequest, ids: Sequence[str]) -> None:
-        """Places for further prompts of an admitted request. Raises Refused when too many are open."""
+        """Take places for more prompts of an admitted request. Raises Refused when too many are open."""
         for request_id in ids:
             self._take_place(request_id, request)
             request.ids.append(request_id)
@@ -151,7 +151,7 @@ class ClusterView:
             raise problem
 
     def drop(self, request: OpenRequest, request_id: str, branch: int) -> None:
-        """End the work on one answer; the request's others go on. Does nothing if it has ended."""
+        """End the work on one answer; the request's others continue. Does nothing if it has ended."""
         cancel = request.drop(request_id, branch)
         if cancel is not None:
             self.sockets.send(cancel)
@@ -164,7 +164,7 @@ class ClusterView:
                 self.sockets.send(RequestCancelled(request_id))
 
     def fail_all(self, reason: str) -> None:
-        """Every open request, and every removal of blocks, ends now with this reason."""
+        """Fail every open request, and every removal of blocks, with this reason."""
         for request in set(self._open.values()):
             request.fail(Unavailable(reason))
         for ended in self._removals.values():
@@ -177,10 +177,10 @@ class ClusterView:
         self.fail_all(f"the service is stopping: {reason}")
 
     async def renew_metrics(self, limit_s: float = 1.0) -> None:
-        """Wait for the answer to the last question for metrics, but for limit_s at most.
+        """Wait at most limit_s for the answer to the last MetricsRequest.
 
-        Ask first if that question is older than `Limits.metrics_kept_s`. All callers share its answer, so
-        that no crowd of them keeps the conductor from deciding. Raises Broken when it could not answer.
+        Send one first if the last is older than `Limits.metrics_kept_s`. All callers share its answer, so a
+        crowd of them does not delay the conductor. Raises Broken when it could not answer.
         """
         if time.monotonic() - self._asked_at_s >= self._limits.metrics_kept_s:
             self._ask_for_metrics()
@@ -194,11 +194,11 @@ class ClusterView:
             raise Broken(self.report.problem)
 
     async def remove_all_blocks(self, limit_s: float) -> PoolEnded:
-        """Remove every block of the pool that is not being written; the conductor's answer.
+        """Remove every block of the pool that is not being written; return the conductor's answer.
 
         Raises Unavailable when the cluster is not ready, or the answer does not come within limit_s.
         """
-        if self.state is not State.READY:
+        if self.state is not ClusterState.READY:
             raise Unavailable(self.detail)
         self._num_removals += 1
         number = self._num_removals
@@ -224,7 +224,7 @@ class ClusterView:
             tasks.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Say hello until ready, ping, and give up open requests when the conductor falls silent."""
+        """Send GatewayHello until ready, ping, and fail open requests when the conductor falls silent."""
         hello_at = 0.0
         pause_s = min(self._limits.ping_s, self._silence_s / 4)
         looked_at = time.monotonic()
@@ -233,17 +233,17 @@ class ClusterView:
             self._forgive(now - looked_at - TICK_S)
             looked_at = now
             state = self.state
-            if now >= hello_at and state in (State.STARTING, State.LOST):
+            if now >= hello_at and state in (ClusterState.STARTING, ClusterState.LOST):
                 self._say_hello()
                 hello_at = now + HELLO_S
             if now - self._asked_at_s >= pause_s:
                 self._ask_for_metrics()
-            if state is State.LOST and self._open:
+            if state is ClusterState.LOST and self._open:
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
 
     def _forgive(self, late_s: float) -> None:
-        """A stall of this process (a suspended laptop, a debugger) is not the conductor's silence."""
+        """Extend limits by a stall of this process (a suspended laptop, a debugger)."""
         if self._heard_at is not None and late_s > 1.0:
             self._heard_at += late_s
 

@@ -47,7 +47,7 @@ class ShortHeads(AnswerAhead):
 
 
 class Connection(H11Protocol):
-    """Limits the time of headers and of writing, answers what is no HTTP with an error object, serves
+    """Limits the time of headers and of writing, answers anything but HTTP with an error object, serves
     half-closed clients.
 
     uvicorn limits only the pause between two requests: a client that sends half a header, or takes nothing
@@ -91,7 +91,7 @@ class Connection(H11Protocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or has too long a head, unless it has an answer or a part of one. Close the
+        """Answer bytes that are not HTTP, or too long a head, unless an answer has begun. Close the
         connection.
 
         The connection is read on for LINGER_S, because bytes that come after its end reset it, and the client
@@ -167,7 +167,7 @@ def connection_type(header_limit_s: float, write_limit_s: float, allowed: Origin
     """Return the class of a server's connections, which uvicorn makes without arguments of ours.
 
     header_limit_s   from the first byte of a request's headers to their end
-    write_limit_s    longest time that a client takes nothing of what was sent to it
+    write_limit_s    longest time in which a client reads nothing of its answer
     """
 
     class OneServers(Connection):

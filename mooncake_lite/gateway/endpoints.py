@@ -27,7 +27,7 @@ from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer import Answers, Piece, pieces_of
 from mooncake_lite.gateway.body_reader import BodyReader
-from mooncake_lite.gateway.cluster_view import ClusterView, State
+from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
@@ -179,14 +179,14 @@ class Endpoints:
         It also tells what the cluster computes on, and what does not work as it should though it is ready.
         """
         cluster, weights = self._cluster, self._settings.weights
-        ready = cluster.state is State.READY
+        ready = cluster.state is ClusterState.READY
         status: Any = "ok" if ready else cluster.state.value
         answer = types.Health(status, cluster.detail, weights, cluster.degraded)
         return _json(answer, status=200 if ready else 503)
 
     async def ping(self, request: Request) -> Response:
         """GET and POST /ping: the status of /health, without a body."""
-        return Response(status_code=200 if self._cluster.state is State.READY else 503)
+        return Response(status_code=200 if self._cluster.state is ClusterState.READY else 503)
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: remove all blocks of the pool. Raises RequestError."""

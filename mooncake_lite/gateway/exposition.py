@@ -1,4 +1,4 @@
-"""What /metrics shows: the cluster's samples, as the conductor sends them, and the gateway's own.
+"""The samples of /metrics: the cluster's, as the conductor sends them, and the gateway's own.
 
 Used by `endpoints` (renders) and `answer` (observes). Names and units follow vLLM's meaning, under the
 prefix mooncake_lite_. Knows no request and no socket.
@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 import mooncake_lite
-from mooncake_lite.gateway.cluster_view import ClusterView, State
+from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.messages import Metric
 
 PREFIX = "mooncake_lite_"
@@ -24,6 +24,7 @@ PREFIX = "mooncake_lite_"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 GAP_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+"""Bounds of the histograms: each about twice the one before, from a fast answer to a timeout."""
 
 _KINDS = ("counter", "gauge", "histogram")
 
@@ -111,7 +112,7 @@ class GatewayGauges(Collector):
         for name, text, value in (
             ("uptime_seconds", "Seconds since the start of the gateway", now - self._began),
             ("cluster_metrics_age_seconds", "Seconds since the conductor was asked for its metrics", age_s),
-            ("ready", "1 when requests are taken, else 0", cluster.state is State.READY),
+            ("ready", "1 when requests are taken, else 0", cluster.state is ClusterState.READY),
             ("degraded", "Number of things that do not work as they should", len(cluster.degraded)),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)

@@ -1,7 +1,7 @@
-"""What a gateway and its process for long prompts say to each other: frames over one Unix socket.
+"""Messages between a gateway and its process for long prompts: frames over one Unix socket.
 
 A frame is the length of a message (u32, big-endian) and the message (transport/wire.py). The body behind a
-Task and the JSON behind an Answer follow as they are, so that they are copied once.
+PromptTask and the JSON behind a PromptAnswer follow as they are, so that they are copied once.
 Used by `long_prompts` and `long_prompts_process`; explained in docs/explain/lifecycle.md.
 """
 
@@ -19,7 +19,7 @@ from transport.wire import Decoder, encode
 LENGTH = struct.Struct("!I")
 
 
-class Task(Message, frozen=True):
+class PromptTask(Message, frozen=True):
     """Gateway -> process: do this with the body that follows, of nbytes bytes."""
 
     kind: Kind
@@ -27,7 +27,7 @@ class Task(Message, frozen=True):
     nbytes: int
 
 
-class Answer(Message, frozen=True):
+class PromptAnswer(Message, frozen=True):
     """Process -> gateway: the JSON that follows, of nbytes bytes, is the answer."""
 
     nbytes: int
@@ -51,8 +51,8 @@ class Problem(Message, frozen=True):
         return RequestError(self.message, param=self.param, status=self.status, code=self.code)
 
 
-TO_PROCESS = Decoder(Task)
-TO_GATEWAY = Decoder(Prepared | Answer | Problem)
+TO_PROCESS = Decoder(PromptTask)
+TO_GATEWAY = Decoder(Prepared | PromptAnswer | Problem)
 
 
 def frame(message: msgspec.Struct) -> bytes:

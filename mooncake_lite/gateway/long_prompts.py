@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from mooncake_lite.errors import RequestError
-from mooncake_lite.gateway.long_frames import LENGTH, TO_GATEWAY, Answer, Problem, Task, frame
+from mooncake_lite.gateway.long_frames import LENGTH, TO_GATEWAY, Problem, PromptAnswer, PromptTask, frame
 from mooncake_lite.gateway.problems import Broken, Refused
 from mooncake_lite.gateway.prompt_work import Kind, Prepared, too_much_memory
 from mooncake_lite.gateway.shortest_first import ShortestFirst
@@ -43,7 +43,7 @@ PIECE_BYTES = 256 * 1024
 
 
 def command(run_dir: Path, memory_bytes: int) -> list[str]:
-    """What starts a process of a gateway with this run folder, whose work may take so much memory."""
+    """Return the command of a process for this run folder, whose work may take so much memory."""
     program = "mooncake_lite.gateway.long_prompts_process"
     return [sys.executable, "-m", program, str(run_dir), str(memory_bytes)]
 
@@ -85,7 +85,7 @@ class LongPrompts:
         self._here_bytes += len(raw)
         try:
             async with self.turns.turn(len(raw)):
-                reply = await self._exchange(Task(kind, request_id, len(raw)), raw)
+                reply = await self._exchange(PromptTask(kind, request_id, len(raw)), raw)
         finally:
             self._here -= 1
             self._here_bytes -= len(raw)
@@ -106,7 +106,7 @@ class LongPrompts:
             return
         raise Refused(f"{what}; come back later", self.turns.longest_wait_s())
 
-    async def _exchange(self, task: Task, raw: bytes) -> Prepared | list[bytes] | Problem:
+    async def _exchange(self, task: PromptTask, raw: bytes) -> Prepared | list[bytes] | Problem:
         child = await self._living_child()
         try:
             async with asyncio.timeout(self.limit_s):
@@ -169,7 +169,7 @@ class _Child:
             self.process = start_child(command, new_session=True, stdin=theirs)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def exchange(self, task: Task, raw: bytes) -> Prepared | list[bytes] | Problem:
+    async def exchange(self, task: PromptTask, raw: bytes) -> Prepared | list[bytes] | Problem:
         """Send a body and await the reply. Raises OSError, EOFError or WireError when the process ends."""
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket, limit=PIECE_BYTES)
@@ -181,13 +181,13 @@ class _Child:
             await writer.drain()
         head = await reader.readexactly(LENGTH.size)
         reply: Any = TO_GATEWAY.decode(await reader.readexactly(*LENGTH.unpack(head)))
-        if not isinstance(reply, Answer):
+        if not isinstance(reply, PromptAnswer):
             return reply  # type: ignore[no-any-return]
         starts = range(0, reply.nbytes, PIECE_BYTES)
         return [await reader.readexactly(min(PIECE_BYTES, reply.nbytes - start)) for start in starts]
 
     def memory_bytes(self) -> int:
-        """What it holds now; 0 when it has ended."""
+        """Return the memory that the process holds now; 0 when it has ended."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:

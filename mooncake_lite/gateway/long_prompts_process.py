@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from mooncake_lite.errors import RequestError, UserError
-from mooncake_lite.gateway.long_frames import LENGTH, TO_PROCESS, Answer, Problem, Task, frame
+from mooncake_lite.gateway.long_frames import LENGTH, TO_PROCESS, Problem, PromptAnswer, PromptTask, frame
 from mooncake_lite.gateway.problems import surprise
 from mooncake_lite.gateway.prompt_work import PromptWork, too_much_memory
 from mooncake_lite.gateway.settings import read_settings
@@ -35,19 +35,19 @@ process counts only within its session."""
 
 
 def serve(stream: io.BufferedRWPair, work: PromptWork) -> None:
-    """Answer every Task until the gateway closes the stream."""
+    """Answer every PromptTask until the gateway closes the stream."""
     while len(head := stream.read(LENGTH.size)) == LENGTH.size:
-        task: Task = TO_PROCESS.decode(stream.read(*LENGTH.unpack(head)))
+        task: PromptTask = TO_PROCESS.decode(stream.read(*LENGTH.unpack(head)))
         raw = stream.read(task.nbytes)
         if len(raw) == task.nbytes:
             stream.writelines(_reply(work, task, raw))
             stream.flush()
 
 
-def _reply(work: PromptWork, task: Task, raw: bytes) -> list[bytes]:
+def _reply(work: PromptWork, task: PromptTask, raw: bytes) -> list[bytes]:
     try:
         result = work.do(task.kind, task.request_id, raw)
-        return [frame(Answer(len(result))), result] if isinstance(result, bytes) else [frame(result)]
+        return [frame(PromptAnswer(len(result))), result] if isinstance(result, bytes) else [frame(result)]
     except RequestError as error:
         return [frame(Problem.of(error))]
     except MemoryError:

@@ -31,11 +31,11 @@ class PromptAnswers:
 
     @property
     def ended(self) -> bool:
-        """Whether every answer has ended and may be shown."""
+        """Tell whether every answer has ended and may be shown."""
         return self.withheld is None and all(order.ended for order in self.orders)
 
     def push(self, message: Tokens) -> list[Tokens]:
-        """The messages whose turn has come; none while they are withheld."""
+        """Return the messages whose turn has come; none while they are withheld."""
         ready = self._in_order(message)
         if self.withheld is None:
             return ready

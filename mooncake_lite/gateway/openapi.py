@@ -37,7 +37,7 @@ Schemas = dict[type, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What one path answers.
+    """The description of one path.
 
     handler   of the class that has all handlers
     guarded   whether it needs the API key, if there is one

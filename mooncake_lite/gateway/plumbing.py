@@ -43,7 +43,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     finally:
         for future in (task, gone):
             future.cancel()
-        # The cancelled work has to have said goodbye to the cluster before anybody goes on.
+        # The cancelled work must have told the cluster before this continues.
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
@@ -87,7 +87,7 @@ class EventStream(StreamingResponse):
 
 
 async def _with_pauses(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Where many pieces are ready at once, nothing else lets the loop see a lost connection."""
+    """Yield pieces with a pause after each, so that the event loop sees a lost connection."""
     async for piece in pieces:
         yield piece
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from mooncake_lite.model.tokenizer import Tokenizer
 from store.keys import block_digests, prefix_keys
 
 Kind = Literal["chat", "completion", "tokenize", "detokenize"]
-"""What the body of a request is, and with it what becomes of it."""
+"""The kind of a request's body, which decides how it is processed."""
 
 MESSAGE_CHARS = 2000
 """The longest error message: one that quotes its body could be as long as the body."""
@@ -61,7 +61,7 @@ def served_as(prepared: Prepared, service: Service) -> Prepared:
 
 
 class PromptWork:
-    """What a gateway does with bodies.
+    """The work of a gateway on bodies.
 
     tokenizer   of the model folder
     """
@@ -250,7 +250,7 @@ class PromptWork:
                 )
 
     def _max_tokens(self, ask: bodies.Ask, prompt_tokens: int, field: str) -> int:
-        """How long the answer may be. Raises RequestError when prompt and answer exceed the context."""
+        """Return the longest answer. Raises RequestError when prompt and answer exceed the context."""
         self._check_room(prompt_tokens, field)
         room = self._settings.max_model_len - prompt_tokens
         if ask.max_tokens is None:
@@ -271,7 +271,7 @@ class PromptWork:
 
 
 def _prompt_field(ask: bodies.Ask, number: int) -> str:
-    """Where a prompt stands in its body."""
+    """Return the field of a body that has this prompt."""
     if ask.chat:
         return "messages"
     return f"prompt[{number}]" if len(ask.prompts) > 1 else "prompt"
@@ -297,7 +297,7 @@ def too_much_memory(nbytes: int) -> RequestError:
 
 
 def salt_of(fingerprint: bytes, cache_salt: str) -> bytes:
-    """What a key chain starts from: the weights, and what a tenant adds to be alone with its KV."""
+    """Return the start of a key chain: the weights, and a tenant's salt, which keeps its KV apart."""
     if not cache_salt:
         return fingerprint
     return fingerprint + hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()

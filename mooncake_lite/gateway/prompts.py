@@ -1,6 +1,6 @@
-"""Where the work on a body is done: in two threads when it is short, in one of two processes when it is long.
+"""The places of work on bodies: two threads for short bodies, two processes for long ones.
 
-Used by `endpoints`. Neither holds up the event loop; a crowd of prompts never holds more than four cores.
+Used by `endpoints`. Neither delays the event loop, and a crowd of prompts never takes more than four cores.
 The work itself is in `prompt_work`. Knows no HTTP and no socket.
 """
 
@@ -25,7 +25,7 @@ MIDDLE_BYTES = 256 * 1024
 
 MIDDLE_MEMORY_BYTES = 256 * 2**20
 LONG_MEMORY_BYTES = 3 * 2**30
-"""What the work on one body may take. 8 MiB of words take 0.7 GB; 8 MiB of digits, a token each, 2.6 GB."""
+"""Memory for the work on one body. 8 MiB of words take 0.7 GB; 8 MiB of digits, a token each, 2.6 GB."""
 
 
 class Prompts:

@@ -13,15 +13,16 @@ from mooncake_lite.errors import RequestError
 from mooncake_lite.messages import Sampling
 
 OPENAI = Sampling()
-"""What a request samples with that names nothing, where its model names nothing either."""
+"""Sampling of a request that names none, if its model names none either."""
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chats, and vLLM's for both."""
 
 MAX_BIASES = 1024
-"""Entries of logit_bias."""
+"""Most entries of logit_bias: far more than clients send, and little work for each token."""
 
 MAX_STOP_IDS = 64
+"""Most stop_token_ids: far more than a model has, and a short list in each order to a rank."""
 
 _INT64 = 2**63
 

@@ -1,4 +1,4 @@
-"""Who sends a request, and how it wants to be served: the API key, the service class and limits of latency.
+"""Read the tenant, the service class and the latency limits of a request from its headers and API key.
 
 Used by `endpoints`. Knows headers and the configuration, no body and no cluster.
 """
@@ -22,7 +22,7 @@ TPOT_HEADER = "x-slo-tpot-ms"
 
 
 class Service(msgspec.Struct, frozen=True):
-    """What headers and the API key say about a request. Fields as in messages.RequestArrived."""
+    """The tenant, class and limits of a request. Fields as in messages.RequestArrived."""
 
     class_id: int
     tenant: str = ""
@@ -41,7 +41,7 @@ class Services:
 
     @property
     def has_key(self) -> bool:
-        """Whether clients need a key."""
+        """Tell whether clients need a key."""
         return bool(self._api_key or self._tenants)
 
     def check_key(self, headers: Mapping[str, str]) -> Tenant | None:

@@ -1,4 +1,4 @@
-"""What a gateway process is told at its start: the file gateway.json in the run folder.
+"""The settings of a gateway process: the file gateway.json in the run folder.
 
 Read by `__main__`; written by rank 0 before it starts the process. Knows no socket and no request.
 The file holds the API key and secret keys, so it must belong to its owner alone (mode 0600).
@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says as it is used.
+    """The part of the settings that stands in the file as it is used.
 
     served_id       the id under which the model answers
     max_model_len   tokens of prompt and answer together
@@ -88,17 +88,17 @@ class Settings(_Told, frozen=True, kw_only=True):
 
     @property
     def control_endpoint(self) -> str:
-        """Where the conductor listens."""
+        """Return the endpoint on which the conductor listens."""
         return f"ipc://{self.run_dir}/control"
 
     @property
     def tokens_endpoint(self) -> str:
-        """Where ranks on this host send tokens."""
+        """Return the endpoint to which ranks on this host send tokens."""
         return f"ipc://{self.run_dir}/tokens-{self.name}"
 
 
 def read_settings(run_dir: Path) -> Settings:
-    """The settings in run_dir/gateway.json.
+    """Return the settings in run_dir/gateway.json.
 
     Raises ConfigError when the file is missing, open to others than its owner, or malformed.
     """

@@ -22,7 +22,7 @@ Logprobs = Sequence[TokenLogprobs]
 
 @dataclass(slots=True)
 class Tally:
-    """What one request has used so far, with all its prompts and answers.
+    """The usage of one request so far, with all its prompts and answers.
 
     cached_tokens   prompt tokens whose KV was reused, by tier
     spans           stages, as the ranks measured them
@@ -40,7 +40,7 @@ class Tally:
         return types.Usage(self.prompt_tokens, self.completion_tokens, total, details)
 
     def trace(self) -> dict[str, Any]:
-        """Where cached tokens came from and where the time went; our own addition to an answer."""
+        """Return the origins of cached tokens and the times of stages, our own addition to an answer."""
         tiers = {"dram": 0, "ssd": 0} | self.cached_tokens
         return {"cached_tokens": tiers, "spans": [msgspec.structs.asdict(span) for span in self.spans]}
 

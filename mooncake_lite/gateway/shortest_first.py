@@ -47,7 +47,7 @@ class ShortestFirst:
             self._pass_on()
 
     def longest_wait_s(self) -> float:
-        """How long the one that waits longest has waited; 0 when none waits."""
+        """Return the longest wait so far among those that wait; 0 when none waits."""
         return time.monotonic() - self._waiting[0].since if self._waiting else 0.0
 
     async def _take(self, nbytes: int) -> None:

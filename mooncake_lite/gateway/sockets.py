@@ -26,7 +26,7 @@ QUEUE_MESSAGES = 10_000
 """Messages that may wait per peer and direction, as in transport.channel."""
 
 LINGER_MS = 300
-"""How long a closing gateway goes on delivering what it sent, cancellations above all."""
+"""Time in which a closing gateway still delivers sent messages, cancellations above all."""
 
 _IPC_PATH_BYTES = 107  # sun_path on Linux, without the zero byte
 

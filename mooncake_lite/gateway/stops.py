@@ -34,12 +34,12 @@ class StopFinder:
         return seen[: len(seen) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text will come."""
+        """Return the held-back text, when no more will come."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, seen: str) -> int | None:
-        """Start of the match that ends first, the longest of those; None without one."""
+        """Return the start of the match that ends first, the longest of those; None without one."""
         spots = [(seen.find(stop), stop) for stop in self._stops]
         ends = [(at + len(stop), at) for at, stop in spots if at >= 0]
         return min(ends)[1] if ends else None

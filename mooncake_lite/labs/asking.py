@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mooncake_lite.labs.child import GPU, Answer, Call, Raised
+from mooncake_lite.labs.child import GPU, Call, CallAnswer, Raised
 from mooncake_lite.labs.lab import Resources
 from mooncake_lite.labs.sandbox import OUT_OF_TIME, SAMPLE_S, Confined, Level, Limits
 
@@ -112,7 +112,7 @@ class Child:
             self.stopped = f"the code cannot be imported: {in_words(said.raised)}"
             raise Stopped(self.stopped)
 
-    def _exchange(self, line: bytes) -> Answer:
+    def _exchange(self, line: bytes) -> CallAnswer:
         if self.stopped:
             raise Stopped(self.stopped)
         self._confined.restart_clock()
@@ -120,7 +120,7 @@ class Child:
         self._deadline = began + self._left_s
         try:
             self._send(line)
-            return msgspec.json.decode(self._line(), type=Answer)
+            return msgspec.json.decode(self._line(), type=CallAnswer)
         except Stopped as error:
             self.stopped = str(error)
             self._confined.end()

@@ -17,7 +17,7 @@ import msgspec
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.gates import look_at, outside_of
 from mooncake_lite.labs.judging import Counted, Outcome
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import Lowered, device, lower
 from mooncake_lite.labs.notes import read_notes, write_notes
 from mooncake_lite.labs.running import run_tests
@@ -31,7 +31,7 @@ WITHIN = 3
 Say = Callable[[str], None]
 
 
-def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = False) -> bool:
+def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool = False) -> bool:
     """Check these tasks and report. Return whether they are written, and pass every public test and gate.
 
     gpu: run kernels on a GPU too. Raises LabError when nothing can be tested.
@@ -62,7 +62,7 @@ def check(root: Path, lab: Lab, tasks: Sequence[Task], say: Say, *, gpu: bool = 
     return bool(ready) and passed and good_on_gpu
 
 
-def _on_gpu(root: Path, lab: Lab, tasks: list[Task], seeds: dict[str, int], say: Say) -> bool:
+def _on_gpu(root: Path, lab: Lab, tasks: list[LabTask], seeds: dict[str, int], say: Say) -> bool:
     """Run the tests of kernels on a GPU; without one say why. Return whether none has failed."""
     found = device(root, lab)
     if not tasks or not found.name:
@@ -97,7 +97,7 @@ def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
     return found
 
 
-def compared(task: Task, cost: Counted, predicted: float) -> str:
+def compared(task: LabTask, cost: Counted, predicted: float) -> str:
     """Return how a prediction compares with what was counted, or with the limit where more was counted.
 
     So a right prediction stays right when the code wastes.
@@ -111,14 +111,14 @@ def compared(task: Task, cost: Counted, predicted: float) -> str:
     )
 
 
-def over(task: Task, cost: Counted) -> str:
+def over(task: LabTask, cost: Counted) -> str:
     """Return what to say of a cost that is above its limit; empty when it is not."""
     if cost.value <= cost.limit:
         return ""
     return f"{task.cost.name}: at most {cost.limit:,} {task.cost.unit} are needed. {task.cost.about}"
 
 
-def _report(task: Task, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
+def _report(task: LabTask, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:
     tests = f", {seen.passed} of {seen.tests} tests" if seen.tests else ""
     if seen.tests and seen.state != "graded":
         tests += ", which count nothing before the gate is passed"
@@ -180,7 +180,7 @@ def _edited_outside(root: Path, lab: Lab, sources: dict[str, str]) -> list[str]:
 
 
 def _remember(
-    root: Path, lab: Lab, tasks: Sequence[Task], scores: dict[str, TaskScore], outcome: Outcome
+    root: Path, lab: Lab, tasks: Sequence[LabTask], scores: dict[str, TaskScore], outcome: Outcome
 ) -> None:
     notes = read_notes(root)
     if len(tasks) == len(lab.tasks):

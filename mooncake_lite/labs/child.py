@@ -44,7 +44,7 @@ class Raised(msgspec.Struct, frozen=True):
     where: list[tuple[str, int, str]] = []
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came back. files: digests of the tree's files that are loaded, told once."""
 
     value: Any = None
@@ -93,13 +93,13 @@ def loaded_files() -> dict[str, str]:
     return found
 
 
-def answer(driver: Driver, line: bytes) -> Answer:
+def answer(driver: Driver, line: bytes) -> CallAnswer:
     """Make one call. What it raises is an observation too."""
     try:
         call = msgspec.json.decode(line, type=Call)
-        return Answer(driver[call.call](call.inputs))
+        return CallAnswer(driver[call.call](call.inputs))
     except Exception as error:
-        return Answer(raised=raised(error))
+        return CallAnswer(raised=raised(error))
 
 
 def main() -> None:
@@ -109,20 +109,20 @@ def main() -> None:
     os.dup2(2, 1)
     encoder = msgspec.json.Encoder()
 
-    def reply(said: Answer) -> None:
+    def reply(said: CallAnswer) -> None:
         try:
             line = encoder.encode(said)
         except (TypeError, ValueError, RecursionError) as error:
-            line = encoder.encode(Answer(raised=raised(error)))
+            line = encoder.encode(CallAnswer(raised=raised(error)))
         replies.write(line + b"\n")
         replies.flush()
 
     try:
         driver: Driver = load(sys.argv[1]).CALLS
     except Exception as error:
-        reply(Answer(raised=raised(error), files=loaded_files()))
+        reply(CallAnswer(raised=raised(error), files=loaded_files()))
         return
-    reply(Answer(files=loaded_files()))
+    reply(CallAnswer(files=loaded_files()))
     for line in sys.stdin.buffer:
         said = answer(driver, line)
         sys.stdout.flush()

@@ -13,7 +13,7 @@ import click
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.instructor_commands import dev, grade, pack, release
-from mooncake_lite.labs.lab import Lab, Task, find_root, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_in, labs_in
 
 WATCH_S = 0.3
 
@@ -152,7 +152,7 @@ def _score(root: Path, lab: Lab) -> str:
     return score_in_words(root, lab) if lab.tasks else answers_in_words(root, lab)
 
 
-def _check_once(root: Path, lab: Lab, tasks: list[Task], gpu: bool) -> int:
+def _check_once(root: Path, lab: Lab, tasks: list[LabTask], gpu: bool) -> int:
     from mooncake_lite.labs.checking import check as run
     from mooncake_lite.labs.questions import check_answers
 
@@ -166,7 +166,7 @@ def _check_once(root: Path, lab: Lab, tasks: list[Task], gpu: bool) -> int:
         return 1
 
 
-def _task(task: str) -> tuple[Path, Task]:
+def _task(task: str) -> tuple[Path, LabTask]:
     """Find a task such as 2a. Raises LabError if there is none."""
     root = find_root(Path.cwd())
     if not task[:-1].isdecimal():

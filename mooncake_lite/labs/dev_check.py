@@ -21,7 +21,7 @@ from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grading import Grader
 from mooncake_lite.labs.hostile import HOSTILE, hostile_text
 from mooncake_lite.labs.judging import Outcome
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, check_answers, real_answers
@@ -50,11 +50,11 @@ class Bench:
     lab: Lab
     tree: Path
 
-    def source(self, task: Task) -> str:
+    def source(self, task: LabTask) -> str:
         """Return the file of a region, with the reference in it."""
         return regions.without_marks((self.root / task.file).read_text(encoding="utf-8"))
 
-    def with_region(self, task: Task, text: str) -> Outcome:
+    def with_region(self, task: LabTask, text: str) -> Outcome:
         """Run the public tests of a task with another text in its region, and put the reference back."""
         path = self.tree / task.file
         path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
@@ -64,7 +64,7 @@ class Bench:
             path.write_text(self.source(task), encoding="utf-8")
 
     @contextmanager
-    def stubs(self, tasks: Sequence[Task]) -> Iterator[None]:
+    def stubs(self, tasks: Sequence[LabTask]) -> Iterator[None]:
         """Put stubs in place of these regions, until the block of this context ends."""
         files = {task.file for task in tasks}
         for file in files:
@@ -253,7 +253,7 @@ def every_test_fails_for_a_mutant(bench: Bench) -> Problems:
         yield from unkilled(bench, task)
 
 
-def unkilled(bench: Bench, task: Task) -> Problems:
+def unkilled(bench: Bench, task: LabTask) -> Problems:
     """Yield the tests of a task that fail for no mutant. Stops to mutate when every test has failed."""
     waiting = {case.name for case in bench.with_region(task, _region(bench, task)).cases}
     for text in mutants(_region(bench, task)):
@@ -267,7 +267,7 @@ def unkilled(bench: Bench, task: Task) -> Problems:
         yield f"{task.id} {name} fails for no mutant"
 
 
-def _region(bench: Bench, task: Task) -> str:
+def _region(bench: Bench, task: LabTask) -> str:
     return regions.body(bench.source(task), task.function)
 
 

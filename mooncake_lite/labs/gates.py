@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.names import forbidden
 
 MOST_CHARACTERS = 20_000
 """Of a region. Forty lines have a tenth of that; Python's parser must not be fed megabytes."""
 
 
-def look_at(lab: Lab, task: Task, source: str, *, check_names: bool = True) -> str:
+def look_at(lab: Lab, task: LabTask, source: str, *, check_names: bool = True) -> str:
     """Look at a region in the file `source`, without running it.
 
     Returns why the tests of the task are not run; empty when they are.
@@ -37,7 +37,7 @@ def look_at(lab: Lab, task: Task, source: str, *, check_names: bool = True) -> s
     return "; ".join(wrong)
 
 
-def transplanted(lab: Lab, task: Task, clean: str, text: str) -> str:
+def transplanted(lab: Lab, task: LabTask, clean: str, text: str) -> str:
     """Return the clean file with a student's region in it.
 
     Raises LabError for a text that is not the body of one function.

@@ -20,7 +20,7 @@ from mooncake_lite.labs import regions, sandbox
 from mooncake_lite.labs.checking import compared, prediction_of
 from mooncake_lite.labs.gates import look_at, transplanted
 from mooncake_lite.labs.judging import Outcome
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import Lowered, lower
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
@@ -114,7 +114,7 @@ class Grader:
             grade.scores[task.id] = seen.nothing(problem) if problem else seen
         self._compare(submission, grade)
 
-    def _fill_in(self, task: Task, submission: Submission, sources: dict[str, str]) -> str:
+    def _fill_in(self, task: LabTask, submission: Submission, sources: dict[str, str]) -> str:
         """Put a region into its file. Return why it is not tested; empty when it is."""
         text = submission.regions.get(task.id, "")
         if regions.is_stub(text):
@@ -128,7 +128,7 @@ class Grader:
         sources[task.file] = filled
         return ""
 
-    def _run(self, sources: dict[str, str], ready: list[Task]) -> tuple[Outcome, Lowered]:
+    def _run(self, sources: dict[str, str], ready: list[LabTask]) -> tuple[Outcome, Lowered]:
         """Test and lower these tasks in a clean tree of their own, with these files in it."""
         with tempfile.TemporaryDirectory(prefix="mlab") as folder:
             tree = Path(folder) / "tree"

@@ -51,7 +51,7 @@ class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.public + self.private + self.cost + self.tidiness
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One region and what is asked of it.
 
     id, title   "2a" and a few words
@@ -127,7 +127,7 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: list[str] = []
     resources: Resources = Resources(seconds=6, memory_mb=1024, tasks=32)
     figures: list[Figure] = []
-    tasks: list[Task] = []
+    tasks: list[LabTask] = []
     questions: list[Question] = []
     folder: str = ""
 
@@ -136,7 +136,7 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the folder of the tests, from the root of the tree."""
         return f"tests/labs/lab{self.number:02}"
 
-    def task(self, task: str) -> Task:
+    def task(self, task: str) -> LabTask:
         """Return a task by its id. Raises LabError if there is none."""
         for found in self.tasks:
             if found.id == task:

@@ -15,7 +15,7 @@ import msgspec
 
 from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
 from mooncake_lite.labs.child import Raised
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.sandbox import Level
 
 DRIVER = "mooncake_lite/labs/lowering_drive.py"
@@ -40,7 +40,7 @@ class Device(msgspec.Struct):
     error: str = ""
 
 
-def lower(tree: Path, lab: Lab, tasks: Sequence[Task], *, level: Level) -> Lowered:
+def lower(tree: Path, lab: Lab, tasks: Sequence[LabTask], *, level: Level) -> Lowered:
     """Lower the kernels of these tasks in a tree. A task without kernels has no problem."""
     wanted = {name: task.id for task in tasks for name in task.kernels}
     if not wanted:

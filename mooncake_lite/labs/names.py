@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.regions import FunctionNode
 
 
-def forbidden(lab: Lab, task: Task, function: FunctionNode, source: str) -> list[str]:
+def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> list[str]:
     """Return what a region uses and may not, as messages with lines; empty when all is well.
 
     function   whose body is the region, in the file `source`

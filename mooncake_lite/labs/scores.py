@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mooncake_lite.labs.judging import Case, Counted, Outcome
-from mooncake_lite.labs.lab import Lab, Task
+from mooncake_lite.labs.lab import Lab, LabTask
 
 
 class TaskScore(msgspec.Struct):
@@ -47,12 +47,12 @@ class TaskScore(msgspec.Struct):
         return self.public + self.private + self.cost + self.tidiness
 
 
-def not_run(task: Task, state: str) -> TaskScore:
+def not_run(task: LabTask, state: str) -> TaskScore:
     """Return the score of a task whose tests were not run: 0 points and the reason."""
     return TaskScore(task.id, state)
 
 
-def score(task: Task, outcome: Outcome, untidy: list[str]) -> TaskScore:
+def score(task: LabTask, outcome: Outcome, untidy: list[str]) -> TaskScore:
     """Return the points of a task whose tests were run.
 
     Tests count in proportion, rounded down. The cost and the tidiness count only when all tests have passed.

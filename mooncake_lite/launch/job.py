@@ -28,7 +28,7 @@ CLEAN_LIMIT_S = 1.0
 """How long cleaning up goes on killing; only a process stuck in the kernel outlives it."""
 
 
-class Job:
+class MpirunJob:
     """mpirun and all that it has started on this host.
 
     lost     ranks seen gone without a last word, in the order in which they went

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.launch.job import Job
+from mooncake_lite.launch.job import MpirunJob
 from mooncake_lite.launch.mpirun import rank_command
 from mooncake_lite.launch.progress import Progress
 from mooncake_lite.launch.rank_process import STOP_SIGNALS
@@ -79,7 +79,7 @@ class Launcher:
         sweep()
         mpirun = find_mpirun()
         with self._signals_taken() as wake:
-            job = Job(self._config, mpirun, self._command, os.environ)
+            job = MpirunJob(self._config, mpirun, self._command, os.environ)
             self._progress = Progress(self._config)
             try:
                 job.selector.register(wake, selectors.EVENT_READ, "signal")
@@ -112,7 +112,7 @@ class Launcher:
 
     # --------------------------------------------------------------------------------- watch
 
-    def _watch(self, job: Job) -> int:
+    def _watch(self, job: MpirunJob) -> int:
         """Until a signal asks for the end, or the cluster ends. Returns the exit code."""
         deadline = time.monotonic() + self._config.start_timeout_s + START_SLACK_S
         conductor_gone_at = 0.0
@@ -131,7 +131,7 @@ class Launcher:
                 if time.monotonic() - conductor_gone_at > AFTERMATH_S:
                     return self._ended(job)
 
-    def _check_start(self, job: Job, states: dict[int, RankState], deadline: float) -> bool:
+    def _check_start(self, job: MpirunJob, states: dict[int, RankState], deadline: float) -> bool:
         """True once the cluster serves. Raises ClusterError when it never will.
 
         A rank that ends early leaves the others in MPI_Init, where nothing wakes them: all are ended.
@@ -159,14 +159,14 @@ class Launcher:
         seen = 0 in states and len(states) >= expected
         return seen and all(state.state == "ready" for state in states.values())
 
-    def _pump(self, job: Job, timeout_s: float) -> None:
+    def _pump(self, job: MpirunJob, timeout_s: float) -> None:
         """Wait a little; show what ranks have printed."""
         for line in job.pump(timeout_s):
             self._progress.line(f"{job.output.name(line.rank)}: {line.text}")
 
     # ----------------------------------------------------------------------------------- end
 
-    def _ended(self, job: Job) -> int:
+    def _ended(self, job: MpirunJob) -> int:
         """The cluster has ended by itself, or its conductor has. Raises ClusterError unless in order."""
         reason = self._end(job)
         if reason:
@@ -174,7 +174,7 @@ class Launcher:
         self._progress.line("every rank has stopped")
         return 0
 
-    def _end(self, job: Job) -> str:
+    def _end(self, job: MpirunJob) -> str:
         """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
         lost = list(job.causes)
         started = time.monotonic()
@@ -197,7 +197,7 @@ class Launcher:
             last_lines=list(job.output.last_lines),
         )
 
-    def _stop(self, job: Job) -> int:
+    def _stop(self, job: MpirunJob) -> int:
         """Ranks first, then mpirun, then force; all of it within five seconds."""
         started = time.monotonic()
         self._progress.line(f"stopping: {self._signals[0]}")

@@ -1,10 +1,10 @@
 """The folder of one running cluster: its sockets, rank files and mpirun's temporary files.
 
-Made by the launcher, or by rank 0 under a user's own mpirun; joined by every rank; removed by whoever
-leaves last. It may not know what is said over the sockets. Explained in docs/explain/lifecycle.md.
+The launcher makes it, or rank 0 under a user's own mpirun. Every rank joins it, and the last process that
+leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md.
 
     RUN_DIR/                 0700, mooncake-lite.<uid>.<random>
-      alive                  whoever uses the folder holds a shared flock on it
+      alive                  every process that uses the folder holds a shared flock on it
       control, heart, ...    unix sockets, so the path must stay short
       rank-<n>.json          RankState: what rank n is doing
       gateway.json           0600: the configuration, with the address and the keys of the server

@@ -69,9 +69,9 @@ from mooncake_lite.messages.gateway import (
     Tokens,
 )
 from mooncake_lite.messages.parts import (
-    Answer,
     BlockRef,
     Body,
+    BranchAnswer,
     Logprobs,
     Message,
     Metric,

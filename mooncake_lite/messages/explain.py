@@ -7,7 +7,7 @@ from scheduler.placement import Explanation
 
 
 class Explain(Message, frozen=True):
-    """The command -> conductor: say what was compared when this request was decided."""
+    """The command -> conductor: ask what was compared when this request was placed or refused."""
 
     request: str
 

@@ -17,7 +17,7 @@ class GatewayHello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A tokenised request, and what the control plane does not see of it."""
+    """A tokenised request, with the part of it that the control plane does not see."""
 
     request: RequestArrived
     body: Body

@@ -1,4 +1,4 @@
-"""What messages are made of: their base, and the parts that several of them carry.
+"""The base of messages, and the parts that several of them carry.
 
 Explained in docs/explain/lifecycle.md.
 """
@@ -12,7 +12,7 @@ import msgspec
 from mooncake_lite.control.message import Message
 from store.objects import BlockRef
 
-__all__ = ["Answer", "BlockRef", "Body", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
+__all__ = ["BlockRef", "Body", "BranchAnswer", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Plain(msgspec.Struct, frozen=True, array_like=True):
@@ -20,14 +20,14 @@ class Plain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(Plain, frozen=True):
-    """How the next token is chosen. Greedy when temperature is 0.
+    """The parameters by which the next token is chosen. Greedy when temperature is 0.
 
-    seed makes the draw of the token at position i a function of (seed, i) alone, so that any
-    rank can continue a request and get the same tokens. engine/nucleus.py tells of top_p, top_k and min_p,
-    engine/penalties.py of what follows.
+    seed makes the draw of the token at position i a function of (seed, i) alone, so that any rank can
+    continue a request and get the same tokens. engine/nucleus.py explains top_p, top_k and min_p,
+    engine/penalties.py the penalties, the biases and min_tokens.
 
-    logprobs          how many of the best tokens are told with their logprobs; -1: none, and not the chosen
-                      one's
+    logprobs          number of best tokens that are reported with their logprobs; -1: none, and not that of
+                      the chosen token
     prompt_logprobs   likewise for the tokens of the prompt; with it, nothing of the prompt is reused
     """
 
@@ -53,7 +53,7 @@ class Logprobs(Plain, frozen=True):
 
 
 class Span(Plain, frozen=True):
-    """One stage of a request, as measured by the rank that did it (a duration, never a clock time)."""
+    """The duration of one stage of a request, measured by the rank that did it. Never a clock time."""
 
     stage: str
     rank: int
@@ -62,7 +62,7 @@ class Span(Plain, frozen=True):
     count: int = 0
 
 
-class Answer(Plain, frozen=True):
+class BranchAnswer(Plain, frozen=True):
     """A branch of a request, and the tokens of its answer so far."""
 
     branch: int
@@ -70,9 +70,9 @@ class Answer(Plain, frozen=True):
 
 
 class Body(Plain, frozen=True):
-    """What the control plane does not see of a request. The gateway fills in the fields up to stop_ids.
+    """The part of a request that the control plane does not see. The gateway fills in fields up to stop_ids.
 
-    gateway     that gets the tokens of the answer
+    gateway     the gateway that gets the tokens of the answer
     token_ids   the prompt, and the answer so far
     salt        start of the prefix keys; empty: nothing may be reused
     stop_ids    tokens that end the answer (the model's end tokens, unless ignore_eos)
@@ -82,7 +82,7 @@ class Body(Plain, frozen=True):
     n           answers that are drawn from the prompt; branch: number of the first one
     answers     of several branches to be decoded; token_ids is then the prompt
     offers      whether full blocks that have no place in the pool are offered to it
-    spans       where the time of the request went so far
+    spans       durations of the stages so far
     """
 
     gateway: str
@@ -95,7 +95,7 @@ class Body(Plain, frozen=True):
     keys: list[int] = []
     n: int = 1
     branch: int = 0
-    answers: list[Answer] = []
+    answers: list[BranchAnswer] = []
     offers: bool = False
     spans: list[Span] = []
 

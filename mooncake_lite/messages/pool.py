@@ -52,7 +52,7 @@ class PoolRows(Message, frozen=True):
 
 
 class SegmentFigures(Plain, frozen=True):
-    """What one rank gives to the pool, how much of it is free, and the number of blocks to be read there."""
+    """Figures of the segment that one rank lends: its bytes, free bytes, and visible blocks."""
 
     rank: int
     role: str
@@ -80,7 +80,7 @@ class PoolProgress(Message, frozen=True):
 
 
 class PoolEnded(Message, frozen=True):
-    """The command has ended; problem: why it could not be done, "" when it could. Also in place of any other
+    """The command has ended. problem: why it failed, "" when it has not. Also in place of any other
     answer, `Explained` included, that could not be sent.
 
     blocks   how many it has removed or pinned; kept: how many it has not, because they are in use

@@ -32,7 +32,7 @@ class RankStats(Message, frozen=True):
 
 
 class Degraded(Message, frozen=True):
-    """Rank -> conductor: this rank works, but not as it should; sent when the text changes.
+    """Rank -> conductor: the rank's present troubles, although it works; sent when the text changes.
 
     kind   what is concerned: one text for each
     text   what is wrong, in one line; "" when it is over
@@ -44,7 +44,7 @@ class Degraded(Message, frozen=True):
 
 
 class Stopped(Message, frozen=True):
-    """Rank -> conductor: I have stopped taking work and have flushed. `dropped`: blocks not saved."""
+    """Rank -> conductor: the rank takes no more work and has flushed. `dropped`: blocks not saved."""
 
     dropped: int
 

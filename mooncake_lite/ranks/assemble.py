@@ -22,7 +22,7 @@ from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
-from mooncake_lite.ranks.plan import STOP_EXTRA_S, Plan, pids_here, pool_fingerprint
+from mooncake_lite.ranks.plan import STOP_EXTRA_S, StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.traced import rank_tracer
 from mooncake_lite.tracing.tracer import Tracer
@@ -41,7 +41,7 @@ class _Neighbours:
     roles   of all ranks on this node, this one's among them
     """
 
-    def __init__(self, process: RankProcess, world: World, plan: Plan) -> None:
+    def __init__(self, process: RankProcess, world: World, plan: StartPlan) -> None:
         self.config = process.config
         self.number = world.rank
         self.node = world.node_of[world.rank]
@@ -110,7 +110,7 @@ def work(process: RankProcess) -> int:
     """Start, serve, and end. Returns the exit code. Raises when the rank cannot continue."""
     config = process.config
     world = World.start(config.mpi_profile)
-    plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=Plan)
+    plan = msgspec.msgpack.decode(world.bcast_bytes(None), type=StartPlan)
     if plan.refused:
         return process.leave(plan.refused, world.finish, 2)
     folder = resolve_model(config.model)

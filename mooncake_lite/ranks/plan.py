@@ -1,4 +1,4 @@
-"""What the ranks agree on as they start: where the conductor listens, and what determines a block's bytes.
+"""What all ranks must share at their start: the conductor's endpoints, and a fingerprint of blocks.
 
 Used by `assemble.py` and `conductor/assemble.py`. See docs/explain/lifecycle.md.
 """
@@ -17,15 +17,15 @@ from mooncake_lite.model.fingerprint import weights_fingerprint
 from transport.world import World
 
 STOP_EXTRA_S = 1.0
-"""What the conductor waits beyond the grace for the last rank to report that it has flushed."""
+"""Time after the grace in which the conductor still waits for the last rank's report of its flush."""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What rank 0 broadcasts over MPI before any ZeroMQ connection exists.
+class StartPlan(msgspec.Struct, frozen=True):
+    """Endpoints and keys that rank 0 broadcasts over MPI before any ZeroMQ connection exists.
 
     control, heart   endpoints of the conductor: over ipc, and over tcp ("" when all are on one host)
     ..._keys         of control, of heart and of the gateway, as CurveKeys.to_bytes
-    refused          why the cluster does not start; all ranks then leave with exit code 2
+    refused          why the cluster does not start; all ranks then exit with code 2
     """
 
     control: list[str] = []

@@ -23,6 +23,9 @@ from mooncake_lite.simulator.sessions import SessionMix
 
 GOOD_SHARE = 0.9
 LOAD = 0.8
+"""Capacity is the rate at which 90 % meet their limits. The comparison runs at 80 % of the best: queues
+form there, and the best policy is not overloaded."""
+
 CAPACITY_SEED = 0
 """Seed of the requests with which capacities are searched; the command compares with seeds 1 and up."""
 

@@ -26,7 +26,7 @@ from store.objects import BlockRef
 GoesOn = (
     ev.PrefillEnded | ev.DecodeLoaded | ev.PromptComputed | ev.DecodeEnded | ev.Preempted | ev.Swapped
 )  # fmt: skip
-"""Answers after which a rank does not read what its order names."""
+"""Reports after which a rank no longer reads the blocks that its order names."""
 
 NAMES_BLOCKS = (*(ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped),)
 """Events that name blocks, with their second digests."""

@@ -17,6 +17,8 @@ from store.objects import BlockRef
 PREFILL_S_PER_TOKEN = 0.002
 STEP_S = 0.02
 TRANSFER_S_PER_BLOCK = 0.001
+"""Times of the fault world: of the order of a small machine's. Only their ratios matter there, and no
+profile is needed."""
 
 
 class Hardware(Protocol):

@@ -15,8 +15,8 @@ from mooncake_lite.config.options import NumberRange
 from mooncake_lite.errors import UserError
 from mooncake_lite.tools.client import (
     CONTROL,
-    Answer,
     AnswerFailed,
+    StreamedAnswer,
     one_line,
     open_client,
     problem_of,
@@ -148,9 +148,9 @@ def read_question(console: Console) -> str | None:
     return None if question in ("/quit", "/exit") else question
 
 
-def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Answer:
+def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> StreamedAnswer:
     """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises AnswerFailed."""
-    answer = Answer()
+    answer = StreamedAnswer()
     try:
         stream_answer(
             client, fields, answer, lambda text: console.print(CONTROL.sub("", text), end="", markup=False)
@@ -163,7 +163,7 @@ def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Answe
     return answer
 
 
-def summary(answer: Answer) -> str:
+def summary(answer: StreamedAnswer) -> str:
     """The line under an answer: tokens of the prompt, how many were cached, and the speed."""
     if answer.finish == STOPPED:
         return "stopped"

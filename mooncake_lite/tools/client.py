@@ -35,7 +35,7 @@ class AnswerFailed(ClusterError):
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """One answer, as far as it has come.
 
     usage      tokens, as the server counts them
@@ -83,7 +83,7 @@ def open_client(kind: type[Client], url: str, api_key: str | None, limits: httpx
 def stream_answer(
     client: httpx.Client,
     body: Mapping[str, Any],
-    answer: Answer,
+    answer: StreamedAnswer,
     on_text: Callable[[str], None],
     headers: Mapping[str, str] | None = None,
 ) -> None:
@@ -108,7 +108,7 @@ def stream_answer(
 
 
 def read_answer(
-    lines: Iterable[str], answer: Answer, on_text: Callable[[str], None], clock: Callable[[], float]
+    lines: Iterable[str], answer: StreamedAnswer, on_text: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
     """Fill `answer` from the lines of an event stream. Raises AnswerFailed.
 

@@ -1,4 +1,4 @@
-"""Admission: which requests are refused before work is wasted on them. One form per file."""
+"""Admission: the refusal of requests before work is wasted on them. One form per file."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ DEFAULT = Predictive.name
 limits passes it as it passes a bounded queue."""
 
 NEED_LIMITS = frozenset({AfterPrefill.name, Early.name, Predictive.name, Shed.name})
-"""Those that refuse by limits on latency."""
+"""Forms that refuse by limits on latency."""

@@ -1,4 +1,4 @@
-"""Bounded queue: refuse what would wait too long, by number and by time.
+"""Bounded queue: refuse requests that would wait too long, by number and by time.
 
 It looks at no limit on latency but the one after which the client gives up. All other forms but `none` begin
 with it, so that no line grows without bound.

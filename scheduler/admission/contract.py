@@ -1,4 +1,4 @@
-"""The contract of admission: which requests are refused, so that the others are served in time.
+"""The contract of admission: a form refuses requests so that the others are served in time.
 
 Asked by `mooncake_lite.control` for each new request: before a policy looks for a place, and with the place
 that was found. A request that was held is asked about again when it gets a place. The paper's section on
@@ -13,6 +13,7 @@ from scheduler.requests import Placement, Rejection, Request
 from scheduler.state import State
 
 RETRY_AFTER_LIMITS_S = (1.0, 60.0)
+"""Least and most Retry-After: no client asks again at once, and none waits long because of one prediction."""
 
 
 class Admission(Protocol):
@@ -40,7 +41,7 @@ class Admission(Protocol):
 
 
 class AdmitAll:
-    """Refuses nothing but a request id that is in use. Other forms begin from it."""
+    """Refuses only a request id that is in use. The other forms extend it."""
 
     name = "none"
     withholds = False

@@ -1,4 +1,4 @@
-"""Early rejection: refuse on arrival what would miss a limit at the present load (arXiv 2407.00079, 7.2).
+"""Early rejection: refuse requests that would miss a limit at the present load (arXiv 2407.00079, 7.2).
 
     load = max(predicted TTFT / its limit, predicted TBT / its limit)        refuse when it exceeds 1
 
@@ -16,7 +16,7 @@ from scheduler.state import State
 
 
 class Early(BoundedQueue):
-    """Refuses a request whose predicted TTFT or TBT exceeds its limit, and what a bounded queue refuses."""
+    """Refuses a request whose predicted TTFT or TBT exceeds its limit, and as a bounded queue does."""
 
     name = "early-rejection"
 

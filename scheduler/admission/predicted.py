@@ -1,6 +1,6 @@
-"""What admission predicts for a new request: its times to first token and between tokens. Functions of books.
+"""Predictions for a new request: its times to first token and between tokens. Functions of the books.
 
-Used by the forms of admission. Times are 0 as long as the costs are a guess: a guess refuses no request.
+Used by the forms of admission. Times are 0 while the costs are a guess: a guess refuses no request.
 """
 
 from __future__ import annotations

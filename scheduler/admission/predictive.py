@@ -18,8 +18,7 @@ from scheduler.requests import Placement, Request
 from scheduler.state import State
 
 STEPS = 3
-"""Of the search for the fixed point. The first one decides; the others bring a low TBT nearer to its value.
-"""
+"""Steps of the search for the fixed point. The first one decides; the others bring a low TBT nearer to it."""
 
 
 class Predictive(Early):

@@ -19,7 +19,7 @@ from scheduler.requests import Placement, Rejection, Request
 from scheduler.state import State
 
 START = 0.7
-"""Load up to which nothing is refused."""
+"""Load up to which no request is refused. Lower values refuse earlier, and swing less; 1 is a threshold."""
 
 
 class Shed(Predictive):
@@ -30,7 +30,7 @@ class Shed(Predictive):
     def on_place(
         self, state: State, request: Request, placement: Placement | None, now: float
     ) -> Rejection | None:
-        """Draw."""
+        """Refuse at random, by a hash of the request's id."""
         ttft = ttft_s(state, request, placement, now)
         tbt = self.tbt_s(state, request, placement, ttft, now)
         whole_s = now - request.arrived_s + ttft

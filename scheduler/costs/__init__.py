@@ -25,7 +25,10 @@ from scheduler.costs.refine import LIMIT, Average, Corrections
 from scheduler.costs.transfer import TransferCost
 
 FULL_TOKENS, FULL_STEPS, FULL_NBYTES = 256, 16, 2**24
-"""Prompt tokens, decode steps and bytes from which a measurement has its full weight."""
+"""Prompt tokens, decode steps and bytes from which a measurement has its full weight.
+
+Fixed costs and noise are a larger part of smaller measurements. Any values of this order work.
+"""
 
 
 class CostConfig(msgspec.Struct, frozen=True, kw_only=True):

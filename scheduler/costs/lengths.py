@@ -9,7 +9,7 @@ from __future__ import annotations
 from scheduler.costs.refine import Average
 
 WEIGHT = 1 / 32
-"""Lengths of answers vary much more than times of steps, so the mean is over more of them."""
+"""Weight of one answer in a mean: lengths vary much more than times of steps, so the mean is over more."""
 
 
 class Lengths:

@@ -13,7 +13,10 @@ from collections import Counter
 from scheduler.costs import Costs
 
 PROBE_EVERY = 16
-"""After so many decisions to compute, an instance loads once: the rate of loading may have changed."""
+"""After so many decisions to compute, an instance loads once, because loading may have become faster.
+
+Any value of this order works: one prompt in 17 pays for the measurement, and a change is noticed soon.
+"""
 
 
 class LoadOrCompute:

@@ -15,15 +15,19 @@ import numpy as np
 from scheduler.columns import Column
 
 WEIGHT = 0.2
-"""Weight of a new measurement in a moving average."""
+"""Weight of a new measurement in a moving average, which follows a change within about ten of them.
+
+Any value of this order works: a smaller one follows later, a larger one follows each outlier.
+"""
 
 LEAST_SIZE = 1 / 16
 """Smaller measurements are ignored: the seconds of a full hit, which computes one token, say nothing about a
 prompt."""
 
 LIMIT = 8.0
-"""Largest factor by which a profile is corrected, and 1 / LIMIT the smallest. A rank that was suspended for a
-moment must not change predictions a hundredfold. A guess has no limit: it may be wrong by any factor."""
+"""Largest factor by which a profile is corrected, and 1 / LIMIT the smallest. A rank that was suspended
+for a moment must not change predictions a hundredfold. Any factor works that exceeds the error of a
+profile. A guess has no limit: it may be wrong by any factor."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What one rank computes next: requests, chunks, preemption, loads and stores, as a machine without I/O.
+"""The next step of one rank: requests, chunks, preemption, loads and stores, as a machine without I/O.
 
 A loop drives it: `step = next_step(state, now)`, `begin(state, step)`, a runner carries the step out, and
 `on(state, result, now)` returns what others have to hear. Start reading at planner.py. It knows neither torch

@@ -1,4 +1,4 @@
-"""Moves of blocks: which groups are read from the pool, put into pages, and written to the pool next."""
+"""Moves of blocks: the next groups to read from the pool, to put into pages, and to write to the pool."""
 
 from __future__ import annotations
 

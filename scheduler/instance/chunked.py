@@ -1,4 +1,4 @@
-"""Chunked prefill: how many tokens of each prompt the next forward pass computes.
+"""Chunked prefill: the number of tokens of each prompt in the next forward pass.
 
 Called by `continuous.next_batch`. Sarathi-Serve (Agrawal et al., OSDI 2024, section 4) cuts prompts into
 chunks, so that an iteration that also decodes never takes longer than its token budget allows ("stall-free").
@@ -29,7 +29,7 @@ def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
 
 
 def whole_prompts(budget: int, wanted: Seq[int]) -> list[int]:
-    """Do without chunks: whole prompts, oldest first, as many as fit into `budget`, but at least one.
+    """Use no chunks: whole prompts, oldest first, as many as fit into `budget`, but at least one.
 
     A long prompt then stalls the running batch for as long as it takes (Orca, Yu et al., OSDI 2022).
     """

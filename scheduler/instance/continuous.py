@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences begin, and which tokens the next forward pass computes.
+"""Continuous batching: choose the sequences that begin, and the tokens of the next forward pass.
 
 Called by `planner.next_step` before every iteration. Orca (Yu et al., OSDI 2022, section 3.1) schedules by
 iteration: a sequence joins and leaves the batch between two forward passes, and never waits for the longest
@@ -21,7 +21,7 @@ from scheduler.instance.task import Task
 def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     """Choose the waiting jobs that begin: first come, first served, and none passes another.
 
-    A job begins when there are pages for all of its tokens, beside those that the running batch needs next.
+    A job begins when there are pages for all of its tokens, besides those that the running batch needs next.
     Pages of this rank that hold its leading tokens are shared. One job at a time loads blocks from the pool.
     No job waits for the blocks of an earlier one to be stored.
     """

@@ -1,4 +1,4 @@
-"""A job: what one rank is asked to do for one request.
+"""A job: the order to one rank about one request.
 
 Made by the role (or by a simulator) from a message, and handed to the planner as `Arrived`. Token ids, places
 and sampling are opaque here. Explained in docs/explain/lifecycle.md.
@@ -31,7 +31,7 @@ class JobId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank does for one request, from its arrival to its one end.
+    """The work of a rank for one request, from its arrival to its one end.
 
         duties      {PREFILL}: ends when the first token is sampled and the KV is stored
                     {DECODE}: loads the KV of all tokens but the last, then decodes

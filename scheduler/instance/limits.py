@@ -1,4 +1,4 @@
-"""Limits: how much one rank does at once. Plain data, the same for the whole life of a rank."""
+"""Limits of the work that one rank does at once. Plain data, the same for the whole life of a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a forward pass of one rank may hold.
+    """Limits of a forward pass of one rank.
 
     tokens      most tokens; the running batch may exceed it, because each of its sequences has one
     sequences   most sequences that are loaded, prefilled or decoded

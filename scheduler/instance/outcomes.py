@@ -1,4 +1,4 @@
-"""Outcomes: what `planner.on` returns, for the role to report.
+"""Outcomes, which `planner.on` returns for the role to report.
 
 Every job has exactly one end: Prefilled, Ended, Failed, Preempted or Swapped. A job that decodes has one per
 branch.
@@ -145,7 +145,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The end of a job whose pages others need. Its KV has to be computed again.
+    """The end of a job whose pages other jobs need. Its KV must be computed again.
 
     keys             of the full blocks of token_ids; empty when nothing may be reused
     may_still_write   bytes of a failed transfer may still reach the places of a swap
@@ -160,7 +160,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class SwapWanted:
-    """Others need the pages of a job: where in the pool can its KV go?
+    """A job must leave its pages, and asks for a place in the pool for its KV.
 
     token_ids   whose KV is in the pages: all but the last one
     keys        of their full blocks; empty when nothing may be reused
@@ -173,7 +173,7 @@ class SwapWanted:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """The end of a job whose pages others need. All of its KV is in the pool: any rank may resume it.
+    """The end of a job whose pages other jobs need. All of its KV is in the pool: any rank may resume it.
 
     keys   of the full blocks of token_ids; empty when nothing may be reused
     """
@@ -197,7 +197,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class PutFinished:
-    """The blocks that the pool gave places to are written, or could not be.
+    """Blocks with places in the pool are written, or could not be.
 
     checksums   of each of the written places
     """

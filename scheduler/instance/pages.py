@@ -1,4 +1,4 @@
-"""Page accounting: which pages of one rank's KV cache are free, used by sequences, or kept for later ones.
+"""Page accounting: the pages of one rank's KV cache that are free, in use, or kept for later sequences.
 
 Used by the planner, which owns page numbers; the runner owns the bytes. It knows no requests. Reference
 counts as in vLLM (Kwon et al. 2023, section 4.4). Explained in docs/explain/prefix-sharing.md.
@@ -23,7 +23,7 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 @dataclass(slots=True)
 class Pages:
-    """The pages of one KV cache, and how many sequences use each.
+    """The pages of one KV cache, and the number of sequences that use each.
 
         num_pages     pages of the cache, numbered from 0
         page_tokens   tokens per page

@@ -1,4 +1,4 @@
-"""Preemption: which jobs leave the running batch when pages run out. `swap.py` says how they leave."""
+"""Preemption: choose the jobs that leave the running batch when pages run out. `swap.py` removes them."""
 
 from __future__ import annotations
 

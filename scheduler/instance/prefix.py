@@ -1,4 +1,4 @@
-"""The prefix cache of one rank: what every form of it does. `NoPrefix` is the form that shares nothing.
+"""The prefix cache of one rank: the contract of all forms. `NoPrefix` is the form that shares nothing.
 
 A prefix cache remembers which pages hold the KV of which leading tokens, so that a new sequence can use these
 pages and compute only the rest. Called by the planner and by `pages.PageDraft`. It moves no byte. The forms
@@ -15,7 +15,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a prefix cache must know of a sequence beside its tokens. Branches of a request share it.
+    """The facts about a sequence that a prefix cache needs besides tokens. Branches of a request share them.
 
     salt   separates sequences whose KV differs although their tokens are equal; None: share nothing
     keys   the pool's key of each full block that is matched or inserted
@@ -26,7 +26,7 @@ class Chain:
 
 
 SLICE_UNITS = 64
-"""Units that are copied from a sequence at once: a caller that stops early has not paid for all of it."""
+"""Units that are copied from a sequence at once, so that a caller that stops early has copied few in vain."""
 
 
 def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Iterator[tuple[int, ...]]:
@@ -38,7 +38,7 @@ def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Itera
 
 @dataclass(slots=True)
 class Changes:
-    """Keys of the blocks that came into a cache, and of those that went out, until they are told."""
+    """Keys of blocks that came into a cache or left it, until they are reported."""
 
     _came_in: dict[int, bool] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class Changes:
 
 
 class PrefixCache(Protocol):
-    """Which pages hold which leading tokens. It consists of units: runs of pages that are shared whole.
+    """Maps leading tokens to pages that hold them. It consists of units, runs of pages that are shared whole.
 
     unit_tokens   tokens of a unit; `insert` changes nothing until a sequence has filled another one
 

@@ -29,11 +29,14 @@ from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
 
 MOST_READ_AGAIN = 1
-"""Failed transfers of a task's blocks that are begun again."""
+"""Failed transfers of a task's blocks that are begun again. One: the transport makes second tries too."""
 
 LATE_S = 120.0
-"""How long bytes of a failed read may still come. The transport reports a transfer in which nothing moves
-after 5 s; what has not come two minutes later was dropped with its connection."""
+"""Time in which bytes of a failed read may still come.
+
+The transport reports a transfer after 5 s in which nothing moves. Bytes that have not come two minutes later
+were dropped with their connection.
+"""
 
 
 def apply(state: State, result: Result, now: float) -> list[Outcome]:

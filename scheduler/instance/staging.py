@@ -12,15 +12,16 @@ from typing import Literal
 from scheduler.instance.task import Task
 
 HALVES = 2
+"""Two, so that one is filled by a transfer while the other is copied into pages."""
 
 
 @dataclass(slots=True)
 class HalfUse:
-    """What occupies a half.
+    """The group of blocks that occupies a half.
 
     kind    reading: blocks of the pool are on their way into it; landed: they wait to be put into pages
             writing: its blocks are on their way to the pool
-    task    whose blocks; None: the task was cancelled, and only the transfer has to end
+    task    that owns the blocks; None: the task was cancelled, and only the transfer has to end
     first   number of the first block within job.load or Task.out
     count   number of blocks
     """

@@ -1,4 +1,4 @@
-"""The books of one rank: which tasks it has, in which stage, and what they hold. It makes no choice.
+"""The books of one rank: its tasks, their stages, and the pages and slots that they hold. It makes no choice.
 
 Read by the choices (`continuous`, `preemption`, `block_moves`), changed by `planner.begin` and `planner.on`
 alone.
@@ -23,10 +23,13 @@ from scheduler.instance.step import Step
 from scheduler.instance.task import Task
 
 Preemption = Literal["recompute", "swap"]
-"""How a sequence leaves when pages run out: its KV is computed again later, or moved into the pool."""
+"""The way in which a sequence leaves when pages run out: its KV is computed again, or moved into the pool."""
 
 ANSWER_S = 60.0
-"""A question to the pool without an answer for this long was lost, or the answer was."""
+"""A question to the pool without an answer for this long was lost, or its answer was.
+
+Any value works that is far above the time of an answer: one that comes later changes nothing.
+"""
 
 NextKey = Callable[[Any, int | None, Seq[int]], int]
 """(salt, key of the block before or None for the first, token ids of the block) -> key of the block."""
@@ -52,7 +55,7 @@ class Put:
 
 @dataclass(slots=True)
 class State:
-    """What one rank holds and does.
+    """The books of one rank.
 
         duties         what this rank serves; a job's duties are some of them
         block_tokens   tokens per block of the pool

@@ -1,4 +1,4 @@
-"""A step: what a rank does next, as plain data, and its result.
+"""A step: the next work of a rank, as plain data, and its result.
 
 Made by `planner.next_step`, carried out by a runner: torch on a CPU or GPU, a timed wait, or a simulator.
 A runner does the parts of a step in the order of its fields. It needs nothing but the step.
@@ -103,7 +103,7 @@ class WritePut:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the next token of a sequence is chosen.
+    """The facts by which the next token of a sequence is chosen.
 
     sampling    what the request asks for, opaque
     token_ids   the whole sequence so far, as it is when the step begins
@@ -158,7 +158,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a rank does next.
+    """The next work of a rank.
 
     now       the time at which it was decided
     admit     waiting jobs that begin

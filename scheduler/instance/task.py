@@ -99,7 +99,7 @@ class Task:
 
     @property
     def chain(self) -> Chain:
-        """Return what the prefix cache must know of this sequence beside its tokens."""
+        """Return what the prefix cache must know of this sequence besides its tokens."""
         return Chain(self.job.salt, self.keys)
 
     @property

@@ -31,10 +31,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 """By the names that configurations use."""
 
 OTHER_SCORES = {DynamoCost.name: "blocks", RoundRobin.name: "", RandomChoice.name: ""}
-"""Units of the scores that are not in seconds, as all others are."""
+"""{policy: unit of its score} for scores that are not in seconds."""
 
 COPYING = frozenset({KVCacheCentric.name})
-"""Those under which hot blocks are copied to the nodes that read them: the last line of Algorithm 1."""
+"""Policies that copy hot blocks to the nodes that read them: the last line of Algorithm 1."""
 
 
 def policy_of(name: str, balancing_threshold: float = THRESHOLD) -> Policy:

@@ -20,7 +20,9 @@ from scheduler.requests import Placement, Rejection, Request, Terms, Wait
 from scheduler.state import State
 
 TIE_S = 1e-9
-"""For each sequence of a decode instance: of equally fast ones that with the fewest is chosen."""
+"""Added to the time of a decode instance for each of its sequences: of equally fast ones, the one with the
+fewest is chosen. Any value works that is far below every real difference.
+"""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -87,9 +89,9 @@ def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
 
 
 class Comparison:
-    """What one decision compared: columns of its own, which no later change of the books alters.
+    """The figures that one decision compared: columns of its own, which no later change of the books alters.
 
-    Rows of terms are made when they are asked for. A comparison of n instances keeps about 100 n bytes.
+    Rows of terms are made on demand. A comparison of n instances keeps about 100 n bytes.
     """
 
     def __init__(self, view: View, ranked: Ranked) -> None:

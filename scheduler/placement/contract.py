@@ -17,9 +17,9 @@ NEVER = np.zeros((), bool)
 
 
 class Ranked(NamedTuple):
-    """What a policy says of every prefill instance: arrays over their rows, or one value for all.
+    """The answer of a policy about every prefill instance: arrays over their rows, or one value for all.
 
-    score        what it minimises; the first of equal instances is chosen
+    score        is minimised; the first of equal instances is chosen
     reused       leading blocks that the instance would not compute
     transfer_s   predicted seconds for those of them that come from elsewhere
     prefill_s    predicted seconds to compute the other blocks

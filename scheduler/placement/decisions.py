@@ -24,7 +24,7 @@ Outcome = Literal["waits", "placed", "refused"]
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What was decided about a request, and what was compared.
+    """The decision about a request, and the instances that were compared.
 
     policy       name of the placement policy
     reason       why it waits or was refused; "" when it was placed

@@ -15,7 +15,7 @@ from scheduler.placement.contract import Ranked, near_only
 from scheduler.placement.view import View
 
 OVERLAP_WEIGHT = 1.0
-"""Its default: a block to compute counts as much as a block to decode."""
+"""Dynamo's default: a block to compute counts as much as a block to decode."""
 
 
 class DynamoCost:

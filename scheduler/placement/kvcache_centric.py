@@ -17,9 +17,10 @@ from scheduler.placement.contract import Ranked
 from scheduler.placement.view import View
 
 THRESHOLD = 1.5
-"""How many times longer than the near prefix the best one must be: the paper's kvcache_balancing_threshold.
+"""A prefix is fetched if it is this many times longer than the near one: kvcache_balancing_threshold.
 
-The paper gives no number. At 1.5 a prefix is fetched if more than a third of it is missing near the instance.
+The paper gives no number for it. At 1.5 a prefix is fetched if more than a third of it is missing near the
+instance.
 """
 
 

@@ -16,5 +16,5 @@ class RoundRobin:
     def rank(self, view: View) -> Ranked:
         """Score: 0 for the instance whose turn it is, 1 for the others."""
         score = np.ones(len(view.near))
-        score[view.rows[view.state.placed % len(view.rows)]] = 0.0
+        score[view.rows[view.state.num_placed % len(view.rows)]] = 0.0
         return near_only(view, score)

@@ -1,4 +1,4 @@
-"""What a policy sees of the cluster for one request: columns over the prefill instances.
+"""A policy's view of the cluster for one request: columns over the prefill instances.
 
 Built by `choose.py` for each decision. Knows the books, makes no choices. Explained in
 docs/explain/conductor.md.
@@ -52,19 +52,19 @@ class View:
         return np.minimum(blocks * request.block_tokens, request.num_tokens - 1)
 
     def prefill_s(self, reused: Column) -> np.ndarray:
-        """(n,) predicted seconds of each instance for the prompt without its first `reused` blocks."""
+        """Return (n,) predicted seconds of each instance for the prompt without its first `reused` blocks."""
         columns, cached = self.state.prefill_columns, self.tokens(reused)
         return self.state.costs.prefill_s(columns.instance, self.request.num_tokens, cached)  # type: ignore[no-any-return]
 
     @property
     def fetch_s(self) -> np.ndarray:
-        """(n,) predicted seconds until each instance has the longest prefix: what is not near is moved."""
+        """Return (n,) predicted seconds to move the rest of the longest prefix to each instance."""
         if self._fetch_s is None:
             self._fetch_s = self.fetch_beyond_s(self.near)
         return self._fetch_s
 
     def fetch_beyond_s(self, had: np.ndarray) -> np.ndarray:
-        """(n,) predicted seconds to move what the longest prefix has beyond the first `had` blocks.
+        """Return (n,) predicted seconds to move the longest prefix without its first `had` blocks.
 
         Blocks on SSD are counted as far if there are other nodes: the index does not tell on which they are.
         """
@@ -78,7 +78,7 @@ class View:
 
     @property
     def in_rack(self) -> np.ndarray:
-        """(n,) leading blocks in DRAM of the nodes of each instance's rack together; at least `near`."""
+        """Return (n,) leading blocks in DRAM of all nodes of each instance's rack; at least `near`."""
         if self._in_rack is None:
             state = self.state
             found = {
@@ -90,12 +90,12 @@ class View:
 
     @property
     def rack_fetch_s(self) -> np.ndarray:
-        """(n,) predicted seconds to move what `in_rack` has beyond `near`, within the rack."""
+        """Return (n,) predicted seconds to move what `in_rack` has beyond `near`, within the rack."""
         state = self.state
         moved = (self.in_rack - self.near) * state.block_nbytes
         instance, flows = state.prefill_columns.instance, state.least_flows(self.pool)
         return state.costs.rack_transfer_s(instance, moved, flows)  # type: ignore[no-any-return]
 
     def draw(self, what: str) -> int:
-        """A number that depends on the request alone: the same in every process and every replay."""
+        """Return a number that depends on the request alone: the same in every process and every replay."""
         return xxh3_64_intdigest(f"{what} {self.request.request_id}".encode())

@@ -1,4 +1,4 @@
-"""Queues: in which order waiting requests begin. One form per file, behind `contract.Queue`."""
+"""Queues: the order in which waiting requests begin. One form per file, behind `contract.Queue`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.queues.srpt import SRPT
 
 
 class QueueConfig(NamedTuple):
-    """What forms of a queue need to know.
+    """The configuration of all forms of a queue.
 
     weights   of the service classes, by class_id
     ageing    seconds of prefill that a second of waiting is worth (aged-srpt)

@@ -1,4 +1,4 @@
-"""The contract of a queue: in which order requests that wait begin.
+"""The contract of a queue: the order in which waiting requests begin.
 
 Asked by `scheduler.state` once for each request that joins a line, and told when it leaves. Explained
 in docs/explain/conductor.md.

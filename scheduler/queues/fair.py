@@ -24,7 +24,10 @@ from scheduler.line import Key
 from scheduler.requests import Request
 
 MOST_FLOWS = 10_000
-"""Flows that are remembered; those whose finish is past are forgotten when there are more."""
+"""Most flows that are remembered; beyond it, those without requests whose finish is past are forgotten.
+
+Any value works that exceeds the flows that wait at one time: to forget a past finish changes no tag.
+"""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from scheduler.queues.fcfs import FCFS
 
 TRUST = 0.5
+"""Share of the decode slots that go by predicted length. The bound is that of the other half of the slots."""
 
 
 class Predicted(FCFS):

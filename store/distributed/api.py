@@ -1,7 +1,7 @@
 """`MooncakeDistributedStore`: Mooncake's method names, arguments and return codes over our client.
 
-Used by programs, which change one import. Wrong types raise TypeError; everything else is a code, an
-empty value or None, and nothing here hangs: each wait in `client` has a limit. Threads may share a store.
+Used by programs, which change one import. Wrong types raise TypeError. All other failures are a code, an
+empty value or None. No call hangs: each wait in `client` has a limit. Threads may share a store.
 Explained in docs/explain/leases.md.
 """
 
@@ -41,7 +41,7 @@ from transport.curve import CurveKeys
 from transport.errors import ChannelError
 
 KEYS_VARIABLE = "MOONCAKE_LITE_STORE_KEYS"
-"""Names the key file of a master that is reached beyond this machine."""
+"""The variable that names the key file of a master on another machine."""
 
 PATH_VARIABLE = "MOONCAKE_LITE_STORE_PATH"
 """ "tcp": bytes go over TCP also within this machine, as they would from another."""
@@ -101,7 +101,7 @@ class MooncakeDistributedStore(Tensors):
         return OK
 
     def close(self) -> int:
-        """Leave the master; what lived only in this store's segment is gone. 0, also when not set up."""
+        """Leave the master; objects only in this segment are lost. Returns 0, also when not set up."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -112,7 +112,7 @@ class MooncakeDistributedStore(Tensors):
         return self._client.hostname if self._client is not None else ""
 
     def health_check(self) -> int:
-        """0: the master answers; 1: not set up; 2: it does not answer."""
+        """Return 0 when the master answers, 1 when not set up, 2 when the master does not answer."""
         if self._client is None:
             return 1
         return 0 if self._client.is_healthy() else 2
@@ -120,11 +120,11 @@ class MooncakeDistributedStore(Tensors):
     # ------------------------------------------------------------------------------ writing
 
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """Store a buffer's bytes. 0 also when the key exists, which changes nothing. -200: no room."""
+        """Store a buffer's bytes. 0 also when the key exists, which changes nothing. -200: no space."""
         return self._put(checked_name(key), [as_view(value)], config)
 
     def put_parts(self, key: str, *args: Any, config: ReplicateConfig | None = None) -> int:
-        """Store several buffers behind each other as one object; without a byte, nothing (and 0)."""
+        """Store several buffers, one after the other, as one object; without a byte, nothing (and 0)."""
         return self._put_parts(key, args, config, upsert=False)
 
     def put_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
@@ -142,23 +142,23 @@ class MooncakeDistributedStore(Tensors):
         sizes: list[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """put_from of several; a code for each."""
+        """Call put_from for each key; return a code for each."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=False)
 
     def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """Store a buffer's bytes, in the place of what the key meant before."""
+        """Store a buffer's bytes, in place of the key's old object."""
         return self._put(checked_name(key), [as_view(value)], config, upsert=True)
 
     def upsert_parts(self, key: str, *args: Any, config: ReplicateConfig | None = None) -> int:
-        """put_parts that replaces."""
+        """Call put_parts, but replace an existing object."""
         return self._put_parts(key, args, config, upsert=True)
 
     def upsert_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
-        """put_batch that replaces."""
+        """Call put_batch, but replace existing objects."""
         return self._put_batch(keys, values, config, upsert=True)
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """put_from that replaces."""
+        """Call put_from, but replace an existing object."""
         return self._put_from(key, buffer_ptr, size, config, upsert=True)
 
     def batch_upsert_from(
@@ -168,7 +168,7 @@ class MooncakeDistributedStore(Tensors):
         sizes: list[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """batch_put_from that replaces."""
+        """Call batch_put_from, but replace existing objects."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=True)
 
     def _put(self, name: str, parts: Parts, config: ReplicateConfig | None, *, upsert: bool = False) -> int:
@@ -234,7 +234,7 @@ class MooncakeDistributedStore(Tensors):
     # ------------------------------------------------------------------------------ reading
 
     def get(self, key: str) -> bytes:
-        """The bytes of an object, b"" when there is none or it cannot be read."""
+        """Return the bytes of an object, b"" when there is none or it cannot be read."""
         client = self._client
         if client is None or not self._can_copy:
             return b""
@@ -248,11 +248,11 @@ class MooncakeDistributedStore(Tensors):
             raise
 
     def get_batch(self, keys: list[str]) -> list[bytes]:
-        """get of each."""
+        """Call get for each key."""
         return [self.get(name) for name in checked_names(keys)]
 
     def get_buffer(self, key: str) -> BufferHandle | None:
-        """A copy of an object in a buffer with an address, None when there is none."""
+        """Return a copy of an object in a buffer with an address, None when there is none."""
         name = checked_name(key)
         if self._client is None or not self._can_copy:
             return None
@@ -260,16 +260,16 @@ class MooncakeDistributedStore(Tensors):
         return BufferHandle(data) if data else None
 
     def batch_get_buffer(self, keys: list[str]) -> list[BufferHandle | None]:
-        """get_buffer of each."""
+        """Call get_buffer for each key."""
         return [self.get_buffer(name) for name in checked_names(keys)]
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Copy an object to an address of this process; bytes read, -600 when `size` is too small."""
+        """Copy an object to an address of this process; return bytes read, -600 when `size` is too small."""
         name, ptr = checked_name(key), checked_number("buffer_ptr", buffer_ptr)
         return self._get_into(name, ptr, checked_number("size", size))
 
     def batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
-        """get_into of each."""
+        """Call get_into for each key."""
         names = checked_names(keys)
         ptrs, lengths = checked_numbers("buffer_ptrs", buffer_ptrs), checked_numbers("sizes", sizes)
         if not len(names) == len(ptrs) == len(lengths):
@@ -301,7 +301,7 @@ class MooncakeDistributedStore(Tensors):
     ) -> list[list[list[int]]]:
         """Copy ranges of objects into registered buffers: per buffer a list of keys, per key its ranges.
 
-        Returns bytes read, or a code, in the same nested shape; what is wrong fails its own ranges alone.
+        Returns bytes read, or a code, in the same nested shape. A wrong range fails alone.
         """
         return get_into_ranges(
             self._client if self._can_copy else None,
@@ -314,16 +314,16 @@ class MooncakeDistributedStore(Tensors):
         )
 
     def get_size(self, key: str) -> int:
-        """Bytes of an object, -704 when there is none; grants a lease."""
+        """Return the bytes of an object, -704 when there is none; grants a lease."""
         return self._ask_one(checked_name(key), lambda found: found.nbytes)
 
     def is_exist(self, key: str) -> int:
-        """1 or 0; grants a lease."""
+        """Return 1 if an object exists, or 0; grants a lease."""
         code = self._ask_one(checked_name(key), lambda found: 1)
         return 0 if code == NOT_FOUND else code
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """is_exist of each."""
+        """Call is_exist for each key."""
         names, client = checked_names(keys), self._client
         if client is None:
             return [BAD_PARAMETERS] * len(names)
@@ -350,7 +350,7 @@ class MooncakeDistributedStore(Tensors):
         return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: list[str], force: bool = False) -> list[int]:
-        """remove of each."""
+        """Call remove for each key."""
         names = checked_names(keys)
         if self._client is None:
             return [BAD_PARAMETERS] * len(names)
@@ -359,9 +359,9 @@ class MooncakeDistributedStore(Tensors):
         return [next(codes) if is_usable(name) else NOT_FOUND for name in names]
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Remove all objects whose name contains a match; how many. -600: no regular expression.
+        """Remove all objects whose name contains a match; return how many. -600: no regular expression.
 
-        The expression runs here and not in the master, which nobody's expression shall keep busy.
+        The expression runs here and not in the master, which a slow expression would keep busy.
         """
         try:
             pattern = re.compile(checked_name(regex_pattern, "regex_pattern"))
@@ -380,7 +380,7 @@ class MooncakeDistributedStore(Tensors):
         return removed
 
     def remove_all(self, force: bool = False) -> int:
-        """Remove every object without a lease (force: with one, too); how many."""
+        """Remove every object without a lease (force: with one, too); return how many."""
         client = self._client
         if client is None:
             return BAD_PARAMETERS
@@ -396,28 +396,27 @@ class MooncakeDistributedStore(Tensors):
     # ----------------------------------------------------------------------------- replicas
 
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        """Where an object is; [] when there is none."""
+        """Return the places of an object's replicas; [] when there is none."""
         name = checked_name(key)
         return self.batch_get_replica_desc([name]).get(name, [])
 
     def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """Where these are; those that are not there are left out."""
+        """Return the places of several objects' replicas; unknown objects are left out."""
         names = [name for name in checked_names(keys) if is_usable(name)]
         return self._copying.describe(names) if self._client and self._copying else {}
 
     def batch_replica_clear(self, keys: list[str], segment_name: str = "") -> list[str]:
-        """Drop replicas of objects that this store has put, on one segment or on all; the keys it was done
-        for. Those with a lease, of others, or on an unknown segment are left alone."""
+        """Drop replicas of own objects without a lease, on one segment or on all; return the keys."""
         names = [name for name in checked_names(keys) if is_usable(name)]
         segment = checked_name(segment_name, "segment_name")
         return self._copying.clear(names, segment) if self._client and self._copying else []
 
     def create_copy_task(self, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
-        """Copy an object to these segments, in the background: (task, 0), or ((0, 0), code)."""
+        """Copy an object to these segments in the background; return (task, 0), or ((0, 0), code)."""
         return self._task(checked_name(key), "", checked_names(targets, "targets"))
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
-        """Move an object's replica from one segment to another: (task, 0), or ((0, 0), code)."""
+        """Move an object's replica to another segment; return (task, 0), or ((0, 0), code)."""
         source = checked_name(source, "source")
         if not source:
             return (0, 0), BAD_PARAMETERS
@@ -429,7 +428,7 @@ class MooncakeDistributedStore(Tensors):
         return self._copying.start(name, source, targets) if is_usable(name) else ((0, 0), NOT_FOUND)
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
-        """(how it stands, 0), or (None, -1400) for an unknown task."""
+        """Return (the state of a task, 0), or (None, -1400) for an unknown task."""
         if self._client is None or self._copying is None:
             return None, BAD_PARAMETERS
         return self._copying.query(task_id)
@@ -437,11 +436,11 @@ class MooncakeDistributedStore(Tensors):
     # ------------------------------------------------------------------------------- memory
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Announce memory of this process; -600 when it is empty or overlaps what is registered."""
+        """Announce memory of this process; return -600 when it is empty or overlaps a registered range."""
         return self._buffers.register(checked_number("buffer_ptr", buffer_ptr), checked_number("size", size))
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        """Take it back; -600 when nothing is registered at this address."""
+        """Withdraw registered memory; return -600 when none is registered at this address."""
         return self._buffers.unregister(checked_number("buffer_ptr", buffer_ptr))
 
 

@@ -14,7 +14,7 @@ from store.distributed.messages import MAX_NAME_BYTES, MAX_SHORT, Wish
 
 
 def checked_name(text: Any, argument: str = "key") -> str:
-    """An object's name, or another text. Raises TypeError when it is no str, or has no UTF-8."""
+    """Return an object's name, or another text. Raises TypeError when it is no str, or has no UTF-8."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} must be a str, not {type(text).__name__}")
     try:
@@ -25,19 +25,19 @@ def checked_name(text: Any, argument: str = "key") -> str:
 
 
 def checked_names(texts: Any, argument: str = "keys") -> list[str]:
-    """A list of them. Raises TypeError."""
+    """Check each value of a list. Raises TypeError."""
     if not isinstance(texts, list | tuple):
         raise TypeError(f"{argument} must be a list of str, not {type(texts).__name__}")
     return [checked_name(text, f"an item of {argument}") for text in texts]
 
 
 def is_usable(name: str) -> bool:
-    """Whether an object can have this name: not empty, and not longer than a message takes."""
+    """Tell whether an object can have this name: not empty, and not longer than a message takes."""
     return 0 < len(name) <= MAX_NAME_BYTES // 4 or 0 < len(name.encode()) <= MAX_NAME_BYTES
 
 
 def checked_number(name: str, value: Any) -> int:
-    """An address, a size or an offset. Raises TypeError unless it is an integer from 0 below 2**64."""
+    """Return an address, a size or an offset. Raises TypeError unless it is an integer in 0 .. 2**64 - 1."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
     number = value.__index__()
@@ -47,15 +47,17 @@ def checked_number(name: str, value: Any) -> int:
 
 
 def checked_numbers(name: str, values: Any) -> list[int]:
-    """A list of them. Raises TypeError."""
+    """Check each value of a list. Raises TypeError."""
     if not isinstance(values, list | tuple):
         raise TypeError(f"{name} must be a list of integers, not {type(values).__name__}")
     return [checked_number(name, value) for value in values]
 
 
 def as_view(value: Any) -> memoryview:
-    """The bytes of a buffer, flat; gaps are closed by copying. Raises TypeError for what is no buffer, or an
-    array of Python objects: its bytes are their addresses."""
+    """Return the bytes of a buffer, flat; gaps are closed by copying.
+
+    Raises TypeError for anything but a buffer, and for an array of Python objects, whose bytes are addresses.
+    """
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError) as error:
@@ -69,14 +71,14 @@ def as_view(value: Any) -> memoryview:
 
 
 def as_views(values: Any) -> list[memoryview]:
-    """Of a list of buffers. Raises TypeError."""
+    """Return `as_view` of each buffer of a list. Raises TypeError."""
     if not isinstance(values, list | tuple):
         raise TypeError(f"values must be a list of buffers, not {type(values).__name__}")
     return [as_view(value) for value in values]
 
 
 def wish_of(config: ReplicateConfig | None) -> Wish | None:
-    """What the master is asked for; None when the values do not fit together. Raises TypeError."""
+    """Return the wish for the master; None when the values do not fit together. Raises TypeError."""
     if config is None:
         return DEFAULT_WISH
     if not isinstance(config, ReplicateConfig):
@@ -100,7 +102,7 @@ DEFAULT_WISH = wish_of(ReplicateConfig())
 
 
 def memory_at(ptr: int, size: int) -> memoryview:
-    """The caller's memory. A wrong address ends the process, as everywhere. Raises TypeError."""
+    """Return a view of the caller's memory. A wrong address ends the process. Raises TypeError."""
     if size >= 2**63:
         raise TypeError(f"size={size} is more than a process can have")
     return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
@@ -114,7 +116,7 @@ _SETUP_NAMES = (
 
 
 def setup_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of setup by name. Raises TypeError as a compiled method would."""
+    """Return the arguments of setup by name. Raises TypeError as a compiled method would."""
     if len(args) + len(kwargs) == 1:
         config = args[0] if args else kwargs.get("config")
         if isinstance(config, dict):

@@ -1,8 +1,8 @@
-"""The books behind the catalogue: entries, segments, room, eviction, and the steps that keep them exact.
+"""The books behind the catalogue: entries, segments, space, eviction, and the steps that keep them exact.
 
-Used through `catalogue` alone, which adds the verbs. Pure but for the table that clients read. Space is the
-directory's (`store.directory`), as objects without a key: who may be evicted depends on leases that clients
-write into the table. Explained in docs/explain/leases.md.
+Used through `catalogue` alone, which adds the verbs. Pure but for the table that clients read. The directory
+(`store.directory`) allocates the space, as objects without a key. Eviction is decided here, because it
+depends on leases that clients write into the table. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
-from store.distributed.entries import Entry, Lender, Quarantine, Replica, Space
+from store.distributed.entries import Entry, Lender, QuarantinedSpace, Replica, Space
 from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
@@ -21,10 +21,10 @@ from store.layout import BlockLayout
 from store.objects import Wanted
 
 HIGH_WATER = 0.9
-"""Of the capacity: above it eviction starts."""
+"""Share of the capacity above which eviction starts: Mooncake Store's."""
 
 EVICT_SHARE = 0.05
-"""Of the capacity, freed at least by one eviction."""
+"""Share of the capacity that one eviction frees at least: Mooncake Store's."""
 
 COUNTERS = (
     *("puts", "puts_existing", "puts_ended", "puts_revoked", "puts_full", "claims", "claims_unknown"),
@@ -37,11 +37,11 @@ class Books:
     """The books of one master. Times are nanoseconds of the master's monotonic clock.
 
     _entries    name -> what readers see; each has its slot in the table
-    _writing    name -> being written, to become what readers see
+    _writing    name -> entry being written, which readers will see
     _puts       put -> entry being written, all of which _writing names
-    _spares     put -> room in advance, without a name; _spare_bytes in all, _spare_counts of each client
+    _spares     put -> space given in advance, without a name; _spare_bytes in all, _spare_counts by client
     _lenders    number -> segment
-    _held       rooms in quarantine
+    _held       space in quarantine
     _order      of eviction
 
     Invariant: check().
@@ -58,13 +58,13 @@ class Books:
         self._spare_bytes = 0
         self._spare_counts: Counter[str] = Counter()
         self._lenders: dict[int, Lender] = {}
-        self._held: list[Quarantine] = []
+        self._held: list[QuarantinedSpace] = []
         self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
         self._next_put = 1
         self._next_segment = 1
 
     def segment_named(self, name: str) -> Lender | None:
-        """The segment of this name."""
+        """Return the segment of this name."""
         return next((lender for lender in self._lenders.values() if lender.name == name), None)
 
     # ----------------------------------------------------------------------------------------- room
@@ -79,9 +79,10 @@ class Books:
     def _place(
         self, owner: str, machine: str, nbytes: int, wish: Wish, now_ns: int, evict: bool
     ) -> list[Replica]:
-        """Replicas on as many segments as are wanted and there, evicting for the first; [] without room.
+        """Allocate replicas on as many segments as are wanted and there; return [] without space.
 
-        In one range where there is one, else in several; room in advance (evict False) is one range.
+        Evicts for the first replica only. A replica is one range where one is free, else several. Space in
+        advance (evict False) is one range.
         """
         placed: list[Replica] = []
         if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
@@ -112,7 +113,7 @@ class Books:
         return Replica(made.object_id, number, made.extents)
 
     def _candidates(self, machine: str, wish: Wish) -> list[Lender]:
-        """Segments to try, in order: preferred ones, the writer's machine, most free room."""
+        """Return the segments to try in order: preferred ones, the writer's machine, the most free space."""
         lenders = list(self._lenders.values())
         if len(lenders) > 1:
             order = {name: -at for at, name in enumerate(reversed(wish.preferred), 1)}
@@ -132,7 +133,7 @@ class Books:
     # ------------------------------------------------------------------------------------- eviction
 
     def evict(self, nbytes: int, now_ns: int) -> int:
-        """Free at least this much and EVICT_SHARE of the capacity, as far as there is something to evict.
+        """Free at least this much and EVICT_SHARE of the capacity, as far as objects may be evicted.
 
         Oldest lease first, soft-pinned last; leased, hard-pinned and unfinished objects stay. Returns the
         bytes freed.
@@ -160,7 +161,7 @@ class Books:
         return freed
 
     def keep_below_high_water(self, now_ns: int) -> int:
-        """Evict when more than HIGH_WATER of the capacity is used; returns the bytes freed."""
+        """Evict when more than HIGH_WATER of the capacity is used; return the bytes freed."""
         capacity, free = self._space.totals()
         too_much = capacity - free - HIGH_WATER * capacity
         return self.evict(int(too_much), now_ns) if too_much > 0 else 0
@@ -168,7 +169,7 @@ class Books:
     # ---------------------------------------------------------------------------------------- steps
 
     def _publish(self, entry: Entry, now_ns: int) -> None:
-        """What has been written is what readers see from now on, in place of what they saw."""
+        """Show an entry that has been written to readers, in place of the old one of its name."""
         old = self._entries.get(entry.name)
         if old is not None and not entry.upsert:  # another put of this name was faster
             self.counters["puts_existing"] += 1
@@ -190,14 +191,14 @@ class Books:
         self._order.add(entry, now_ns)
 
     def _drop(self, entry: Entry, now_ns: int) -> None:
-        """An object is no more."""
+        """Remove an object."""
         del self._entries[entry.name]
         self.table.remove(entry.word)
         entry.word = 0
         self._free(entry, now_ns)
 
     def _drop_replicas(self, entry: Entry, lost: Sequence[Replica], now_ns: int) -> None:
-        """Some, not all, replicas of an object, or of one being written, are no more; readers look again."""
+        """Drop some replicas, not all, of an object that is visible or being written; readers look again."""
         entry.replicas = [replica for replica in entry.replicas if replica not in lost]
         if entry.word:
             self._rewrite(entry)
@@ -206,9 +207,9 @@ class Books:
     def _free_replicas(
         self, entry: Entry, lost: Sequence[Replica], client: str, until_ns: int, now_ns: int
     ) -> None:
-        """Give the room of single replicas back, at once or when nobody can touch it any more."""
+        """Free the space of single replicas, at once or when no writer can touch it any more."""
         objects = tuple(replica.object_id for replica in lost)
-        held = Quarantine(entry.owner, client, until_ns, objects)
+        held = QuarantinedSpace(entry.owner, client, until_ns, objects)
         self._held.append(held)
         if until_ns <= now_ns:
             self._settle([held], now_ns)
@@ -217,15 +218,17 @@ class Books:
         self.table.replace(entry.word, *name_hash(entry.name), entry.nbytes, entry.locations)
 
     def _free(self, entry: Entry, now_ns: int) -> None:
-        """Give the room of an object back, at once or when nobody far away can be reading it."""
+        """Free the space of an object, at once or when no remote client can be reading it."""
         if entry.remote_until_ns > now_ns:
-            self._held.append(Quarantine(entry.owner, "", entry.remote_until_ns))
+            self._held.append(QuarantinedSpace(entry.owner, "", entry.remote_until_ns))
         else:
             self._space.release(entry.owner, now_ns / 1e9)
 
     def _revoke(self, entry: Entry, now_ns: int, until_ns: int = 0) -> None:
-        """A put that will not be finished, or room in advance that is not wanted. until_ns: 0, or when its
-        writer will have stopped at last."""
+        """Revoke a put that will not be finished, or space in advance that is not wanted.
+
+        until_ns   0, or the time by which its writer has certainly stopped
+        """
         if entry.put in self._spares:
             self._take_spare(entry)
         else:
@@ -233,10 +236,10 @@ class Books:
             self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=until_ns > now_ns)
         if until_ns > now_ns:
-            self._held.append(Quarantine(entry.owner, entry.client, until_ns))
+            self._held.append(QuarantinedSpace(entry.owner, entry.client, until_ns))
 
     def _take_spare(self, entry: Entry) -> None:
-        """Room in advance becomes an object, or is given back."""
+        """Take an entry out of the space in advance: it becomes an object, or is freed."""
         del self._spares[entry.put]
         self._spare_bytes -= entry.spare_bytes
         self._spare_counts[entry.client] -= 1
@@ -244,11 +247,11 @@ class Books:
             del self._spare_counts[entry.client]
 
     def _settle_put(self, client: str, put: int, now_ns: int) -> None:
-        """The writer of a put that was revoked has ended it at last."""
+        """Free the space of a revoked put, whose writer has ended it at last."""
         held = [one for one in self._held if (one.owner, one.client, one.objects) == (str(put), client, ())]
         self._settle(held, now_ns)
 
-    def _settle(self, over: Sequence[Quarantine], now_ns: int) -> None:
+    def _settle(self, over: Sequence[QuarantinedSpace], now_ns: int) -> None:
         for held in over:
             self._held.remove(held)
             for object_id in held.objects:
@@ -262,7 +265,7 @@ class Books:
     # ----------------------------------------------------------------------------------- inspection
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges: objects that readers see, writing, spares, segments, held, bytes, slots."""
+        """Return counters and gauges: visible objects, writing, spares, segments, held, bytes, slots."""
         space = self._space.stats()
         return self.counters | {
             "objects": len(self._entries),
@@ -276,7 +279,7 @@ class Books:
         }
 
     def check(self) -> None:
-        """Assert the invariant (tests): every entry has its slot and its room, and nothing else has."""
+        """Assert the invariant (tests): every entry has its slot and its space, and nothing else has."""
         self._space.check()
         self.table.check()
         self._order.check(self._entries)

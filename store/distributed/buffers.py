@@ -1,7 +1,7 @@
-"""Memory of the caller that bytes go to: registered ranges, and what get_buffer returns.
+"""Memory of the caller that receives bytes: registered ranges, and the buffers that get_buffer returns.
 
-Used by `api`. Addresses are the caller's own: as in Mooncake they are believed, except by
-get_into_ranges, which checks them against what is registered. Explained in docs/explain/leases.md.
+Used by `api`. As in Mooncake, the caller's addresses are not checked, except by get_into_ranges, which
+compares them with the registered ranges. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from store.distributed.codes import BAD_PARAMETERS, OK
 
 
 class BufferHandle(bytearray):
-    """A copy of one object in memory of its own: a buffer with `ptr()` and `size()`. Lives as long as it is
-    referred to; its address as long as it is not resized."""
+    """A copy of one object in memory of its own: a buffer with `ptr()` and `size()`.
+
+    It lives as long as a reference to it. Its address is valid until it is resized.
+    """
 
     def ptr(self) -> int:
-        """Address of the first byte."""
+        """Return the address of the first byte."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self))
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         return len(self)
 
 
@@ -35,7 +37,7 @@ class Buffers:
         self._ends: list[int] = []
 
     def register(self, ptr: int, size: int) -> int:
-        """OK, or BAD_PARAMETERS for a range that is empty, at 0, or overlaps another."""
+        """Register a range; return OK, or BAD_PARAMETERS if it is empty, at 0, or overlaps another."""
         if ptr < 1 or size < 1:
             return BAD_PARAMETERS
         with self._lock:
@@ -49,7 +51,7 @@ class Buffers:
         return OK
 
     def unregister(self, ptr: int) -> int:
-        """OK, or BAD_PARAMETERS when no range starts there."""
+        """Forget a range; return OK, or BAD_PARAMETERS when no range starts there."""
         with self._lock:
             at = bisect_right(self._starts, ptr) - 1
             if at < 0 or self._starts[at] != ptr:
@@ -58,7 +60,7 @@ class Buffers:
         return OK
 
     def room(self, ptr: int) -> int:
-        """Registered bytes from this address on; 0 when it is in no range."""
+        """Return the registered bytes from this address on; 0 when it is in no range."""
         with self._lock:
             at = bisect_right(self._starts, ptr) - 1
             return max(0, self._ends[at] - ptr) if at >= 0 else 0

@@ -1,4 +1,4 @@
-"""The master's verbs: puts, lookups, removals, copies of named objects; who comes and goes.
+"""The master's verbs: puts, lookups, removals and copies of named objects; segments and clients.
 
 Called by the master for every request. Pure, like the books it keeps (`books`).
 Explained in docs/explain/leases.md.
@@ -25,26 +25,28 @@ from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from store.errors import PoolFull, StoreError
 
 PUT_LIMIT_NS = 30 * 10**9
-"""A put that has not ended by then is revoked; its room comes back when its writer is known to be gone."""
+"""A put that has not ended by then is revoked; its space is freed once its writer is known to be gone."""
 
 LATE_WRITES_NS = 120 * 10**9
-"""What a client that was cut off had sent over TCP may arrive until then (`transport.sockets_server` gives a
-write 30 s, and its bytes the time they take)."""
+"""Time in which bytes that a client had sent over TCP may still arrive after it was cut off.
+
+`transport.sockets_server` gives a write 30 s, and its bytes the time that they take.
+"""
 
 SPARE_SHARE = 1 / 32
-"""Of the capacity, given out in advance at most."""
+"""Largest share of the capacity that is given out in advance."""
 
 MAX_SPARES = 16
-"""Of one client."""
+"""Most puts that one client has space for in advance: `writer.MAX_SPARES`."""
 
 
 class Catalogue(Books):
-    """All objects of one master: the verbs. Books and invariant are those of `Books`."""
+    """All objects of one master. This class has the verbs; books and invariant are those of `Books`."""
 
     # ------------------------------------------------------------------------------------- segments
 
     def mount(self, client: str, name: str, machine: str, nbytes: int) -> int:
-        """A client lends memory; returns its number, never used again. Raises StoreError."""
+        """Add memory that a client lends; return its number, which is never used again. Raises StoreError."""
         if any(lender.name == name for lender in self._lenders.values()):
             raise StoreError(f"a segment {name} is lent already")
         if not 0 < nbytes <= MAX_SEGMENT_BYTES:
@@ -58,7 +60,7 @@ class Catalogue(Books):
         return number
 
     def unmount(self, number: int, now_ns: int) -> None:
-        """A segment is gone with what is in it; objects with a replica elsewhere stay."""
+        """Remove a segment with its replicas; objects with a replica elsewhere stay."""
         del self._lenders[number]
         for entry in [*self._entries.values(), *self._puts.values(), *self._spares.values()]:
             lost = [replica for replica in entry.replicas if replica.segment == number]
@@ -75,7 +77,7 @@ class Catalogue(Books):
         self._space.remove_segment(number)
 
     def segments(self) -> dict[int, Lender]:
-        """All that are lent, by number."""
+        """Return all lent segments by number."""
         return self._lenders
 
     # ----------------------------------------------------------------------------------------- puts
@@ -83,7 +85,7 @@ class Catalogue(Books):
     def put_start(
         self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
     ) -> Grant | int:
-        """Room for an object, or a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
+        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
         if nbytes < 1:
             return BAD_PARAMETERS
         old = self._entries.get(name)
@@ -106,8 +108,11 @@ class Catalogue(Books):
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
     ) -> list[Grant]:
-        """Room in advance, up to `count` for this client: nothing is evicted for it, and all of it together
-        has SPARE_SHARE of the capacity at most. It comes back with put_revoke or the client's end."""
+        """Give a client space in advance, up to `count` times.
+
+        It evicts nothing, and all of it together has at most SPARE_SHARE of the capacity. put_revoke or the
+        end of the client frees it.
+        """
         granted: list[Grant] = []
         if nbytes < 1:
             return granted
@@ -125,7 +130,7 @@ class Catalogue(Books):
         return granted
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
-        """The bytes of this put are in place: publish it. OK, NOT_FOUND when it has been revoked."""
+        """Publish a put whose bytes are in place. Returns OK, or NOT_FOUND when it has been revoked."""
         entry = self._puts.get(put)
         if entry is None or entry.client != client:
             self._settle_put(client, put, now_ns)
@@ -135,9 +140,9 @@ class Catalogue(Books):
         return OK
 
     def claim(self, client: str, put: int, name: str, now_ns: int) -> int:
-        """As put_end, said in the client's journal; name: of a put that used room in advance, else "".
+        """Publish a put from the client's journal. name: of a put into space in advance, else "".
 
-        OK, NOT_FOUND when the room is not the client's (any more).
+        Returns OK, or NOT_FOUND when the space is not the client's (any more).
         """
         self.counters["claims"] += 1
         spare = self._spares.get(put)
@@ -165,7 +170,7 @@ class Catalogue(Books):
     # --------------------------------------------------------------------------------------- copies
 
     def add_replicas(self, entry: Entry, numbers: Sequence[int], now_ns: int) -> list[Replica] | None:
-        """Room for more copies of a visible object, one on each of these segments; None: not enough."""
+        """Allocate copies of a visible object, one on each of these segments; None: not enough space."""
         added: list[Replica] = []
         for number in numbers:
             try:
@@ -188,9 +193,9 @@ class Catalogue(Books):
         client: str = "",
         until_ns: int = 0,
     ) -> bool:
-        """The added replicas hold the bytes (or, not done, do not); a move then drops its source.
+        """End a copy: the added replicas hold the bytes (done), or do not. A move then drops its source.
 
-        until_ns    not done: 0, or when the client that copied will have stopped at last
+        until_ns    not done: 0, or the time by which the client that copied has certainly stopped
         """
         alive = self._entries.get(entry.name) is entry
         usable = [replica for replica in added if replica.segment in self._lenders]
@@ -210,7 +215,7 @@ class Catalogue(Books):
     # -------------------------------------------------------------------------------------- lookups
 
     def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:
-        """What readers see; lease: readers that cannot see the table get one of the usual length."""
+        """Return the visible entry of a name. lease: grant one, for readers that cannot see the table."""
         entry = self._entries.get(name)
         self.counters["finds"] += 1
         if entry is None:
@@ -222,14 +227,14 @@ class Catalogue(Books):
         return entry
 
     def names(self, after: str) -> list[str]:
-        """Names of objects behind this one, in order, as many as one message takes."""
+        """Return the names of objects after this one, in order, as many as one message takes."""
         found = nsmallest(MAX_KEYS, (name for name in self._entries if name > after))
         return found[next(portions(found), slice(0))]
 
     # ------------------------------------------------------------------------------------- removing
 
     def remove(self, name: str, now_ns: int, *, force: bool) -> int:
-        """OK, NOT_FOUND, NOT_READY while it is written or copied, HAS_LEASE."""
+        """Remove an object: OK, NOT_FOUND, NOT_READY while it is written or copied, or HAS_LEASE."""
         entry = self._entries.get(name)
         if entry is None:
             return NOT_READY if name in self._writing else NOT_FOUND
@@ -243,7 +248,7 @@ class Catalogue(Books):
         return OK
 
     def all_names(self) -> list[str]:
-        """Of visible objects."""
+        """Return the names of visible objects."""
         return list(self._entries)
 
     def clear(self, client: str, name: str, segment: str, now_ns: int) -> bool:
@@ -264,10 +269,10 @@ class Catalogue(Books):
     # -------------------------------------------------------------------------------- clients, time
 
     def drop_client(self, client: str, now_ns: int, until_ns: int = 0, machine: str = "") -> None:
-        """A client is gone: its segments, and its puts that it has not ended.
+        """Remove a client that is gone, with its segments and the puts that it has not ended.
 
-        until_ns    0: it writes no more. Else its room is given away then, or after `settle_client`
-        machine     where its process has ended: nothing of it is under way to segments there
+        until_ns    0: it writes no more. Else its space is freed then, or after `settle_client`
+        machine     on which its process has ended: no bytes of it are under way to segments there
         """
         unfinished = [*self._puts.values(), *self._spares.values()]
         for entry in [entry for entry in unfinished if entry.client == client]:
@@ -280,11 +285,11 @@ class Catalogue(Books):
         self._settle([held for held in self._held if held.until_ns <= now_ns], now_ns)
 
     def settle_client(self, client: str, now_ns: int) -> None:
-        """A client that was dropped before has certainly ended."""
+        """Free the quarantined space of a dropped client that has certainly ended."""
         self._settle([held for held in self._held if held.client == client], now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Revoke puts that take too long, give back room whose time has come."""
+        """Revoke puts that take too long, and free quarantined space whose time is over."""
         for entry in list(self._puts.values()):
             if now_ns - entry.started_ns > PUT_LIMIT_NS:
                 self._revoke(entry, now_ns, NEVER_NS)

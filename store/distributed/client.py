@@ -38,10 +38,13 @@ from transport.threads import start_thread
 
 BEAT_S = 1.0
 BUSY_BEAT_S = 0.1
-"""While the own segment is being filled for the first time: its pages are prepared a little ahead."""
+"""Time between beats while the own segment is being filled for the first time.
+
+Its pages are prepared a little ahead, as far as the answer to a beat says.
+"""
 
 CLOSE_S = 30.0
-"""Within it puts under way end, before the room that they write to is given away."""
+"""Longest wait for puts under way, before the space that they write to is freed."""
 
 Result = TypeVar("Result")
 
@@ -50,7 +53,7 @@ class Client:
     """Joins a master and lends a segment.
 
     curve      keys, for a master beyond this machine
-    use_tcp    neither map segments nor read the table: what another machine would do
+    use_tcp    neither map segments nor read the table, as a client on another machine
     on_end     called once, in a thread of its own, when the master has ended or has forgotten us
 
     Raises CodeError: NO_MASTER, BAD_PARAMETERS when it is refused.
@@ -133,10 +136,10 @@ class Client:
             self._warmer.prepare(self._lending.memory, 0)
 
     def close(self) -> None:
-        """Leave; the segment and what only it held are gone. May be called twice.
+        """Leave; the segment and the objects that only it held are lost. May be called twice.
 
-        Puts and copies under way end first. The room of one that does not is kept from others by the master
-        as long as this process lives, for it sees a connection that ended without a word.
+        Puts and copies under way end first. If one does not, the master sees a connection that ended without
+        a word, and reserves the space of that put as long as this process lives.
         """
         with self._close_lock:
             if self._stop.is_set():
@@ -161,20 +164,22 @@ class Client:
             self._journals.close()
 
     def _others_writing(self) -> int:
-        """Writes of other threads. One of this thread stands still below a signal handler, and finds its
-        segments closed when it goes on."""
+        """Count the writes of other threads.
+
+        A write of this thread is suspended below a signal handler, and will find its segments closed.
+        """
         here = threading.get_ident()
         return sum(thread != here for thread in list(self._writing))
 
     def is_healthy(self) -> bool:
-        """Whether the master answers and knows us."""
+        """Tell whether the master answers and knows this client."""
         try:
             return bool(self._link.ask(say.Beat).codes[0] == OK)
         except CodeError:
             return False
 
     def _keep(self) -> None:
-        """Tell the master that we live, until it is gone; unmap what is lent no longer."""
+        """Beat to the master until it is gone; unmap segments that are no longer lent."""
         turn = itertools.count()
         used_before, wait_s, tidy_s = 0, BEAT_S, 0.0
         while not self._stop.wait(wait_s):
@@ -194,7 +199,7 @@ class Client:
                     return
 
     def _die(self, reason: str) -> None:
-        """Leave the master, since the thread that beats has died. Later calls fail with NO_MASTER."""
+        """Leave the master, because the beating thread has died. Later calls fail with NO_MASTER."""
         self._why_closed = reason
         self.close()
 
@@ -205,7 +210,7 @@ class Client:
     # ------------------------------------------------------------------------------ writing
 
     def put(self, name: str, parts: Sequence[memoryview], wish: say.Wish, *, upsert: bool = False) -> int:
-        """Store one object; a code. An existing one stays as it is, with OK, unless upsert."""
+        """Store one object; return a code. An existing one stays as it is, with OK, unless upsert."""
         if not upsert and self.reader.is_known(name):
             return OK
         return self._write(self._writer.put, name, parts, wish, upsert)
@@ -218,7 +223,7 @@ class Client:
         *,
         upsert: bool = False,
     ) -> list[int]:
-        """Store objects, with one question to the master for those that are new. A code for each."""
+        """Store objects, with one request to the master for those that are new; return a code for each."""
         codes = [OK] * len(names)
         new = [at for at, name in enumerate(names) if upsert or not self.reader.is_known(name)]
         some, parts = [names[at] for at in new], [values[at] for at in new]
@@ -227,7 +232,7 @@ class Client:
         return codes
 
     def _write(self, act: Callable[..., Result], *values: Any) -> Result:
-        """act(*values), which `close` waits for. Raises CodeError, also when this client is closed."""
+        """Run act(*values) while `close` waits for it. Raises CodeError, also when this client is closed."""
         self._writing.append(here := threading.get_ident())
         try:
             self._check_open()
@@ -241,7 +246,7 @@ class Client:
     # ------------------------------------------------------------------------------ the rest
 
     def ask(self, kind: Callable[..., Any], *values: Any) -> Any:
-        """A question to the master. Raises CodeError."""
+        """Send the master a request and return its answer. Raises CodeError."""
         self._check_open()
         return self._link.ask(kind, *values)
 
@@ -250,7 +255,7 @@ class Client:
             raise CodeError(NO_MASTER, self._why_closed)
 
     def ask_codes(self, kind: Callable[..., Any], names: Sequence[str], *values: Any) -> list[int]:
-        """A question about many names, in pieces; a code for each, NO_MASTER where none came."""
+        """Send a request about many names, in pieces; return a code for each, NO_MASTER without an answer."""
         codes: list[int] = []
         for some in say.portions(names):
             try:
@@ -260,7 +265,7 @@ class Client:
         return codes
 
     def copy(self, name: str, target: int, piece_bytes: int) -> None:
-        """Copy an object's bytes to a place that this client has been given, so many at once.
+        """Copy an object's bytes to a place that this client was given, in pieces.
 
         Raises CodeError, TransportError.
         """
@@ -279,5 +284,5 @@ class Client:
             raise CodeError(NOT_FOUND, f"{name!r} is gone")
 
     def segment_name(self, location: int) -> str:
-        """Name of the segment of a location."""
+        """Return the name of the segment of a location."""
         return self._segments.name(location >> OFFSET_BITS)

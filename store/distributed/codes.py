@@ -24,7 +24,7 @@ NO_TASK = -1400
 
 
 class CodeError(StoreError):
-    """An operation ends with this code; the text is for logs and for people."""
+    """An operation ended with this code. The text is for logs and for people."""
 
     def __init__(self, code: int, text: str):
         self.code = code

@@ -1,4 +1,4 @@
-"""What a caller may ask for: ReplicateConfig and SoftPinAction; what setup() is given, checked.
+"""Arguments of callers, checked: ReplicateConfig, SoftPinAction, and the values of setup().
 
 Used by the API. Types are checked when they are set, as in Mooncake: a wrong one is a TypeError, values
 that do not fit together are an error code of the put. Explained in docs/explain/leases.md.
@@ -19,11 +19,11 @@ UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 U64 = 2**64
 
 SOFT_PIN_MS = 30 * 60 * 1000
-"""A soft pin without a time of its own."""
+"""Length of a soft pin without a time of its own: Mooncake Store's."""
 
 
 class SoftPinAction(IntEnum):
-    """What a put does to the soft pin of its object.
+    """The effect of a put on the soft pin of its object.
 
     PRESERVE   an upsert keeps the one there is; a new object has none
     ENABLE     evicted last, for soft_pin_ttl_ms
@@ -57,11 +57,11 @@ _FIELDS: dict[str, tuple[Any, Any, str]] = {
     "prefer_alloc_in_same_node": (False, lambda value: isinstance(value, bool | int), "a bool"),
     "group_ids": (None, lambda value: value is None or _is_strings(value), "None or a list of str"),
 }
-"""name -> (default, check, what it must be)."""
+"""name -> (default, check, description of a valid value)."""
 
 
 class ReplicateConfig:
-    """How an object is to be kept. Attributes, with their defaults:
+    """Wishes about an object's replicas and pins. Attributes, with their defaults:
 
         replica_num=1              copies wanted, each on another segment; fewer when there are fewer
         with_hard_pin=False        never evicted
@@ -104,7 +104,7 @@ class ReplicateConfig:
         return f"ReplicateConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in _FIELDS)})"
 
     def is_valid(self) -> bool:
-        """Whether the values fit together: at least one replica, a TTL only where a pin is set."""
+        """Tell whether the values fit together: at least one replica, a TTL only where a pin is set."""
         if self.soft_pin_ttl_ms is not None and self.soft_pin_action is not SoftPinAction.ENABLE:
             return False
         return self.replica_num >= 1
@@ -125,9 +125,9 @@ class Setup:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Setup:
-        """From the names of setup(); others are ignored, as there.
+        """Make it from setup()'s arguments by name; unknown names are ignored, as in Mooncake.
 
-        Raises CodeError (BAD_PARAMETERS) for one that is missing or makes no sense.
+        Raises CodeError (BAD_PARAMETERS) for a missing or invalid value.
         """
         host, master = values.get("local_hostname"), values.get("master_server_addr")
         protocol = values.get("protocol", "tcp")
@@ -141,7 +141,7 @@ class Setup:
 
 
 def parse_size(name: str, value: Any) -> int:
-    """Bytes: an integer, or a string such as "16MB" or "16 MB" (powers of 1024).
+    """Return bytes from an integer, or from a string such as "16MB" or "16 MB" (powers of 1024).
 
     Raises CodeError (BAD_PARAMETERS).
     """

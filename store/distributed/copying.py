@@ -1,4 +1,4 @@
-"""Replicas seen from a client: where they are, dropping one's own, and copies made in the background.
+"""A client's work with replicas: find them, drop its own, and copy or move them in the background.
 
 Used by `api`. The client that asks for a copy carries it out, in a thread; the master keeps the books.
 Explained in docs/explain/leases.md.
@@ -28,7 +28,7 @@ from transport.errors import TransportError
 from transport.threads import start_thread
 
 PIECE_BYTES = 16 * 2**20
-"""Copied at once, so that a large copy needs little memory."""
+"""Bytes that are copied at once, so that a large copy needs little memory. Any value of this order works."""
 
 
 class Copying:
@@ -39,7 +39,7 @@ class Copying:
         self._threads: list[threading.Thread] = []
 
     def describe(self, names: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """Every replica of these objects; what is not there is left out. Grants no lease."""
+        """Return every replica of these objects; unknown objects are left out. Grants no lease."""
         described: dict[str, list[ReplicaDescriptor]] = {}
         try:
             for some in say.portions(names):
@@ -59,7 +59,7 @@ class Copying:
         return ReplicaDescriptor(MemoryDescriptor(BufferDescriptor(nbytes, name, location & OFFSET_MASK)))
 
     def clear(self, names: Sequence[str], segment: str) -> list[str]:
-        """Drop this client's replicas of these; the names it was done for."""
+        """Drop this client's replicas of these objects; return the names that had some."""
         cleared: list[str] = []
         if len(segment) > say.MAX_SHORT:
             return cleared
@@ -71,7 +71,7 @@ class Copying:
         return cleared
 
     def start(self, name: str, source: str, targets: list[str]) -> tuple[tuple[int, int], int]:
-        """Begin a copy (source "") or a move: (its id, OK), or ((0, 0), a code)."""
+        """Begin a copy (source "") or a move; return (its id, OK), or ((0, 0), a code)."""
         if len(targets) > say.MAX_TARGETS or max(map(len, [source, *targets])) > say.MAX_SHORT:
             return (0, 0), BAD_PARAMETERS
         try:
@@ -96,12 +96,12 @@ class Copying:
         self._end(task.task, failed)
 
     def _end(self, task: int, failed: str) -> None:
-        """Tell the master that a task has ended, and why it failed; "" when it has not."""
+        """Tell the master that a task has ended. failed: the reason, "" for success."""
         with contextlib.suppress(CodeError):  # the master fails the tasks of a client that is gone
             self._client.ask(say.TaskEnd, task, failed[: say.MAX_SHORT])
 
     def query(self, task_id: Any) -> tuple[QueryTaskResponse | None, int]:
-        """(how it stands, OK), or (None, a code). Raises TypeError for what is no id."""
+        """Return (the state of a task, OK), or (None, a code). Raises TypeError for anything but an id."""
         if not (isinstance(task_id, tuple) and [type(part) for part in task_id] == [int, int]):
             raise TypeError("task_id must be a tuple of two integers")
         if not 0 <= task_id[0] < 2**63 or task_id[1] != 0:
@@ -121,6 +121,6 @@ class Copying:
         )
 
     def close(self) -> None:
-        """Wait for copies under way, 5 s at most each."""
+        """Wait for copies under way, at most 5 s each."""
         for thread in self._threads:
             thread.join(timeout=5)

@@ -1,4 +1,4 @@
-"""The nouns of the master's books: replicas, entries, lent segments, rooms in quarantine. Plain data.
+"""The data of the master's books: replicas, entries, lent segments, space in quarantine.
 
 Made by `catalogue`. Explained in docs/explain/leases.md.
 """
@@ -23,22 +23,22 @@ class Replica:
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """(location, bytes) of each range; a location as it stands in the table."""
+        """Return (location, bytes) of each range; a location as it stands in the table."""
         return [(self.segment << OFFSET_BITS | offset, nbytes) for offset, nbytes in self.extents]
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One object of a name, or room for one that is being written.
+    """One object of a name, or space for one that is being written.
 
-    name             "" while it is room in advance
+    name             "" while it is space in advance
     put              number of the put; the directory's owner of its replicas
-    client           who put it
+    client           that put it
     word             its slot in the table; 0: no reader sees it
     soft_until_ns    evicted last until then
     remote_until_ns  clients that cannot look at the table may read until then
     tasks            copies of it that are being made
-    spare_bytes      while it is room in advance: what it was counted for
+    spare_bytes      its counted size while it is space in advance
     """
 
     name: str
@@ -57,17 +57,17 @@ class Entry:
 
     @property
     def locations(self) -> list[int]:
-        """Of the replicas in one range, which the table can list."""
+        """Return the locations of the replicas in one range, which the table can list."""
         return [replica.pieces[0][0] for replica in self.replicas if len(replica.extents) == 1]
 
     @property
     def scattered(self) -> list[list[tuple[int, int]]]:
-        """Of the others, which the master tells."""
+        """Return the pieces of the other replicas, which the master tells."""
         return [replica.pieces for replica in self.replicas if len(replica.extents) > 1]
 
     @property
     def owner(self) -> str:
-        """In the directory."""
+        """Return the owner of its replicas in the directory."""
         return str(self.put)
 
 
@@ -87,10 +87,10 @@ NEVER_NS = 1 << 63
 
 
 @dataclass(slots=True)
-class Quarantine:
-    """Room that a writer or a remote reader may still touch: until a time, or until the client is gone.
+class QuarantinedSpace:
+    """Space that a writer or a remote reader may still touch: until a time, or until the client is gone.
 
-    objects    of the owner, these alone; (): all it has
+    objects    of the owner, these alone; (): all of them
     """
 
     owner: str
@@ -100,12 +100,12 @@ class Quarantine:
 
 
 class Space(Directory):
-    """Who has which range of which segment: the directory, asked for what it keeps per segment."""
+    """The directory, which allocates ranges, with figures per segment."""
 
     def free_bytes(self, number: int) -> int:
-        """Free in one segment. Raises UnknownObject."""
+        """Return the free bytes of one segment. Raises UnknownObject."""
         return self._segment(number).allocator.free_bytes
 
     def totals(self) -> tuple[int, int]:
-        """(capacity, free) bytes of all segments."""
+        """Return (capacity, free) bytes of all segments."""
         return self._order.total.capacity, self._order.total.free

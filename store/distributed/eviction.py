@@ -1,8 +1,9 @@
-"""Which object goes next when room runs out: the one whose lease ended longest ago; soft-pinned ones last.
+"""The order of eviction: the object whose lease ended longest ago comes first, soft-pinned objects last.
 
-Used by `books`. Readers extend leases by a store into the table, which nobody is told of: a heap keeps when
-each lease ends *at the earliest*; whoever comes up is looked at, and goes back with what the table says now.
-Finding the coldest of a million objects looks at a few. Pure. Explained in docs/explain/leases.md.
+Used by `books`. Readers extend leases by a store into the table, and the master gets no message about it. So
+a heap keeps the *earliest* end of each lease. An object that comes up is looked up in the table, and goes
+back into the heap if its lease ends later. Finding the coldest of a million objects looks at a few. Pure.
+Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from store.distributed.entries import Entry
 _Item = tuple[int, int, Entry]
 
 SLACK = 64
+"""Forgotten entries that are always tolerated, so that small heaps are not rebuilt all the time."""
 
 
 class EvictionOrder:
@@ -25,7 +27,7 @@ class EvictionOrder:
     _cold    heap of (lease ends at the earliest, put, entry)
     _soft    heap of (soft pin ends, put, entry)
 
-    An entry without a slot (word 0) is gone, and is forgotten when it comes up, or when half of all are gone.
+    An entry without a slot (word 0) is gone. It is forgotten when it comes up, or when half of all are gone.
     """
 
     def __init__(self, lease_until: Callable[[Entry, int], int]):
@@ -35,7 +37,7 @@ class EvictionOrder:
         self._most = SLACK
 
     def add(self, entry: Entry, now_ns: int) -> None:
-        """It has become visible. Hard-pinned ones never go, and are not kept."""
+        """Add a visible object. Hard-pinned objects are never evicted and not kept here."""
         if entry.wish.hard_pin:
             return
         if len(self._cold) + len(self._soft) >= self._most:
@@ -46,7 +48,7 @@ class EvictionOrder:
             heapq.heappush(self._cold, (self._lease_until(entry, now_ns), entry.put, entry))
 
     def coldest(self, now_ns: int) -> Generator[Entry]:
-        """Those without a lease, in the order in which they go; what still has a slot at the end stays."""
+        """Yield objects without a lease, in the order of eviction; those not removed by then stay."""
         seen: list[Entry] = []
         try:
             while self._soft and self._soft[0][0] <= now_ns:
@@ -69,7 +71,7 @@ class EvictionOrder:
                     self.add(entry, now_ns)
 
     def _soft_pinned(self, now_ns: int) -> Iterator[Entry]:
-        """When nothing else is left."""
+        """Yield soft-pinned objects, for when no others are left."""
         there = [entry for _, _, entry in self._soft if entry.word and not entry.tasks]
         unleased = [
             (until, entry.put, entry)

@@ -1,10 +1,11 @@
-"""How writers of this machine publish without a message: one ring of records for each, in shared memory.
+"""Journals: writers of this machine publish without a message, by a ring of records in shared memory.
 
-A client appends (JournalWriter), the master takes (Journals), a reader that found no object looks whether
-anything waits to be taken (Pending). Knows no objects. Explained in docs/explain/leases.md.
+A client appends records to its own ring. The master takes them (Journals). A reader that found no object
+looks whether any record waits to be taken (ClientJournals). Knows no objects. Explained in
+docs/explain/leases.md.
 
     words (u64)
-        0                       journals in use: those behind have never been written
+        0                       journals in use; later ones have never been written
         1                       losses: clients that are gone, and their segments with them
         16 ...                  written: records that journal j has ever been given; stored by its client
         16 + MAX_JOURNALS ...   taken: records of j that are in the table; stored by the master
@@ -31,12 +32,18 @@ from store.distributed.memory import make_memfd, map_foreign
 from store.errors import StoreError
 
 MAX_JOURNALS = 2048
+"""Most clients of one machine with a journal: more than `master.MAX_CLIENTS`."""
+
 RECORDS = 64
 RECORD_BYTES = 256
+"""A ring of 16 KiB per client. A full ring costs a message, so it only has to hold the puts between two of
+the master's looks. A record has four words and a name.
+"""
+
 _HEAD = struct.Struct("<4Q")
 _REST = struct.Struct("<3Q")
 MAX_NAME_BYTES = RECORD_BYTES - _HEAD.size
-"""Of a name that fits into a record; a longer one is said in a message."""
+"""Longest name that fits into a record; a longer one is sent in a message."""
 
 _LOSSES = 1
 _WRITTEN = 16
@@ -46,11 +53,11 @@ _RING_BYTES = RECORDS * RECORD_BYTES
 NBYTES = _RINGS_AT + MAX_JOURNALS * _RING_BYTES
 
 LOOKS = 100
-"""At a record whose check does not fit: its bytes may arrive after the count that announces them."""
+"""Looks at a record whose check does not fit: its bytes may arrive after the count that announces them."""
 
 
 class Claim(NamedTuple):
-    """One record: put `put` has its bytes in place since `time_ns`, under this name (None: the master's)."""
+    """One record: the bytes of `put` are in place since `time_ns`. name: None if the master knows it."""
 
     journal: int
     put: int
@@ -70,11 +77,11 @@ class _Shared:
 
 
 class ClientJournals(_Shared):
-    """A client's view of all journals: it writes its own, and sees whether anything waits in any.
+    """A client's view of all journals: it writes its own, and sees whether records wait in any.
 
     journal    number of its own
 
-    Raises StoreError when the memory cannot be mapped, or is not what this module draws.
+    Raises StoreError when the memory cannot be mapped, or has another layout.
     """
 
     def __init__(self, pid: int, fd: int, inode: int, nbytes: int, journal: int):
@@ -88,7 +95,7 @@ class ClientJournals(_Shared):
         self._lock = threading.Lock()
 
     def append(self, put: int, name: bytes = b"") -> bool:
-        """From the return on every reader of this machine finds it; False when the ring is full."""
+        """Publish a put: after the return every reader of this machine finds it. False: the ring is full."""
         with self._lock:
             at = _WRITTEN + self._journal
             count = self.words[at]
@@ -103,20 +110,24 @@ class ClientJournals(_Shared):
 
     @property
     def losses(self) -> int:
-        """Room given before this number has changed may be gone."""
+        """Return the number of losses. Space that was given before it changed may be gone."""
         return int(self.words[_LOSSES])
 
     def is_pending(self) -> bool:
-        """Whether some record is not in the table yet. Look into the table again after a False: a record
-        may have got there since the last look."""
+        """Tell whether some record is not in the table yet.
+
+        After a False, look into the table again: a record may have got there since the last look.
+        """
         end = 8 * min(self.words[0], MAX_JOURNALS)
         written = self.memory[8 * _WRITTEN : 8 * _WRITTEN + end]
         return written != self.memory[8 * _TAKEN : 8 * _TAKEN + end]
 
 
 class Journals(_Shared):
-    """The master's side. One thread. Any client can write anywhere in this memory, so the master reads back
-    nothing that it has written itself: it keeps its own numbers, and mends theirs.
+    """The master's side of the journals, for one thread.
+
+    Any client can write anywhere in this memory. So the master never reads back what it has written: it keeps
+    numbers of its own, and repairs those in the memory.
 
     _taken    of each journal in use: records that are in the table
     _free     journals whose clients are gone
@@ -133,7 +144,7 @@ class Journals(_Shared):
         self.dropped = 0
 
     def open(self) -> int | None:
-        """A journal for a new client; None when there are as many as can be."""
+        """Open a journal for a new client; None when all are in use."""
         if self._free:
             return self._free.pop()
         journal = len(self._taken)
@@ -144,20 +155,20 @@ class Journals(_Shared):
         return journal
 
     def release(self, journal: int) -> None:
-        """Its client is gone, and what it had written is taken."""
+        """Release a journal whose client is gone, after all its records were taken."""
         self.words[_WRITTEN + journal] = self.words[_TAKEN + journal] = self._taken[journal]
         self._free.append(journal)
 
     def note_loss(self) -> None:
-        """A client is gone; before others can be given what it had."""
+        """Note the loss of a client, before others can get its space."""
         self._losses += 1
         self.words[_LOSSES] = self._losses
 
     def waiting(self, before_ns: int) -> list[Claim]:
-        """Records written before this time, oldest first; `taken` follows, once they are in the table.
+        """Return records written before this time, oldest first; call `taken` once they are in the table.
 
-        All that were complete at that time are among them, so of two puts, one begun after the other had
-        returned, never the later one alone.
+        All records that were complete at that time are among them. So if one put began after another had
+        returned, the later one never comes alone.
         """
         claims: list[Claim] = []
         end = 8 * len(self._taken)
@@ -165,7 +176,7 @@ class Journals(_Shared):
             return claims
         for journal, first in enumerate(self._taken):
             last = self.words[_WRITTEN + journal]
-            if not first <= last <= first + RECORDS:  # somebody's stray store: nothing in it can be believed
+            if not first <= last <= first + RECORDS:  # a stray store: no record in it can be trusted
                 self.words[_WRITTEN + journal] = last = first
                 self.dropped += 1
             if last == first:
@@ -173,19 +184,19 @@ class Journals(_Shared):
             for count in range(first, last):
                 claim = self._record(journal, count)
                 if before_ns <= claim.time_ns <= time.monotonic_ns():
-                    break  # it has been written since; a time that has not come yet is nobody's
+                    break  # written since, or a time that has not come yet
                 claims.append(claim)
         claims.sort(key=lambda claim: claim.time_ns)
         return claims
 
     def taken(self, claims: list[Claim]) -> None:
-        """These are in the table, or nowhere: their places may be used again."""
+        """Free the places of records that are in the table, or were rejected."""
         for claim in claims:
             self._taken[claim.journal] += 1
             self.words[_TAKEN + claim.journal] = self._taken[claim.journal]
 
     def _record(self, journal: int, count: int) -> Claim:
-        """One record; one whose check never fits is a claim of put 0, which nobody has."""
+        """Read one record. If its check never fits, return a claim of put 0, which does not exist."""
         start = _RINGS_AT + journal * _RING_BYTES + count % RECORDS * RECORD_BYTES
         for _ in range(LOOKS):
             raw = self.memory[start : start + RECORD_BYTES]

@@ -1,8 +1,8 @@
-"""A client's line to its master: one question, one answer, each within a limit; threads take turns.
+"""A client's connection to its master: one request, one answer, each within a limit; threads take turns.
 
-Used by `client`. ZeroMQ to a master elsewhere, and for the first words; a Unix socket to one of this machine
-and this user, which answers in half the time. The master's end is noticed at once where the kernel tells of
-it, else by silence. Knows no objects. Explained in docs/explain/leases.md.
+Used by `client`. It is ZeroMQ to a master on another machine, and for the first words. To a master of this
+machine and this user it is a Unix socket, which answers in half the time. The end of the master is noticed at
+once where the kernel tells of it, else by silence. Knows no objects. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from transport.lines import Line
 from transport.wire import Decoder
 
 CALL_S = 5.0
-"""A question that has not been answered by then ends with a code; the answer may still come."""
+"""A request without an answer by then ends with a code; the answer may still come."""
 
 GIVE_UP_S = 60.0
-"""A master of this machine that has owed an answer for so long is not there; one elsewhere is asked again."""
+"""A master of this machine that owes an answer for so long counts as gone; one elsewhere is asked again."""
 
 UNSURE_S = 1.0
-"""An interrupted question that may not have gone: no answer by then, and it has not."""
+"""An interrupted request without an answer by then counts as not sent."""
 
 CONNECT_S = 3.0
 
@@ -45,13 +45,13 @@ class Link:
     address    "HOST:PORT" of the master
     curve      keys of both sides; without, the address must be of this machine
 
-    late       is told the answers to questions that were given up: their time was over, or a signal came
+    late       called with the answers to abandoned requests: after the limit, or after a signal
 
-    _then      told the answer to the question that is open; None: none is
-    _is_sent   False: that question was interrupted while it was sent
-    _sent_s    when
+    _then      called with the answer to the open request; None: none is open
+    _is_sent   False: that request was interrupted while it was sent
+    _sent_s    when it was sent
 
-    Raises CodeError (NO_MASTER) when nobody answers there.
+    Raises CodeError (NO_MASTER) when no master answers there.
     """
 
     def __init__(self, address: str, curve: CurveKeys | None):
@@ -86,17 +86,17 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether no answer will ever come: the master has ended, or has forgotten us."""
+        """Tell whether no answer will ever come: the master has ended, or has forgotten this client."""
         return self._lost
 
     def watch(self, pid: int) -> None:
-        """The master is this process of this machine: its end ends all waiting."""
+        """Watch the master, a process of this machine: its end ends all waiting."""
         with contextlib.suppress(OSError):
             self._pidfd = os.pidfd_open(pid)
             self._spoke.watch_fd(self._pidfd)
 
     def shorten(self) -> None:
-        """Ask over the master's Unix socket from now on, where there is one; before Join."""
+        """Send requests over the master's Unix socket from now on, where there is one. Call before Join."""
         with self._lock, contextlib.suppress(ChannelError):
             self._line = Line(self.welcome.line, self._decoder, say.MAX_BYTES)
 
@@ -127,10 +127,10 @@ class Link:
         return reply
 
     def post(self, kind: Callable[..., msgspec.Struct], *values: Any, then: Callable[[Any], None]) -> bool:
-        """Send a request without waiting; `then` gets its answer in `poll`, or before the next request goes.
+        """Send a request without waiting; `then` gets its answer in `poll`, or before the next request.
 
-        False when this cannot be done now: there is no line, it is in use, or the last answer has not come.
-        `then` is called by whichever thread finds the answer; it must neither wait nor ask.
+        False when that is impossible now: there is no Unix socket, it is in use, or the last answer has not
+        come. The thread that finds the answer calls `then`, which must neither wait nor ask.
         Raises CodeError (NO_MASTER).
         """
         if not self.poll() or not self._lock.acquire(blocking=False):
@@ -146,7 +146,7 @@ class Link:
             self._lock.release()
 
     def poll(self) -> bool:
-        """Whether nothing is open that was posted: its answer is taken if it has come.
+        """Take the answer to a posted request if it has come; tell whether no posted request is open.
 
         Raises CodeError (NO_MASTER) when the master is known to be gone.
         """
@@ -162,7 +162,7 @@ class Link:
             self._lock.release()
 
     def _collect(self, limit_s: float) -> None:
-        """The answer to the question that is open."""
+        """Take the answer to the open request."""
         assert self._line is not None
         assert self._then is not None
         if not self._is_sent and not self._line.is_ready(min(UNSURE_S, limit_s)):
@@ -185,7 +185,7 @@ class Link:
         self._is_sent = True
 
     def _hear(self, line: Line, limit_s: float) -> Any:
-        """The answer to the last question; those before it were given up, and `late` is told."""
+        """Return the answer to the last request; `late` gets those to abandoned ones before it."""
         deadline = time.monotonic() + limit_s
         while True:
             if not line.is_ready(max(0.0, deadline - time.monotonic())):
@@ -201,7 +201,7 @@ class Link:
             self.late(reply)
 
     def _ask_channel(self, message: Any, call: int, limit_s: float) -> Any:
-        """The answer to this call; those to calls that were given up are told to `late`."""
+        """Return the answer to this call; `late` gets those to abandoned calls."""
         try:
             if not self._spoke.send(message):
                 raise CodeError(NO_MASTER, "the master takes no more messages")
@@ -226,7 +226,7 @@ class Link:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """End the connection. Calls under way are over first; later ones fail. May be called twice."""
+        """End the connection, after calls under way; later ones fail. May be called twice."""
         with self._lock:
             self._lost = True
             self._spoke.close()
@@ -238,7 +238,7 @@ class Link:
 
 
 def _endpoint(address: str) -> str:
-    """Of a master at HOST:PORT, whose host may be a name. Raises CodeError (NO_MASTER)."""
+    """Return the endpoint of a master at HOST:PORT; HOST may be a name. Raises CodeError (NO_MASTER)."""
     host, _, port = address.rpartition(":")
     try:
         return tcp_endpoint(address_of(host, int(port)), port)

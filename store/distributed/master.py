@@ -1,4 +1,4 @@
-"""The master process of a store: listens, keeps the books, publishes the table, notices who dies.
+"""The master process of a store: it listens, keeps the books, publishes the table, and notices deaths.
 
 Started by `mooncake-lite store master`; `Master` also runs in a thread of a test. Moves no bytes.
 Explained in docs/explain/leases.md.
@@ -33,29 +33,33 @@ from transport.wire import Decoder
 
 DEFAULT_LEASE_MS = 10_000
 FIRST_PORT, LAST_PORT = 12_300, 14_300
-"""Given to host names that come without a port."""
+"""Ports that are given to host names without one."""
 
 TICK_S = 0.25
 SILENT_NS = 10 * 10**9
-"""A client of another machine that has not said anything for so long is gone."""
+"""A client of another machine that is silent for so long counts as gone."""
 
 MAX_CLIENTS = LAST_PORT - FIRST_PORT
-"""Fewer than there are ports to give, so that one is always free."""
+"""Most clients: fewer than there are ports to give, so that one is always free."""
 
 REMOVED_AT_ONCE = 20_000
-"""By one RemoveAll: a fifth of a second."""
+"""Objects that one RemoveAll removes at once, which takes a fifth of a second."""
 
 AWAKE_NS = 300_000
-"""After a question over a line: the next of a row of puts or lookups comes before that."""
+"""Time to stay awake after a request over a line: in a series of puts or lookups the next comes sooner."""
 
 AWAY_NS = 5_000_000
-"""Longest time that lines keep the master from everything else."""
+"""Longest time that requests over lines keep the master from its other work."""
 
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who joined. pid 0: of another machine, watched by its beats; journal None: it has none;
-    removing: names that its RemoveAll has not come to yet."""
+    """A client that has joined.
+
+    pid        0: it is on another machine, and its beats are watched
+    journal    None: it has none
+    removing   names that its RemoveAll has not reached yet
+    """
 
     peer: str
     machine: str
@@ -121,14 +125,14 @@ class Master:
         }
 
     def run(self) -> None:
-        """Read, answer, keep order."""
+        """Read requests and answer them until stop()."""
         next_tick = 0.0
         while self._running:
             received = self._hub.receive(TICK_S) + self._lines.receive()
             for peer, message in received:
                 self._handle(peer, message, time.monotonic_ns())
             if not all(isinstance(message, say.SparesAsk) for _, message in received):
-                self._stay_awake()  # somebody waited for the answer
+                self._stay_awake()  # a client waited for the answer
             now = time.monotonic()
             self._notice_ends()
             if now >= next_tick:
@@ -137,8 +141,10 @@ class Master:
         self._close()
 
     def _stay_awake(self) -> None:
-        """Look out for the next question for a moment: who asks again soon neither waits for this process to
-        be woken, nor loses its core to it."""
+        """Poll for the next request for a moment.
+
+        A client that asks again soon then need not wait for this process to wake up, and keeps its core.
+        """
         began_ns = time.monotonic_ns()
         until = began_ns + AWAKE_NS
         while (now_ns := time.monotonic_ns()) < min(until, began_ns + AWAY_NS) and self._running:
@@ -149,7 +155,7 @@ class Master:
             os.sched_yield()
 
     def stop(self) -> None:
-        """Let run() return, within a second; any thread or signal handler."""
+        """Let run() return within a second. Any thread or signal handler may call it."""
         self._running = False
         self._hub.wake()
 
@@ -161,7 +167,7 @@ class Master:
         self.catalogue.table.close()
 
     def stats(self) -> dict[str, int]:
-        """The books' counters and gauges, and the channel's."""
+        """Return the counters and gauges of the books and of the channel."""
         channel = {f"channel_{name}": value for name, value in self._hub.counters.as_dict().items()}
         return (
             self.catalogue.stats() | channel | {"clients": len(self._clients), "strangers": self._strangers}
@@ -201,8 +207,7 @@ class Master:
             self.catalogue.keep_below_high_water(now_ns)
 
     def _drain(self) -> int:
-        """Make visible what writers have announced in their journals until now, which is returned: before
-        anything else is looked at."""
+        """Publish all puts that are in the journals, before any other work; return the present time."""
         now_ns = time.monotonic_ns()
         claims = self._journals.waiting(now_ns)
         for claim in claims:
@@ -247,7 +252,7 @@ class Master:
         return say.Joined(join.call, OK, hostname, client.segment, client.journal, where)
 
     def _hostname(self, wanted: str) -> str:
-        """HOST:PORT: as wanted when it has a port, else with one that no segment has."""
+        """Return HOST:PORT: as wanted when it has a port, else with one that no segment has."""
         _, colon, port = wanted.rpartition(":")
         if colon and port.isdigit():
             return wanted
@@ -265,7 +270,7 @@ class Master:
         return say.Codes(leave.call, [OK])
 
     def _forget(self, client: Client, until_ns: int = 0, machine: str = "") -> None:
-        """A client has left or is dead. until_ns, machine: see `Catalogue.drop_client`."""
+        """Forget a client that has left or died. until_ns, machine: see `Catalogue.drop_client`."""
         now_ns = self._drain()
         del self._clients[client.peer]
         if client.journal is not None:
@@ -280,7 +285,7 @@ class Master:
         self._segments.pop(client.segment, None)
 
     def _notice_ends(self) -> None:
-        """Processes of this machine, or their connections, that have ended."""
+        """Forget clients of this machine whose processes, or connections, have ended."""
         late_ns = time.monotonic_ns() + LATE_WRITES_NS
         for peer, _, _ in self._watch.ended():
             if peer in self._clients:
@@ -362,7 +367,7 @@ class Master:
 
 
 def _text(name: bytes | None) -> str:
-    """A name out of a journal; "" for none, and for what is no UTF-8."""
+    """Return a name from a journal; "" for none, and for bytes that are not UTF-8."""
     try:
         return (name or b"").decode()
     except UnicodeDecodeError:

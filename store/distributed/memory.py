@@ -1,7 +1,7 @@
 """Shared memory without names: memfds, mapped by other processes of the same user through /proc.
 
-Used by the table, the lenders of segments and their readers. Nothing is left behind by whoever is killed,
-for there is no file. Knows neither objects nor messages. Explained in docs/explain/leases.md.
+Used by the table, the lenders of segments and their readers. A killed process leaves nothing behind, because
+there is no file. Knows neither objects nor messages. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from pathlib import Path
 from store.errors import StoreError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""The size of what is mapped never changes, so that no reader is killed by its end."""
+"""Seals that fix the size of a memfd: reading past a shortened end would kill the reader."""
 
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
 READY_BYTES = 64 * 2**20
 READY_SHARE = 1 / 8
-"""Memory that a lender has ready for the next puts, at most; all the rest of a segment is only reserved."""
+"""Most bytes, and largest share, of a segment that a lender keeps in memory for the next puts.
+
+The rest is only reserved. Any values work that last until the lender's thread has prepared more.
+"""
+
 READY_STEP_BYTES = 2**20
+"""Bytes that a lender makes ready in one call, so that the call is soon over."""
 
 WARM_BYTES = 64 * 1024
-"""Granularity of what a process knows about its page table; the kernel maps that much around one fault."""
+"""Granularity of what a process knows about its page table: the kernel maps so much around one fault."""
 
 WINDOW_BYTES = 16 * 2**20
-"""Mapped at once ahead of a writer: half a millisecond where the lender has found the memory already."""
+"""Bytes mapped at once ahead of a writer: half a millisecond where the lender has the memory ready."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -37,7 +42,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def make_memfd(name: str, nbytes: int) -> tuple[int, mmap.mmap]:
-    """(descriptor, mapping) of new shared memory; only reserved, pages come as they are touched.
+    """Return (descriptor, mapping) of new shared memory, which gets pages as they are touched.
 
     Raises StoreError when the system refuses.
     """
@@ -55,10 +60,10 @@ def make_memfd(name: str, nbytes: int) -> tuple[int, mmap.mmap]:
 
 
 def map_foreign(pid: int, fd: int, inode: int, nbytes: int) -> tuple[int, mmap.mmap]:
-    """(descriptor, mapping) of the memfd that process `pid` has open as `fd`.
+    """Return (descriptor, mapping) of the memfd that process `pid` has open as `fd`.
 
-    The kernel allows it to processes of the same user that see each other. Raises StoreError when it does
-    not, or when the number means another file now (another inode, size, or no seals).
+    The kernel allows it to processes of the same user that see each other. Raises StoreError when it refuses,
+    or when the number now means another file (another inode, size, or no seals).
     """
     try:
         found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -78,7 +83,7 @@ def map_foreign(pid: int, fd: int, inode: int, nbytes: int) -> tuple[int, mmap.m
 
 
 def machine_id() -> str:
-    """Which running kernel this is: processes with the same one may share memory."""
+    """Return the id of the running kernel: processes with the same one may share memory."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -86,8 +91,10 @@ def machine_id() -> str:
 
 
 class _Descriptor:
-    """A file descriptor that is closed when nobody uses it any more: never under a write, which would then
-    go to whatever file has got the number since."""
+    """A file descriptor that is closed after its last use.
+
+    If it were closed during a write, the write could reach another file that has got the number since.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -103,9 +110,9 @@ class Mapped:
     address    of its first byte
     _file      None when closed
 
-    The first touch of a page costs several times what copying it does: memory has to be found, zeroed and
-    entered into this process's page table. So bulk that goes to pages without memory is written by the
-    kernel, which needs neither zeroes nor the page table; entering many pages at once is cheap.
+    The first touch of a page costs several times as much as copying it: memory must be found, zeroed and
+    entered into this process's page table. So the kernel writes large ranges of pages without memory, for it
+    needs neither zeroes nor the page table. Entering many pages at once is cheap.
     """
 
     def __init__(self, memory: mmap.mmap, fd: int):
@@ -118,7 +125,7 @@ class Mapped:
         self._warm = bytearray(-(-self.nbytes // WARM_BYTES))
 
     def is_warm(self, offset: int, nbytes: int) -> bool:
-        """Whether these pages have memory and are in this process's page table."""
+        """Tell whether these pages have memory and are in this process's page table."""
         return self._warm.find(0, offset // WARM_BYTES, -(-(offset + nbytes) // WARM_BYTES)) < 0
 
     def write_cold(self, offset: int, data: memoryview) -> None:
@@ -131,7 +138,7 @@ class Mapped:
             data, offset = data[count:], offset + count
 
     def is_present(self, offset: int, nbytes: int) -> bool:
-        """Whether these pages have memory, in whatever process's page table."""
+        """Tell whether these pages have memory, in the page table of any process."""
         start = offset & -mmap.PAGESIZE
         pages = -(-(offset + nbytes - start) // mmap.PAGESIZE)
         found = (ctypes.c_ubyte * pages)()
@@ -148,19 +155,19 @@ class Mapped:
             self._warm[start:end] = b"\1" * (end - start)
 
     def warm_around(self, offset: int, nbytes: int) -> None:
-        """Do so for the whole windows of these pages, unless that has been done meanwhile."""
+        """Warm the whole windows around these pages, unless that was done meanwhile."""
         start = offset // WINDOW_BYTES * WINDOW_BYTES
         end = min(-(-(offset + nbytes) // WINDOW_BYTES) * WINDOW_BYTES, self.nbytes)
         if not self.is_warm(offset, nbytes):
             self.warm(start, end - start)
 
     def close(self) -> None:
-        """Unmap, once nobody holds a part of the view. May be called twice."""
+        """Unmap, once no part of the view is in use. May be called twice."""
         if self._file is None:
             return
         self._file = None
         del self._anchor
-        with contextlib.suppress(BufferError):  # somebody is copying: the last reference unmaps
+        with contextlib.suppress(BufferError):  # a copy is under way: the last reference unmaps
             self.view.release()
             self._memory.close()
 
@@ -168,7 +175,7 @@ class Mapped:
 class Lent(Mapped):
     """A segment that this process lends.
 
-    fd, inode   how others find it
+    fd, inode   by which other processes find it
     """
 
     def __init__(self, nbytes: int):
@@ -179,7 +186,7 @@ class Lent(Mapped):
         super().__init__(memory, fd)
 
     def prepare(self, used_until: int) -> None:
-        """Find memory for what will be given out next, a little ahead of what is in use."""
+        """Allocate memory for the space that will be given out next, a little ahead of use."""
         ahead = min(READY_BYTES, int(READY_SHARE * self.nbytes))
         target = min(used_until + ahead, self.nbytes) & -mmap.PAGESIZE
         start = max(self._ready_until, used_until & -mmap.PAGESIZE)

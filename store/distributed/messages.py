@@ -1,4 +1,4 @@
-"""What clients and the master say to each other. Names and numbers only; bytes never pass here.
+"""Messages between clients and the master. They carry names and numbers, never the bytes of objects.
 
 Used by `link` and `master`. Every request carries the number of its call, and exactly one reply repeats
 it. Typed and bounded (`transport.wire`). Explained in docs/explain/leases.md.
@@ -12,21 +12,22 @@ from typing import Annotated
 import msgspec
 
 PROTOCOL = 3
-"""Raised when a client and a master of two versions would misunderstand each other."""
+"""Version of the protocol. Raise it when a client and a master of two versions would misread each other."""
 
 MAX_NAME_BYTES = 64 * 1024
-"""Of an object's name in UTF-8."""
+"""Longest name of an object, in UTF-8. Any value works that leaves space for several names per message."""
 
 MAX_KEYS = 4096
 """Names of one message; a client sends several for more."""
 
 MAX_BYTES = 16 * 2**20
+"""Longest message. Any value of this order works: a longer list of names takes several messages."""
 
 NAMES_BYTES = MAX_BYTES // 2
-"""Of the names in one message, so that there is room for what is said about each."""
+"""Bytes of all names in one message. The other half is for the figures about each name."""
 
 MAX_SHORT, MAX_TARGETS = 1024, 64
-"""Characters of the name of a segment; segments that one task copies to."""
+"""Longest name of a segment in characters; most segments that one task copies to."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)]
@@ -34,11 +35,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Counts = Annotated[list[Count], msgspec.Meta(max_length=MAX_KEYS)]
 Short = Annotated[str, msgspec.Meta(max_length=MAX_SHORT)]
 Int32 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-"""What the kernel takes for a process or a file descriptor."""
+"""A number that can name a process or a file descriptor."""
 
 
 def portions(names: Sequence[str]) -> Iterator[slice]:
-    """The slices of `names` that fit into one message each, in order."""
+    """Yield slices of `names` that fit into one message each, in order."""
     first = size = 0
     for at, name in enumerate(names):
         nbytes = len(name) if name.isascii() else 4 * len(name)
@@ -51,7 +52,7 @@ def portions(names: Sequence[str]) -> Iterator[slice]:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Base of all. call: number of the request, at this client."""
+    """Base of all messages. call: number of the request at this client."""
 
     call: int
 
@@ -60,13 +61,16 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 
 
 class Hello(Message, frozen=True):
-    """The first words of a stranger."""
+    """Greet the master, before Join."""
 
     protocol: int
 
 
 class Join(Message, frozen=True):
-    """Let me in. token: read from the master's table, proof that we are of one user; b"" under CURVE."""
+    """Join the store.
+
+    token   read from the master's table, which proves that both processes are of one user; b"" under CURVE
+    """
 
     token: bytes
     machine: Short
@@ -76,23 +80,23 @@ class Join(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """I close. My segment goes with me."""
+    """Leave the store, with the client's segment."""
 
 
 class Beat(Message, frozen=True):
-    """I live. The answer is OK, and how far my segment has been used."""
+    """Show that the client is alive. The answer is OK, and how far its segment has been used."""
 
 
 class Drain(Message, frozen=True):
-    """Answer OK when everything that the journals announce is in the table."""
+    """Ask for OK once all puts that the journals announce are in the table."""
 
 
 class TableAsk(Message, frozen=True):
-    """Where is the table now?"""
+    """Ask for the place of the table."""
 
 
 class SegmentAsk(Message, frozen=True):
-    """Where is this segment?"""
+    """Ask for the place of a segment."""
 
     number: Count
 
@@ -108,7 +112,7 @@ class Wish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PutStart(Message, frozen=True):
-    """Room for these objects. upsert: replace what there is."""
+    """Ask for space for these objects. upsert: replace existing ones."""
 
     names: Names
     sizes: Counts
@@ -117,9 +121,9 @@ class PutStart(Message, frozen=True):
 
 
 class SparesAsk(Message, frozen=True):
-    """Room for puts to come: so much of it, of this size and wish, I should have.
+    """Ask for space in advance: for so many puts of this size and wish.
 
-    back    room that I had in advance and do not need any more
+    back    space in advance that the client returns
     """
 
     nbytes: Count
@@ -129,49 +133,52 @@ class SparesAsk(Message, frozen=True):
 
 
 class PutEnd(Message, frozen=True):
-    """These puts are done: publish them. done False: forget them."""
+    """Publish these puts, whose bytes are in place. done False: forget them."""
 
     puts: Counts
     done: bool
 
 
 class Find(Message, frozen=True):
-    """Where are these? lease: and keep them there for me."""
+    """Ask for the places of these objects. lease: and lease them."""
 
     names: Names
     lease: bool
 
 
 class Remove(Message, frozen=True):
-    """Remove these."""
+    """Remove these objects."""
 
     names: Names
     force: bool
 
 
 class RemoveAll(Message, frozen=True):
-    """Remove everything that has no lease; force: that too. Answered with [removed, left to do]: a portion,
-    for others wait. more: go on with what was left."""
+    """Remove every object without a lease; force: also those with one.
+
+    The answer is [removed, left to do]: one portion, because other clients wait. more: continue with the
+    rest.
+    """
 
     force: bool
     more: bool
 
 
 class NamesAsk(Message, frozen=True):
-    """Names of visible objects behind this one, in order, as many as one message takes."""
+    """Ask for the names of visible objects after this one, in order, as many as one message takes."""
 
     after: str
 
 
 class Clear(Message, frozen=True):
-    """Drop my replicas of these, on one segment or ("") on all."""
+    """Drop the client's own replicas of these objects, on one segment or ("") on all."""
 
     names: Names
     segment: Short
 
 
 class TaskStart(Message, frozen=True):
-    """Copy (source "") or move an object to these segments; the bytes are moved by who asks."""
+    """Begin to copy (source "") or move an object to these segments. The client moves the bytes."""
 
     name: Name
     source: Short
@@ -179,20 +186,20 @@ class TaskStart(Message, frozen=True):
 
 
 class TaskEnd(Message, frozen=True):
-    """The copies of this task are in place, or failed for this reason."""
+    """End a task: its copies are in place, or failed for this reason."""
 
     task: Count
     failed: Short
 
 
 class TaskAsk(Message, frozen=True):
-    """How is this task?"""
+    """Ask for the state of a task."""
 
     task: Count
 
 
 class StatsAsk(Message, frozen=True):
-    """The books in numbers."""
+    """Ask for the figures of the books."""
 
 
 # ------------------------------------------------------------------ master -> client
@@ -213,7 +220,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True):
-    """Where the table or the journals are: memory of the master's process."""
+    """The place of the table or of the journals: memory of the master's process."""
 
     machine: Short
     pid: Int32
@@ -223,7 +230,7 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Room for one object.
+    """Space for one object.
 
     locations   of the replicas in one range: segment << OFFSET_BITS | offset
     scattered   of the others: (location, bytes) of each range, in the order of the object's bytes
@@ -235,7 +242,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where an object is; as in Grant."""
+    """The place of an object; as in Grant."""
 
     nbytes: Count
     locations: list[int]
@@ -243,7 +250,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Welcome(Message, frozen=True):
-    """The master's first words. Join follows. line: name of a Unix socket where it can be asked faster."""
+    """Answer to Hello. Join follows. line: name of the master's Unix socket, which answers faster."""
 
     protocol: int
     table: Memory
@@ -252,10 +259,10 @@ class Welcome(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """You are in.
+    """Answer to Join.
 
-    segment    the number of yours, 0 without one
-    journal    the number of yours in the memory of journals, where there is one (journals)
+    segment    number of the client's segment, 0 without one
+    journal    number of its journal in the memory of journals, where there is one (journals)
     """
 
     code: int
@@ -278,7 +285,7 @@ class SegmentIs(Message, frozen=True):
 
 
 class Grants(Message, frozen=True):
-    """Answer to PutStart, one for each name: room, or a code; to SparesAsk: what there is for it."""
+    """Answer to PutStart: space or a code for each name. Answer to SparesAsk: the space that was found."""
 
     grants: list[Grant | int]
 
@@ -302,7 +309,7 @@ class NamesAre(Message, frozen=True):
 
 
 class TaskIs(Message, frozen=True):
-    """Answer to TaskStart and TaskAsk. code: 0, or why there is none. Times in ms since 1970."""
+    """Answer to TaskStart and TaskAsk. code: 0, or why there is no task. Times in ms since 1970."""
 
     code: int
     task: int = 0
@@ -322,7 +329,7 @@ class Stats(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """In the place of any answer: why there is none."""
+    """Replace any answer that cannot be given, with the reason."""
 
     code: int
 

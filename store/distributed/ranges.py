@@ -22,11 +22,11 @@ def get_into_ranges(
     all_from: Any,
     all_sizes: Any,
 ) -> list[list[list[int]]]:
-    """For buffer b, key k and range r: copy all_sizes[b][k][r] bytes from offset all_from[b][k][r] of the
-    object to offset all_to[b][k][r] of the buffer. Returns bytes read or codes in that shape.
+    """Copy ranges: for buffer b, key k and range r, all_sizes[b][k][r] bytes from offset all_from[b][k][r]
+    of the object to offset all_to[b][k][r] of the buffer. Returns bytes read or codes in that shape.
 
     A buffer, key or range list of another length than its siblings gets -600 throughout, in the shape of
-    all_sizes, with one place for what is missing there. Raises TypeError.
+    all_sizes, with one place for each missing size. Raises TypeError.
     """
     addresses = checked_numbers("buffer_ptrs", ptrs)
     keys = [checked_names(names) for names in all_keys]
@@ -54,7 +54,7 @@ def _numbers(values: Any) -> list[list[list[int]]]:
 def _ranges(
     client: Client, ptr: int, room: int, name: str, to: list[int], source: list[int], sizes: list[int]
 ) -> list[int]:
-    """The ranges of one object into one buffer of `room` bytes."""
+    """Copy the ranges of one object into one buffer of `room` bytes."""
     if not len(to) == len(source) == len(sizes):
         return [BAD_PARAMETERS] * max(len(sizes), 1)
 

@@ -1,6 +1,6 @@
-"""How a client reads: finds objects in the shared table, copies bytes, asks the master when it must.
+"""A client's reads: it finds objects in the shared table, copies bytes, and asks the master when it must.
 
-Used by `client`, beside `writer`. Any thread may call it. The ways to an object:
+Used by `client`, like `writer`. Any thread may call it. The ways to an object:
 
     on this machine    hash, probe the table, copy out of the mapped segment, look at the slot again
     elsewhere          ask the master (which grants a lease), read over TCP
@@ -28,13 +28,13 @@ from store.errors import StoreError
 from transport.errors import TransportError
 
 READ_TRIES = 50
-"""Copies of one object that moved under the reader's hands."""
+"""Tries to copy one object that changes while it is read."""
 
 Result = TypeVar("Result")
 
 
 class Located(NamedTuple):
-    """An object that can be read now. found: its slot, or None when the master told us, until until_ns."""
+    """An object that can be read now. found: its slot; None: the master told its place, until until_ns."""
 
     nbytes: int
     locations: Sequence[int]
@@ -44,16 +44,16 @@ class Located(NamedTuple):
 
 
 def table_at(at: say.Memory) -> TableReader:
-    """The table that the master has announced. Raises StoreError."""
+    """Open the table that the master has announced. Raises StoreError."""
     return TableReader(at.pid, at.fd, at.inode, at.nbytes)
 
 
 class Reader:
     """The gets of one client.
 
-    table      None: no memory is shared with the master, which is asked about every object
-    journals   of puts that have returned and may not be in the table yet; None: misses take a message each
-    closed     set when nothing may be opened any more
+    table      None: no memory is shared with the master, so every object takes a request
+    journals   show puts that may not be in the table yet; None: every miss takes a request
+    closed     set when no segment may be opened any more
     """
 
     def __init__(self, link: Link, segments: Segments, closed: threading.Event):
@@ -66,7 +66,7 @@ class Reader:
         self._lease_ns = link.welcome.lease_ttl_ns
 
     def get(self, name: str) -> bytes | None:
-        """A copy of an object, None when there is none. Grants a lease. Raises CodeError."""
+        """Return a copy of an object, None when there is none. Grants a lease. Raises CodeError."""
         table = self.table
         if table is not None:
             try:
@@ -84,8 +84,9 @@ class Reader:
         return self.read(name, lambda segment, offset, nbytes: segment.read_bytes(offset, nbytes))
 
     def read(self, name: str, take: Callable[[Readable, int, int], Result]) -> Result | None:
-        """take(segment, offset, nbytes), from a replica that can be reached; again when the object moved
-        meanwhile, so take must bear repetition. None when there is no object.
+        """Call take(segment, offset, nbytes) for a replica that can be reached. None: there is no object.
+
+        It is called again if the object has changed meanwhile, so take must be repeatable.
 
         Raises CodeError: LEASE_EXPIRED, TRANSFER_FAILED, NO_MASTER.
         """
@@ -111,7 +112,7 @@ class Reader:
         raise CodeError(code, f"{name!r} could not be read in {READ_TRIES} tries")
 
     def _replicas(self, located: Located) -> Iterator[tuple[int, Readable | None, int]]:
-        """(number of the segment, what to read, offset of the first byte) of each; None: it is gone."""
+        """Yield (number of the segment, what to read or None if it is gone, offset) of each replica."""
         for location in located.locations:
             number = location >> OFFSET_BITS
             yield number, self._segments.get(number), location & OFFSET_MASK
@@ -119,7 +120,7 @@ class Reader:
             yield replica[0][0] >> OFFSET_BITS, self._segments.scattered(replica), 0
 
     def locate(self, name: str, *, lease: bool = True) -> Located | None:
-        """Where an object is; lease: and keep it there. None when there is none. Raises CodeError."""
+        """Find an object; lease: and lease it. None when there is none. Raises CodeError."""
         if not is_usable(name):
             return None
         asked_ns = time.monotonic_ns()
@@ -134,7 +135,7 @@ class Reader:
         return place and Located(place.nbytes, (), place.scattered, found, 0)
 
     def locate_many(self, names: Sequence[str], *, lease: bool = True) -> list[Located | None]:
-        """`locate` of each, with as few questions as there can be. Raises CodeError."""
+        """Return `locate` of each name, with as few requests as possible. Raises CodeError."""
         if self.table is not None:
             return [self.locate(name, lease=lease) for name in names]
         located: list[Located | None] = []
@@ -145,13 +146,13 @@ class Reader:
         return located
 
     def _told(self, place: say.Place | None, asked_ns: int) -> Located | None:
-        """As the master has told: it holds for one lease from the moment of the question."""
+        """Return the place that the master has told. It is valid for one lease from the request on."""
         if place is None:
             return None
         return Located(place.nbytes, place.locations, place.scattered, None, asked_ns + self._lease_ns)
 
     def _look(self, name: str, until_ns: int) -> Found | bool | None:
-        """In the table: the object, False when there is none, None when the master must be asked."""
+        """Look into the table: the object, False when there is none, None when the master must be asked."""
         whole = xxh3_128_intdigest(name.encode())
         all_taken = False
         for _ in range(READ_TRIES):
@@ -173,8 +174,11 @@ class Reader:
         return None
 
     def is_known(self, name: str) -> bool:
-        """Whether it is in the table. Unlike `_look` it may miss what has just been put: the master then
-        finds that the name is taken, as it does when two clients put at once."""
+        """Tell whether a name is in the table.
+
+        Unlike `_look` it may miss an object that was just put. The master then finds that the name is taken,
+        as it does when two clients put at once.
+        """
         table = self.table
         try:
             return table is not None and table.find(xxh3_128_intdigest(name.encode())) is not None
@@ -182,7 +186,7 @@ class Reader:
             return False
 
     def _take_journals(self) -> bool:
-        """Every put that has returned by now is in the table from here on. Raises CodeError."""
+        """Have the master publish every put that has returned into the table. Raises CodeError."""
         if self.journals is None or self.journals.is_pending():
             self._link.ask(say.Drain)
         return True
@@ -197,7 +201,7 @@ class Reader:
             raise CodeError(NO_MASTER, "this store is closed") from None
 
     def _renew_table(self, old: TableReader) -> None:
-        """The master has published another table. Raises CodeError."""
+        """Open the table that the master has published in place of this one. Raises CodeError."""
         with self._table_lock:
             if self.table is not old or self._closed.is_set():
                 return

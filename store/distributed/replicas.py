@@ -1,4 +1,4 @@
-"""What the API tells about where an object is, and about tasks: plain objects with Mooncake's names.
+"""The API's descriptions of replicas and tasks: plain objects with Mooncake's names.
 
 Made by `api`. Explained in docs/explain/leases.md.
 """
@@ -30,7 +30,7 @@ class TaskStatus(IntEnum):
 
 
 class TaskType(IntEnum):
-    """What a task does."""
+    """The kind of a task."""
 
     REPLICA_COPY = 0
     REPLICA_MOVE = 1
@@ -47,17 +47,17 @@ class BufferDescriptor:
 
     @property
     def size(self) -> int:
-        """As size_."""
+        """Return size_."""
         return self.size_
 
     @property
     def transport_endpoint(self) -> str:
-        """As transport_endpoint_."""
+        """Return transport_endpoint_."""
         return self.transport_endpoint_
 
     @property
     def buffer_address(self) -> int:
-        """As buffer_address_."""
+        """Return buffer_address_."""
         return self.buffer_address_
 
 
@@ -76,29 +76,29 @@ class ReplicaDescriptor:
     status: ReplicaStatus = ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        """Whether it is in some client's segment."""
+        """Tell whether it is in a client's segment: always."""
         return True
 
     def is_disk_replica(self) -> bool:
-        """Never."""
+        """Tell whether it is on a disk: never."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """Never."""
+        """Tell whether it is on a local disk: never."""
         return False
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
-        """Where in memory."""
+        """Return its place in memory."""
         return self.memory
 
     def get_disk_descriptor(self) -> None:
-        """Raises RuntimeError: there is none."""
+        """Raise RuntimeError: no replica is on a disk."""
         raise RuntimeError("Expected DiskDescriptor")
 
 
 @dataclass(frozen=True, slots=True)
 class QueryTaskResponse:
-    """How a copy or a move stands. Times in ms since 1970."""
+    """The state of a copy or a move. Times in ms since 1970."""
 
     id: tuple[int, int]
     type: TaskType

@@ -1,6 +1,6 @@
-"""The segments a client has to do with: its own, mapped ones of this machine, and those behind TCP.
+"""The segments that a client uses: its own, mapped ones of this machine, and remote ones over TCP.
 
-Used by `client`. Both kinds know the same verbs, so that nobody above asks which one it is.
+Used by `client`. All kinds have the same verbs, so that no caller needs to know the kind.
 Explained in docs/explain/leases.md.
 """
 
@@ -26,17 +26,19 @@ from transport.threads import start_thread
 SECRET_BYTES = 32
 CONNECT_S = 3.0
 STALL_S = 10.0
+"""Limits of a connection to a lender and of a silent transfer. They bound the wait of a call of the API."""
+
 SLOWEST_BYTES_PER_S = 20e6
-"""A transfer may take STALL_S and its bytes at this rate."""
+"""A transfer may take STALL_S, and in addition the time of its bytes at this rate."""
 
 EXPOSED = 1
 """Number of a lender's one segment at its own BytesServer."""
 
 BULK_BYTES = 256 * 1024
-"""Copies of so many bytes let other threads run, and look whether the pages are warm."""
+"""Copies of at least so many bytes let other threads run, and first check whether the pages are warm."""
 
 MAX_WARMING = 64
-"""Ranges that wait to be warmed; more are left cold."""
+"""Most ranges that wait to be warmed; further ones stay cold, which only costs time."""
 
 
 class LocalSegment:
@@ -47,7 +49,7 @@ class LocalSegment:
         self.view = memory.view
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
-        """A copy. Raises ValueError, as the other verbs, for a range that is not there, and when closed."""
+        """Return a copy. Like the other verbs, raises ValueError for a missing range, and when closed."""
         self._check(offset, nbytes)
         return bytes(self.view[offset : offset + nbytes])
 
@@ -63,7 +65,7 @@ class LocalSegment:
             raise ValueError(f"{offset}+{nbytes} of a segment of {self.memory.nbytes} B")
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
-        """Copy these parts behind each other."""
+        """Copy these parts one after the other."""
         for part in parts:
             end = offset + len(part)
             self._check(offset, len(part))
@@ -79,7 +81,7 @@ class LocalSegment:
             offset = end
 
     def _is_warm_now(self, offset: int, nbytes: int) -> bool:
-        """Whether a plain copy is the fastest: pages that have memory are entered into the page table."""
+        """Tell whether a plain copy is fastest, after entering pages that have memory into the page table."""
         memory = self.memory
         if not memory.is_warm(offset, nbytes) and memory.is_present(offset, nbytes):
             memory.warm(offset, nbytes)
@@ -99,7 +101,7 @@ class RemoteSegment:
         self._client = BytesClient(host, port, secret, timeout_s=CONNECT_S)
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
-        """A copy."""
+        """Return a copy."""
         data = bytearray(nbytes)
         self._client.read(EXPOSED, [(offset, nbytes)], [data], _limit_s(nbytes))
         return bytes(data)
@@ -111,7 +113,7 @@ class RemoteSegment:
         self._client.read(EXPOSED, wanted, buffers, _limit_s(sum(nbytes for _, nbytes in wanted)))
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
-        """Send these parts behind each other."""
+        """Send these parts one after the other."""
         ranges = []
         for part in parts:
             ranges.append((offset, len(part)))
@@ -131,7 +133,7 @@ class Scattered:
         self._extents = extents
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
-        """A copy."""
+        """Return a copy."""
         return b"".join(
             self._segment.read_bytes(start, length) for start, length in pieces(self._extents, offset, nbytes)
         )
@@ -146,7 +148,7 @@ class Scattered:
         self._segment.read_into(cut)
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
-        """Copy these parts behind each other."""
+        """Copy these parts one after the other."""
         for part in parts:
             for start, length in pieces(self._extents, offset, len(part)):
                 self._segment.write(start, [part[:length]])
@@ -154,10 +156,10 @@ class Scattered:
 
 
 class Warmer:
-    """A thread that prepares pages: of the own segment for puts to come, of any where puts are about to go.
+    """A thread that prepares pages: of the own segment for later puts, of any segment before a put.
 
-    It works in long calls without the interpreter, at ordinary priority: a thread that is kept from its core
-    while it holds the interpreter's lock would keep the writer waiting, too.
+    It works in long calls without the interpreter, at ordinary priority. At a low priority it could lose its
+    core while it holds the interpreter's lock, and then the writer would wait too.
     """
 
     def __init__(self) -> None:
@@ -166,11 +168,11 @@ class Warmer:
         self._thread = start_thread("store warmer", self._run, on_death=self._die)
 
     def prepare(self, memory: Lent, used_until: int) -> None:
-        """Have memory ready behind what is in use."""
+        """Prepare memory after the part that is in use."""
         self._add(lambda: memory.prepare(used_until))
 
     def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
-        """Bytes go there, or went: the next copies there and around it shall find the pages mapped."""
+        """Map the pages of a range and around it for the next copies: bytes go there, or went there."""
         if isinstance(segment, LocalSegment) and not segment.memory.is_warm(offset, nbytes):
             memory = segment.memory
             self._add(lambda: memory.warm_around(offset, nbytes))
@@ -184,7 +186,7 @@ class Warmer:
             work()
 
     def _die(self, _: str) -> None:
-        """Give up the ranges that wait: their pages stay cold, and copies to them take longer."""
+        """Drop the waiting ranges: their pages stay cold, and copies to them take longer."""
         self._is_dead = True
         with contextlib.suppress(Empty):
             while True:
@@ -205,7 +207,7 @@ def _limit_s(nbytes: int) -> float:
 
 
 class Lending:
-    """What this client lends: memory, and a server for those who cannot map it."""
+    """The segment that this client lends: memory, and a server for clients that cannot map it."""
 
     def __init__(self, nbytes: int, host: str):
         self.memory = Lent(nbytes)
@@ -218,7 +220,7 @@ class Lending:
         self.server.expose(EXPOSED, self.memory.view)
 
     def close(self) -> None:
-        """Lend it no longer."""
+        """Stop lending."""
         self.server.withdraw(EXPOSED)
         self.server.close()
         self.memory.close()
@@ -242,7 +244,7 @@ class Segments:
         self._closed = False
 
     def add_own(self, number: int, name: str, memory: Mapped) -> None:
-        """The client's own segment needs no question. It is closed by its Lending."""
+        """Add the client's own segment, which needs no request. Its Lending closes it."""
         self.names[number] = name
         self._own = number
         if self._machine:
@@ -250,12 +252,12 @@ class Segments:
             self.views[number] = memory.view
 
     def get(self, number: int) -> AnySegment | None:
-        """The segment, opened; None when it is gone or cannot be reached."""
+        """Return the segment, opened; None when it is gone or cannot be reached."""
         found = self._open.get(number)
         return found if found is not None else self._open_now(number)
 
     def opened(self, number: int) -> AnySegment | None:
-        """The segment if it is open already; asks nobody."""
+        """Return the segment if it is open already, without a request."""
         return self._open.get(number)
 
     def _open_now(self, number: int) -> AnySegment | None:
@@ -286,19 +288,19 @@ class Segments:
             return None  # another user's, or in another PID namespace
 
     def name(self, number: int) -> str:
-        """What the segment is called; "" when it is gone."""
+        """Return the name of a segment; "" when it is gone."""
         if number not in self.names and (told := self._ask(number)) is not None:
             self.names[number] = told.name
         return self.names.get(number, "")
 
     def scattered(self, replica: Sequence[tuple[int, int]]) -> Scattered | None:
-        """A replica of several (location, bytes); None when its segment is gone."""
+        """Return a replica of several (location, bytes); None when its segment is gone."""
         segment = self.get(replica[0][0] >> OFFSET_BITS)
         extents = [(location & OFFSET_MASK, nbytes) for location, nbytes in replica]
         return None if segment is None else Scattered(segment, extents)
 
     def forget(self, number: int) -> None:
-        """It is gone, or did not answer: to be opened anew if somebody asks for it. The own one never is."""
+        """Forget a segment that is gone or did not answer; `get` opens it anew. The own one is kept."""
         if number == self._own and self._machine:
             return
         with self._lock:
@@ -308,14 +310,14 @@ class Segments:
                 segment.close()
 
     def look_after(self, turn: int) -> None:
-        """Close one segment, another each turn, if it is gone: while it is mapped its memory is not free."""
+        """Close one segment per turn if it is gone: while it is mapped, its memory is not free."""
         numbers = [number for number in list(self._open) if number != self._own]
         if numbers and self._ask(number := numbers[turn % len(numbers)]) is None:
             self.forget(number)
             self.names.pop(number, None)
 
     def close(self) -> None:
-        """Close all, and open no more. Who copies just now copies to the end."""
+        """Close all segments, and open no more. Copies under way run to the end."""
         with self._lock:
             self._closed = True
             if self._machine:

@@ -1,7 +1,7 @@
 """A store's membership over the life of several masters: when one has ended, the next is joined.
 
-Used by `api`. What the old segment held is lost with the master that knew where it lay; it stays mapped, as
-it was, for those who still read it. Explained in docs/explain/leases.md.
+Used by `api`. The objects of the old segment are lost with the master that knew their places. The segment
+stays mapped for readers under way. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ from transport.errors import ChannelError
 from transport.threads import start_thread
 
 REJOIN_S = 0.5
-"""Between two looks for a new master."""
+"""Time between two tries to find a new master."""
 
 log = logging.getLogger("mooncake_lite.store")
 
 LEAVE_S = 1.0
-"""A store that is collected waits so long for its session to end. The session ends later all the same: the
-garbage collector may run below a lock that the session needs for its end."""
+"""Longest wait of a collected store for the end of its session.
+
+The garbage collector may run below a lock that the session needs for its end. The session then ends later.
+"""
 
 _holders: weakref.WeakSet[Any] = weakref.WeakSet()
 _left_behind: list[Session] = []
 
 
 def forget_in_children(holder: Any) -> None:
-    """A forked process starts without the session (`holder._session`) of its parent: it has copies of the
-    parent's sockets, journal and locks, but none of its threads, and would speak in the parent's name."""
+    """Let forked processes start without the session (`holder._session`) of their parent.
+
+    They have copies of its sockets, journal and locks, but none of its threads, and would speak in its name.
+    """
     _holders.add(holder)
 
 
@@ -54,7 +58,7 @@ os.register_at_fork(after_in_child=_forget)
 def _leave(session: Session) -> None:
     """End the session of a store that is collected, or of one that is left at the end of the program.
 
-    A thread of its own ends it, since the collector runs on any thread, also on one that the end waits for.
+    A new thread ends it, because the collector may run on any thread, even on one that the end waits for.
     """
     start_thread("store end", session.close).join(LEAVE_S)
 
@@ -62,8 +66,8 @@ def _leave(session: Session) -> None:
 class Session:
     """The client of the present master, replaced when that has ended and another one answers.
 
-    client, copying   may change at any time; who holds the old ones gets codes
-    ending            closes the session when its holder is collected, for no thread refers to the holder
+    client, copying   may change at any time; calls of the old ones return codes
+    ending            closes the session when its holder is collected; no thread refers to the holder
 
     Raises CodeError as Client does.
     """
@@ -81,8 +85,10 @@ class Session:
         return Client(self._setup, self._curve, use_tcp=self._use_tcp, on_end=self._rejoin)
 
     def _rejoin(self) -> None:
-        """Join the next master at the same address, under the same name, with an empty segment. Called by the
-        thread of the client that has lost its master."""
+        """Join the next master at the same address, under the same name, with an empty segment.
+
+        The thread of the client that has lost its master calls it.
+        """
         if not self._closed.is_set():
             log.warning("%s has lost its master, and looks for the next one", self.client.hostname)
         while not self._closed.wait(REJOIN_S):

@@ -1,7 +1,7 @@
-"""The directory as other processes of the machine read it: a hash table in shared memory.
+"""The directory for other processes of the machine: a hash table in shared memory.
 
-Written by the master alone (TableWriter), but for a word of a slot that clients store into; probed by every
-client of the machine (TableReader) without a message. Explained in docs/explain/leases.md.
+The master alone writes it (TableWriter), except for one word of each slot, into which clients store leases.
+Every client of the machine reads it without a message (TableReader). Explained in docs/explain/leases.md.
 
     header, 4096 bytes       words (u64): magic, slots, retired, lease_ttl_ns; token at 64
     slot, 128 bytes          words:
@@ -30,31 +30,35 @@ from store.errors import StoreError
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 128
+"""The header is a page. A slot is two lines of a cache, so that a probe reads no third one."""
+
 SLOT_WORDS = SLOT_BYTES // 8
 HEADER_WORDS = HEADER_BYTES // 8
 MAGIC = 0x334C4254_454B414C
-"""Changes with the layout."""
+"""First word of a table. Any number works; change it with the layout, so that no old reader misreads it."""
 
 TOKEN_AT, TOKEN_BYTES = 64, 32
 GONE = (1 << 64) - 1
 U64 = (1 << 64) - 1
 
 OFFSET_BITS = 44
-"""A segment has at most 16 TiB; 2**20 segments may come and go in the life of a master."""
+"""Bits of an offset in a location: segments of up to 16 TiB, and 2**20 of them in the life of a master."""
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 MAX_SEGMENTS = 1 << (64 - OFFSET_BITS)
 MAX_SEGMENT_BYTES = 1 << OFFSET_BITS
 MAX_NBYTES = (1 << 48) - 1
 
 LISTED = 3
-"""Replicas that a slot names; a reader needs one."""
+"""Most replicas that a slot names. A slot of 128 bytes has space for three, and a reader needs one."""
 
 FIRST_SLOTS = 1 << 12
+"""Slots of the first table. Any value works: a crowded table is replaced by one of twice the size."""
+
 MAX_LOAD = 0.6
-"""Of the slots in use or gone, before a larger table is published: a miss then probes three slots."""
+"""Share of slots in use or gone at which a larger table is published: a miss then probes three slots."""
 
 RETRIES = 200
-"""Looks at a slot that the master is just changing, which takes it a few microseconds."""
+"""Looks at a slot that the master is just changing, before Busy. A change takes a few microseconds."""
 
 _SLOT = struct.Struct("<8Q")
 _FIXED = struct.Struct("<7Q")
@@ -62,7 +66,7 @@ _KEY, _CHECK, _LEASE = 1, 7, 8
 
 
 class Found(NamedTuple):
-    """A readable object as its slot shows it.
+    """A readable object, read from its slot.
 
     word       index of the slot's first word in the table
     """
@@ -78,11 +82,11 @@ class Retired(StoreError):
 
 
 class Busy(StoreError):
-    """A slot stayed in change for longer than a change takes: ask the master."""
+    """A slot was changing for longer than a change takes: ask the master."""
 
 
 def name_hash(name: str) -> tuple[int, int]:
-    """(key, digest) of an object's name: the halves of XXH3-128 of its UTF-8, the key neither 0 nor GONE.
+    """Return (key, digest) of a name: the halves of XXH3-128 of its UTF-8. The key is neither 0 nor GONE.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
@@ -91,7 +95,7 @@ def name_hash(name: str) -> tuple[int, int]:
 
 
 def key_of(whole: int) -> int:
-    """The low half, moved off the two values with a meaning of their own."""
+    """Return the low half, but neither of the two values that have a meaning of their own."""
     low = whole & U64
     return low if 0 < low < GONE else 1
 
@@ -112,7 +116,7 @@ class _Table:
 
     @property
     def token(self) -> bytes:
-        """What only those know who may map this memory: the user's own processes."""
+        """Return a secret that only processes know which may map this memory: the user's own."""
         return bytes(self.memory[TOKEN_AT : TOKEN_AT + TOKEN_BYTES])
 
 
@@ -132,7 +136,7 @@ class TableReader(_Table):
         self.lease_ttl_ns = self.words[3]
 
     def find(self, whole: int) -> Found | None:
-        """The readable object of this name (XXH3-128), None when there is none.
+        """Return the readable object of this name (XXH3-128), None when there is none.
 
         Raises Retired, Busy.
         """
@@ -161,7 +165,7 @@ class TableReader(_Table):
             at = (at + 1) & mask
 
     def is_still(self, found: Found) -> bool:
-        """Whether the object is what it was when found: else bytes copied since then may be another's."""
+        """Tell whether an object is unchanged since it was found: else copied bytes may be another's."""
         return self.words[found.word] == found.version
 
     def extend_lease(self, found: Found, until_ns: int) -> bool:
@@ -173,10 +177,12 @@ class TableReader(_Table):
 
 
 class TableWriter(_Table):
-    """The master's side. One thread. Any client can write anywhere in this memory, so the master reads back
-    nothing of it but leases; versions and keys it keeps itself.
+    """The master's side of the table, for one thread.
 
-    _keys        of each slot; 0 or GONE where no object is
+    Any client can write anywhere in this memory. So the master reads back only leases, and keeps versions and
+    keys itself.
+
+    _keys        key of each slot; 0 or GONE without an object
     _versions    word -> version, of each slot in use
 
     Invariant: a slot in use has its even version, its key and its own check; every other is unused or GONE.
@@ -204,11 +210,11 @@ class TableWriter(_Table):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a larger (or tidier) table should take its place."""
+        """Tell whether a larger (or tidier) table should replace it."""
         return len(self._versions) + self._gone > MAX_LOAD * self.slots
 
     def insert(self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int) -> int:
-        """A new object: index of its slot's first word."""
+        """Insert an object; return the index of its slot's first word."""
         at = key & self.mask
         while 0 < self._keys[at] < GONE:
             at = (at + 1) & self.mask
@@ -219,14 +225,14 @@ class TableWriter(_Table):
         return word
 
     def replace(self, word: int, key: int, digest: int, nbytes: int, locations: Sequence[int]) -> None:
-        """Other bytes or places for the object of this slot; its lease stays."""
+        """Change the bytes or places of the object in a slot; its lease stays."""
         self._set_changing(word)
         self._write(word, key, digest, nbytes, locations, self.words[word + _LEASE])
 
     def _write(
         self, word: int, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int
     ) -> None:
-        """Fill a slot, the version last: until then it is odd, or the slot's check is another's."""
+        """Fill a slot, the version last. Until then the version is odd, or the check does not fit."""
         self._last_version += 2
         version = self._versions[word] = self._last_version
         listed = list(locations[:LISTED])
@@ -244,7 +250,7 @@ class TableWriter(_Table):
         self.words[word] = self._versions[word] | 1
 
     def lease_until_ns(self, word: int, now_ns: int) -> int:
-        """When the lease ends; what a client stored is not believed beyond one whole lease from now."""
+        """Return when the lease ends. A time that a client stored counts for at most one lease from now."""
         return min(self.words[word + _LEASE], now_ns + self.lease_ttl_ns)
 
     def extend_lease(self, word: int, until_ns: int) -> None:
@@ -253,10 +259,11 @@ class TableWriter(_Table):
             self.words[word + _LEASE] = until_ns
 
     def lock_unleased(self, words: Sequence[int], now_ns: int) -> list[bool]:
-        """For each slot whether it has no lease and is now hidden from readers; the others are as before.
+        """Hide those of these slots that have no lease; tell for each slot whether it is hidden now.
 
-        All are hidden first and the leases read then: a reader stores its lease and looks at the version
-        afterwards, so either it sees the change, or we see its lease. `remove` or `unlock` follows.
+        All slots are hidden first, then the leases are read. A reader stores its lease first, then looks at
+        the version. So either the reader sees the change, or the master sees the lease. `remove` or `unlock`
+        follows.
         """
         for word in words:
             self._set_changing(word)
@@ -271,19 +278,19 @@ class TableWriter(_Table):
         self.words[word] = self._versions[word]
 
     def remove(self, word: int) -> None:
-        """The object is gone; who copies its bytes now finds out afterwards."""
+        """Remove the object of a slot. A reader that copies its bytes now finds out afterwards."""
         self._set_changing(word)
         del self._versions[word]
         at = (word - HEADER_WORDS) // SLOT_WORDS
-        is_last = self._keys[(at + 1) & self.mask] == 0  # nobody probes past this slot
+        is_last = self._keys[(at + 1) & self.mask] == 0  # no search goes past this slot
         self._keys[at] = self.words[word + _KEY] = 0 if is_last else GONE
         self._gone += not is_last
 
     def regrown(self) -> tuple[TableWriter, dict[int, int]]:
-        """A table with room for twice the objects, and where each slot went (word -> word).
+        """Return a table with space for twice the objects, and {old word: new word} of each slot.
 
-        This one is then retired: its slots are hidden one by one, and a lease that came until then is taken
-        along.
+        This table is then retired: its slots are hidden one by one, and moved with leases that came until
+        then.
         """
         slots = FIRST_SLOTS
         while 4 * len(self._versions) > MAX_LOAD * slots:
@@ -298,7 +305,7 @@ class TableWriter(_Table):
         return made, {word: made._take_over(self, word) for word in self._versions}
 
     def _take_over(self, old: TableWriter, word: int) -> int:
-        """Copy a slot of the retired table, version and all: who has just read it may still rely on it."""
+        """Copy a slot of the retired table with its version: a client that has just read it relies on it."""
         key = old._keys[(word - HEADER_WORDS) // SLOT_WORDS]
         at = key & self.mask
         while self._keys[at]:
@@ -330,6 +337,6 @@ class TableWriter(_Table):
                 assert self.words[word + _CHECK] == xxh3_64_intdigest(raw[:56]), f"slot {at} is damaged"
                 assert key not in (0, GONE)
             else:
-                assert key in (0, GONE), f"slot {at} belongs to nobody"
+                assert key in (0, GONE), f"slot {at} belongs to no object"
                 gone += key == GONE
         assert gone == self._gone

@@ -18,11 +18,11 @@ PROCESSING, FAILED, SUCCESS = 1, 2, 3
 """Numbers of TaskStatus."""
 
 KEPT_TASKS = 10_000
-"""Finished tasks are remembered for questions; the oldest are forgotten."""
+"""Most tasks kept for queries; the oldest finished ones are forgotten. Any value of this order works."""
 
 
 @dataclass(slots=True)
-class Task:
+class ReplicaTask:
     """One copy (source None) or move. source: number of the segment that loses its replica."""
 
     number: int
@@ -41,12 +41,12 @@ class Tasks:
 
     def __init__(self, catalogue: Catalogue):
         self._catalogue = catalogue
-        self._tasks: OrderedDict[int, Task] = OrderedDict()
+        self._tasks: OrderedDict[int, ReplicaTask] = OrderedDict()
 
     def start(
         self, call: int, client: str, name: str, source: str, targets: list[str], now_ns: int, wall_ms: int
     ) -> TaskIs:
-        """Room on the targets, and where the bytes are now."""
+        """Start a copy or a move; return the space on the targets and the place of the bytes."""
         books = self._catalogue
         entry = books.find(name, now_ns, lease=False)
         if entry is None:
@@ -65,7 +65,7 @@ class Tasks:
         if added is None:
             return TaskIs(call, NO_SPACE)
         number = secrets.randbits(63)
-        task = Task(
+        task = ReplicaTask(
             number, client, entry, origin.number if origin else None, added, wall_ms, updated_ms=wall_ms
         )
         entry.tasks += 1
@@ -75,7 +75,7 @@ class Tasks:
         return self._told(call, task)
 
     def end(self, client: str, number: int, failed: str, now_ns: int, wall_ms: int) -> int:
-        """The client has copied the bytes, or could not: OK or NO_TASK."""
+        """End a task whose bytes the client has copied, or could not copy. Returns OK or NO_TASK."""
         task = self._tasks.get(number)
         if task is None or task.client != client or task.status != PROCESSING:
             return NO_TASK
@@ -83,17 +83,17 @@ class Tasks:
         return OK
 
     def drop_client(self, client: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
-        """A client is gone: its unfinished tasks fail. until_ns: as in `Catalogue.drop_client`."""
+        """Fail the unfinished tasks of a lost client. until_ns: as in `Catalogue.drop_client`."""
         for task in self._tasks.values():
             if task.client == client and task.status == PROCESSING:
                 self._finish(task, "its client is gone", now_ns, wall_ms, until_ns)
 
     def ask(self, call: int, number: int) -> TaskIs:
-        """How it stands; code NO_TASK for an unknown one."""
+        """Return the state of a task; code NO_TASK for an unknown one."""
         task = self._tasks.get(number)
         return TaskIs(call, NO_TASK) if task is None else self._told(call, task)
 
-    def _finish(self, task: Task, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
+    def _finish(self, task: ReplicaTask, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
         task.entry.tasks -= 1
         done = self._catalogue.end_copy(
             task.entry,
@@ -108,7 +108,7 @@ class Tasks:
         task.status = SUCCESS if done else FAILED
         task.updated_ms = wall_ms
 
-    def _told(self, call: int, task: Task) -> TaskIs:
+    def _told(self, call: int, task: ReplicaTask) -> TaskIs:
         return TaskIs(
             call,
             OK,

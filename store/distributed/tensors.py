@@ -1,6 +1,6 @@
 """Tensors as objects: a small typed header, then the values. torch is imported when one is met.
 
-A mixin of `api`. Our own format, not Mooncake's: a tensor is read by the side that wrote it.
+A mixin of `api`. The format is our own, not Mooncake's: only programs on this store read such tensors.
 Explained in docs/explain/leases.md.
 """
 
@@ -23,7 +23,7 @@ DTYPES = (
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What the values are."""
+    """Data type and shape of the values."""
 
     dtype: str
     shape: list[int]
@@ -37,27 +37,27 @@ class Tensors:
         return self.pub_tensor(key, tensor)
 
     def pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """put_tensor with a ReplicateConfig."""
+        """Call put_tensor with a ReplicateConfig."""
         return self._store_tensor(key, tensor, config, upsert=False)
 
     def upsert_tensor(self, key: str, tensor: Any) -> int:
-        """put_tensor that replaces."""
+        """Call put_tensor, but replace an existing object."""
         return self._store_tensor(key, tensor, None, upsert=True)
 
     def batch_put_tensor(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
-        """put_tensor of each."""
+        """Call put_tensor for each key."""
         names = checked_names(keys)
         if len(names) != len(tensors_list):
             return [BAD_PARAMETERS] * len(names)
         return [self.put_tensor(name, tensor) for name, tensor in zip(names, tensors_list)]
 
     def get_tensor(self, key: str) -> Any:
-        """A tensor on the CPU, in memory of its own; None when there is none of this name."""
+        """Return a tensor on the CPU, in memory of its own; None when there is none of this name."""
         data = self.get(checked_name(key))  # type: ignore[attr-defined]
         return _decoded(data)
 
     def batch_get_tensor(self, keys: list[str]) -> list[Any]:
-        """get_tensor of each."""
+        """Call get_tensor for each key."""
         return [self.get_tensor(name) for name in checked_names(keys)]
 
     def _store_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None, *, upsert: bool) -> int:
@@ -77,7 +77,7 @@ class Tensors:
 
 
 def _decoded(data: bytes) -> Any:
-    """The tensor in these bytes; None when they are none."""
+    """Return the tensor in these bytes; None when they hold none."""
     import torch
 
     header_bytes = int.from_bytes(data[4:8], "little")

@@ -1,7 +1,7 @@
-"""How a client writes: room from the master, bytes to every replica, and a word in the journal.
+"""A client's puts: get space from the master, copy bytes to every replica, publish by the journal.
 
-Used by `client`. Who puts objects of one size has room in advance, and asks for more of it without waiting:
-such a put is a copy and a record in shared memory, and no round trip. Any thread may call it.
+Used by `client`. A client that puts objects of one size gets space in advance, and asks for more without
+waiting. Such a put is a copy and a record in shared memory, without a round trip. Any thread may call it.
 Explained in docs/explain/leases.md.
 """
 
@@ -25,13 +25,16 @@ from transport.errors import TransportError
 
 SPARE_BYTES = 16 * 2**20
 MIN_SPARES, MAX_SPARES = 2, 16
-"""Room in advance: as much as is put until the master has answered, and its pages have been prepared."""
+"""Space in advance: SPARE_BYTES, but at least and at most so many puts.
+
+It must last until the master has answered and the pages are prepared; more would only be lost to others.
+"""
 
 ASK_AGAIN_S = 1.0
-"""After an answer without room in advance."""
+"""Pause after an answer without space in advance."""
 
 DRAINS = 100
-"""Looks for a place in the journal."""
+"""Tries to get a place in a full journal, each after the master has taken its records."""
 
 SURE_S = 10.0
 """A put that has taken longer asks whether it has been revoked (`catalogue.PUT_LIMIT_NS`)."""
@@ -43,9 +46,9 @@ Kind = tuple[int, say.Wish]
 class Writer:
     """The puts of one client.
 
-    journals    None: to a master that shares no memory with us; every put then ends with a message
-    _spares     rooms in advance, all of one size and one wish (_kind)
-    _back       rooms in advance that go back with the next question
+    journals    None: the master shares no memory with this client, so every put ends with a message
+    _spares     space in advance, all of one size and one wish (_kind)
+    _back       space in advance that goes back with the next request
     _last       size and wish of the last put
     _losses     of the journals, when the first of the spares were asked for
     """
@@ -66,7 +69,7 @@ class Writer:
         link.late = self._give_back
 
     def rest(self) -> None:
-        """Give rooms in advance back when no put has come since the last call. Raises CodeError."""
+        """Return space in advance if no put has come since the last call. Raises CodeError."""
         with self._lock:
             was_idle, self._is_idle = self._is_idle, True
             if was_idle:
@@ -76,7 +79,7 @@ class Writer:
             self._link.ask(say.PutEnd, unused, False)
 
     def _give_back(self, reply: Any) -> None:
-        """Room that came when nobody waited for it any more, or whose put was broken off by a signal."""
+        """Return space whose answer came too late, or whose put was interrupted by a signal."""
         puts = [grant.put for grant in getattr(reply, "grants", ()) if isinstance(grant, say.Grant)]
         with self._lock:
             self._back += puts
@@ -84,7 +87,7 @@ class Writer:
     # --------------------------------------------------------------------------- puts
 
     def put(self, name: str, parts: Parts, wish: say.Wish, upsert: bool) -> int:
-        """Store one object that is new, or upsert; a code. Raises CodeError."""
+        """Store one object that is new, or upsert; return a code. Raises CodeError."""
         if upsert or self.journals is None:
             return self._put_asked([name], [parts], wish, upsert)[0]
         return self._put_one(self.journals, name, parts, wish)
@@ -92,7 +95,7 @@ class Writer:
     def put_many(
         self, names: Sequence[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
-        """Store objects like `put`, with one question to the master for all; a code for each."""
+        """Store objects like `put`, with one request to the master for all; return a code for each."""
         codes: list[int] = []
         for some in say.portions(names):
             codes += self._put_asked(list(names[some]), values[some], wish, upsert)
@@ -101,7 +104,7 @@ class Writer:
     def _put_asked(
         self, names: list[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
-        """Puts with room that the master gives now."""
+        """Store objects in space that the master gives now."""
         asked_s = time.monotonic()
         sizes = [sum(map(len, value)) for value in values]
         try:
@@ -117,7 +120,7 @@ class Writer:
     def _put_granted(
         self, grants: Sequence[say.Grant | int], values: Sequence[Parts], may_note: bool, asked_s: float
     ) -> list[int]:
-        """Write and publish; may_note: with a word in the journal."""
+        """Write to granted space and publish. may_note: by a record in the journal."""
         codes = [self._filled(grant, parts) for grant, parts in zip(grants, values)]
         written = [at for at, code in enumerate(codes) if code == OK]
         is_sure = may_note and time.monotonic() - asked_s < SURE_S
@@ -129,7 +132,7 @@ class Writer:
         return codes
 
     def _filled(self, grant: say.Grant | int, parts: Parts) -> int:
-        """Write to granted room; the code when there is none."""
+        """Write to granted space; return the code if there is none."""
         if not isinstance(grant, say.Grant):
             return OK if grant == EXISTS else grant
         try:
@@ -140,11 +143,11 @@ class Writer:
             return error.code if isinstance(error, CodeError) else TRANSFER_FAILED
 
     def _noted(self, put: int) -> bool:
-        """Publish with a word in the journal; False when that cannot be done now."""
+        """Publish by a record in the journal; False when that is impossible now."""
         return self.journals is not None and self.journals.append(put)
 
     def _end(self, puts: list[int]) -> list[int]:
-        """Publish with a message; a code for each."""
+        """Publish by a message; return a code for each put."""
         try:
             return list(self._link.ask(say.PutEnd, puts, True).codes)
         except CodeError as error:
@@ -173,7 +176,7 @@ class Writer:
     # ---------------------------------------------------------------- room in advance
 
     def _put_one(self, journals: ClientJournals, name: str, parts: Parts, wish: say.Wish) -> int:
-        """A put into room in advance, if there is any and the name fits into the journal."""
+        """Put into space in advance, if there is any and the name fits into the journal."""
         kind = sum(map(len, parts)), wish
         text = name.encode()
         spare = self._take_spare(kind, journals.losses) if len(text) <= MAX_NAME_BYTES else None
@@ -195,7 +198,7 @@ class Writer:
         return code
 
     def _fill(self, journals: ClientJournals, spare: say.Grant, name: bytes, parts: Parts) -> int:
-        """Write to room in advance, and publish it under this name."""
+        """Write to space in advance, and publish it under this name."""
         code = self._filled(spare, parts)
         try:
             for _ in range(DRAINS):
@@ -220,7 +223,7 @@ class Writer:
         self._kind = None
 
     def _refill(self, kind: Kind, losses: int) -> None:
-        """Ask for room for puts like the last two; what there is for others goes back. Raises CodeError."""
+        """Ask for space for puts like the last two; return space for others. Raises CodeError."""
         count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // max(kind[0], 1)))
         if self._kind == kind and len(self._spares) > count // 2:
             return  # being told wakes the master
@@ -251,7 +254,7 @@ class Writer:
                 self._back += back
 
     def _prepare(self, spares: Sequence[say.Grant], nbytes: int) -> None:
-        """Have the pages of room in advance mapped before they are written to."""
+        """Have the pages of space in advance mapped before they are written to."""
         if nbytes < BULK_BYTES:
             return
         for spare in spares:

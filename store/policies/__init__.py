@@ -42,23 +42,23 @@ POLICIES: dict[str, PolicyFactory] = {
     "leaves-first": LeavesFirst,
     "learned": Learned,
 }
-"""Those that can run live. The oracle is not among them: it needs the future."""
+"""Policies that can run live. The oracle is not among them, because it needs the future."""
 
 ORACLE = "belady"
 NAMES = (*POLICIES, ORACLE)
 
 FILTERS: dict[str, Callable[[int], Filter]] = {"second-hit": SecondHit, "size": SizeLimit}
-"""What may stand behind a plus: lru+second-hit, arc+size, lru+second-hit+size."""
+"""Filters, which follow the policy after a plus: lru+second-hit, arc+size, lru+second-hit+size."""
 
 
 def policy_factory(
     name: str, future: Sequence[int] | None = None, shares: Sequence[float] = ()
 ) -> PolicyFactory:
-    """The policy of this name, with the filters named behind it.
+    """Return what makes the policy of this name, with the filters that follow it.
 
     future: the items of all references to come, in order, for the oracle; None in a live pool.
     shares: of service classes, the highest first; without any above 0 no class is protected.
-    Raises UnknownPolicy for a name that is none, and for the oracle without a future or behind a filter.
+    Raises UnknownPolicy for an unknown name, and for the oracle without a future or behind a filter.
     """
     base, *filters = name.split("+")
     if base not in NAMES or any(gate not in FILTERS for gate in filters):

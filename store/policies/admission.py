@@ -1,14 +1,14 @@
-"""Admission: who may come in at all. A filter in front of any policy, named with a plus: `lru+second-hit`.
+"""Admission: a filter in front of any policy decides which blocks it keeps. Named `lru+second-hit`.
 
     reference to a block that is not there --> filter --yes--> policy
-                                                 `-----no----> it is used by its request, and not kept
+                                                 `-----no----> its request uses it, and it is not kept
 
-second-hit  a block comes in at its second reference; one that is used once never takes anybody's place. Known
+second-hit  admits a block at its second reference, so a block that is used once displaces no other. Known
             from content delivery: B. Maggs and R. Sitaraman, "Algorithmic Nuggets in Content Delivery", ACM
             SIGCOMM CCR 2015. Names, not a Bloom filter: exact, and as many as the pool has blocks.
-size        a prompt may fill a tenth of the pool; what lies deeper in it stays outside, so that no single
-            giant sweeps everything else away. The threshold rule of web caches, for prefixes: the size of a
-            block is that of the prefix it ends.
+size        admits at most a tenth of the pool of one prompt, and not the blocks after that, so that no single
+            giant displaces all others. The threshold rule of web caches, for prefixes: the size of a block is
+            that of the prefix it ends.
 """
 
 from __future__ import annotations
@@ -20,26 +20,32 @@ from collections.abc import Iterator, Sequence
 from store.policies.contract import BlockFacts, Policy
 
 LARGEST_SHARE = 10
-"""The prefix that `size` lets in is at most one in this many blocks of the pool."""
+"""`size` admits a prefix of at most one in this many blocks of the pool.
+
+Any value of this order works: it only has to keep one prompt from filling the pool.
+"""
 
 
 class Filter(ABC):
-    """Built with the capacity of the pool, in blocks."""
+    """Decides which blocks a policy admits. Built with the capacity of the pool, in blocks."""
 
     @abstractmethod
     def admits(self, item: int, facts: BlockFacts) -> bool:
-        """Whether a block that is not there should come in."""
+        """Tell whether the policy should keep a block that is not there."""
 
 
 class SecondHit(Filter):
-    """_seen: items that were refused once, the oldest in front; at most capacity of them."""
+    """Admits an item at its second reference.
+
+    _seen   items that were refused once, the oldest in front; at most capacity of them
+    """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._seen: OrderedDict[int, None] = OrderedDict()
 
     def admits(self, item: int, facts: BlockFacts) -> bool:
-        """At the second asking, if the first is not too long ago."""
+        """Admit an item whose first reference is still remembered."""
         if item in self._seen:
             del self._seen[item]
             return True
@@ -50,18 +56,18 @@ class SecondHit(Filter):
 
 
 class SizeLimit(Filter):
-    """By the length of the prefix that ends with the block."""
+    """Admits a block by the length of the prefix that it ends."""
 
     def __init__(self, capacity: int):
         self._most = max(1, capacity // LARGEST_SHARE)
 
     def admits(self, item: int, facts: BlockFacts) -> bool:
-        """When the prefix is short enough."""
+        """Admit a block whose prefix is short enough."""
         return facts.position < self._most
 
 
 class Filtered(Policy):
-    """A policy behind a filter: asks the filter, passes everything else on."""
+    """A policy behind a filter. The filter decides on admission; the policy does all else."""
 
     def __init__(self, policy: Policy, gate: Filter):
         super().__init__(policy.capacity)
@@ -69,27 +75,27 @@ class Filtered(Policy):
         self._gate = gate
 
     def admits(self, item: int, facts: BlockFacts, now: float) -> bool:
-        """Both must agree."""
+        """Admit an item that both the filter and the policy admit."""
         return self._gate.admits(item, facts) and self._policy.admits(item, facts, now)
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Passed on."""
+        """Pass an insertion on to the policy."""
         self._policy.on_insert(item, facts, now)
 
     def on_access(self, item: int, now: float) -> None:
-        """Passed on."""
+        """Pass a hit on to the policy."""
         self._policy.on_access(item, now)
 
     def on_access_all(self, items: Sequence[int], now: float) -> None:
-        """Passed on."""
+        """Pass hits on to the policy."""
         self._policy.on_access_all(items, now)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Passed on."""
+        """Pass a removal on to the policy."""
         self._policy.on_remove(item, evicted=evicted)
 
     def victims(self, now: float) -> Iterator[int]:
-        """The policy's."""
+        """Yield the victims of the policy."""
         return self._policy.victims(now)
 
     def __len__(self) -> int:
@@ -99,5 +105,5 @@ class Filtered(Policy):
         return iter(self._policy)
 
     def check(self) -> None:
-        """The policy's."""
+        """Assert the invariants of the policy."""
         self._policy.check()

@@ -1,8 +1,8 @@
 """ARC: two LRU lists, seen once and seen again, and a border between them that moves with the ghosts.
 
-T1 holds what was referenced once, T2 what was referenced more often. Their victims leave their names in B1
-and B2. A name that comes back in B1 says that T1 was too short, and p, the length T1 should have, grows; one
-in B2 makes it shrink.
+T1 holds items that were referenced once, T2 items that were referenced more often. Their victims leave their
+names in B1 and B2. A hit on a name in B1 shows that T1 was too short, so p, the length that T1 should have,
+grows. A hit on a name in B2 makes p shrink.
 
       <---------- seen once ---------->   <------- seen again -------->
       | B1: names | coldest  T1  newest | | newest  T2  coldest | B2: names |
@@ -40,7 +40,7 @@ class ARC(Policy):
         self._newcomer: tuple[int, bool] | None = None
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """A ghost moves the border and is seen again; anything else is seen once."""
+        """Put a new item into T1. An item whose name is a ghost moves the border, and goes into T2."""
         in_b2 = item in self._again_ghosts
         if item in self._once_ghosts:
             step = max(len(self._again_ghosts) / len(self._once_ghosts), 1)
@@ -59,7 +59,7 @@ class ARC(Policy):
             self._trim()
 
     def on_access(self, item: int, now: float) -> None:
-        """Seen again: the newest of T2."""
+        """Make an item the newest of T2."""
         if item in self._once:
             del self._once[item]
             self._again[item] = None
@@ -67,7 +67,7 @@ class ARC(Policy):
             self._again.move_to_end(item)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Out of its list; a victim's name goes to the ghosts of that list."""
+        """Take an item out of its list; add the name of a victim to the ghosts of that list."""
         was_once = item in self._once
         del (self._once if was_once else self._again)[item]
         if evicted:
@@ -76,9 +76,9 @@ class ARC(Policy):
             self._trim()
 
     def victims(self, now: float) -> Iterator[int]:
-        """The paper's REPLACE decides which list goes first; then come the rest of it, and the other one.
+        """Yield the list that the paper's REPLACE chooses, then the other one, each from its coldest item.
 
-        In the paper room is made before the new item is in. Where it came first, it is not counted.
+        The paper evicts before it inserts. If the caller inserts first, the new item is not counted.
         """
         once, again, in_b2 = len(self._once), len(self._again), False
         if self._newcomer is not None and len(self) > self.capacity:
@@ -89,7 +89,7 @@ class ARC(Policy):
         return chain(self._again, self._once)
 
     def _trim(self) -> None:
-        """Names: at most capacity of things seen once, and at most twice that altogether."""
+        """Drop old ghosts: T1 and B1 have at most capacity names, and all lists together twice as many."""
         while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self.capacity:
             self._once_ghosts.popitem(last=False)
         while self._again_ghosts and self._names() > 2 * self.capacity:
@@ -105,7 +105,7 @@ class ARC(Policy):
         return chain(self._once, self._again)
 
     def check(self) -> None:
-        """No name is in two lists, and the bounds on names and on the border hold."""
+        """Assert that no name is in two lists, and that the bounds on names and on the border hold."""
         lists = (self._once, self._again, self._once_ghosts, self._again_ghosts)
         assert len(set().union(*lists)) == self._names()
         assert 0 <= self.target <= self.capacity

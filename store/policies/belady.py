@@ -1,8 +1,8 @@
-"""Belady's oracle: the block that will be used again last goes first. It must know the future.
+"""Belady's oracle: it evicts the block whose next use is furthest away. It must know the future.
 
-No policy for blocks of one size misses fewer of them (MIN). So it says how much any other could still gain,
-and runs in the replay only. The paper's table counts less, a hit needs all blocks before it too: there the
-oracle is a very good reference, and not a proof.
+No policy for blocks of one size misses fewer of them (MIN). So it shows how much any other policy could still
+gain, and runs in the replay only. In the paper's table a hit also needs all blocks before it; there the
+oracle is a very good reference, but not a proven bound.
 
     now |  a  b  .  c  .  .  a        (d is never used again)
         next uses: a 1, b 2, c 4      victim: d, then c, then b
@@ -23,11 +23,11 @@ class Belady(Policy):
 
     _future      every reference there will be, in order
     _next_use    for each of them, the index of the next one to the same item; len(_future) for never
-    _references  how many have been made
+    _references  number of references so far
     """
 
     def __init__(self, capacity: int, future: Sequence[int]):
-        """future: the items of all references to come; each must then be told by on_insert or on_access."""
+        """future: the items of all references to come, which on_insert and on_access then follow."""
         super().__init__(capacity)
         self._ranking = Ranking[int]()
         self._references = 0
@@ -39,11 +39,11 @@ class Belady(Policy):
             seen[future[index]] = index
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """The next reference of the future."""
+        """Insert the item of the next reference."""
         self.on_access(item, now)
 
     def on_access(self, item: int, now: float) -> None:
-        """The next reference of the future. Raises ValueError when it was to be another item."""
+        """Count the next reference. Raises ValueError when the future has another item there."""
         index = self._references
         if index >= len(self._future) or self._future[index] != item:
             raise ValueError(f"reference {index} is to item {item}, which is not what the future said")
@@ -51,11 +51,11 @@ class Belady(Policy):
         self._ranking.rank(item, -self._next_use[index])
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Its future stays known."""
+        """Forget an item's rank, but not its future."""
         self._ranking.remove(item)
 
     def victims(self, now: float) -> Iterator[int]:
-        """The one whose next use is furthest away first."""
+        """Yield the items, the one whose next use is furthest away first."""
         return self._ranking.ascending()
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Belady(Policy):
         return iter(self._ranking)
 
     def check(self) -> None:
-        """Every item is ranked by a use that is yet to come."""
+        """Assert that every item is ranked by a use that is yet to come."""
         self._ranking.check()
         for item in self:
             use = -self._ranking.key(item)

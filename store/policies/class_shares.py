@@ -35,7 +35,10 @@ from collections.abc import Callable, Iterator, Sequence
 from store.policies.contract import BlockFacts, Policy
 
 ROUNDING = 1e-6
-"""Of a block: 0.29 of 100 blocks are 29, although the product is less in floating point."""
+"""Added to a share in blocks: 0.29 of 100 blocks are 29, although the product is less in floating point.
+
+Any value works that is larger than the rounding error and far smaller than one block.
+"""
 
 
 class ClassShares(Policy):
@@ -49,7 +52,7 @@ class ClassShares(Policy):
     """
 
     def __init__(self, capacity: int, make: Callable[[int], Policy], shares: Sequence[float]):
-        """make: builds an inner policy from a capacity. shares: of each class, the highest first; parts of 1.
+        """Build the inner policies. make: from a capacity. shares: of each class, the highest first, 0 to 1.
 
         Raises ValueError for a negative share, and for shares above 1 in sum.
         """
@@ -61,20 +64,20 @@ class ClassShares(Policy):
         self._class: dict[int, int] = {}
 
     def admits(self, item: int, facts: BlockFacts, now: float) -> bool:
-        """The policy of the class decides."""
+        """Ask the policy of the class."""
         return self._policies[facts.class_id].admits(item, facts, now)
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """A new item of its class."""
+        """Insert an item into its class."""
         self._class[item] = facts.class_id
         self._policies[facts.class_id].on_insert(item, facts, now)
 
     def on_access(self, item: int, now: float) -> None:
-        """A hit within its class."""
+        """Note a hit within the class of an item."""
         self._policies[self._class[item]].on_access(item, now)
 
     def on_access_all(self, items: Sequence[int], now: float) -> None:
-        """Hits within each class, in their order."""
+        """Note hits within each class, in their order."""
         by_class: dict[int, list[int]] = {}
         for item in items:
             by_class.setdefault(self._class[item], []).append(item)
@@ -82,22 +85,22 @@ class ClassShares(Policy):
             self._policies[class_id].on_access_all(mine, now)
 
     def on_class(self, item: int, facts: BlockFacts, now: float) -> None:
-        """The item leaves its class, which does not remember it, and is new in the other one."""
+        """Move an item: its old class forgets it, and it is new in the other class."""
         self._policies[self._class[item]].on_remove(item, evicted=False)
         self.on_insert(item, facts, now)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Out of its class, which may remember it as a ghost."""
+        """Remove an item from its class, which may remember it as a ghost."""
         self._policies[self._class.pop(item)].on_remove(item, evicted=evicted)
 
     def victims(self, now: float) -> Iterator[int]:
-        """All items: classes above their shares, then the others; in both groups the lowest class first."""
+        """Yield all items: those of classes above their shares, then the others; low classes first."""
         lowest_first = range(len(self._policies) - 1, -1, -1)
         for class_id in sorted(lowest_first, key=self._is_protected):
             yield from self._policies[class_id].victims(now)
 
     def victims_for(self, class_id: int, now: float) -> Iterator[int]:
-        """Items of classes above their shares, the lowest first; its own are last if it is not."""
+        """Yield items of classes above their shares, the lowest first, then those of the class itself."""
         for other in range(len(self._policies) - 1, -1, -1):
             if not self._is_protected(other):
                 yield from self._policies[other].victims(now)
@@ -105,17 +108,17 @@ class ClassShares(Policy):
             yield from self._policies[class_id].victims(now)
 
     def spared(self, class_id: int, besides: Sequence[int] = ()) -> int:
-        """What other classes hold of their shares."""
+        """Count the items that other classes hold within their shares."""
         counted = Counter(self._class[item] for item in besides)
         held = (min(len(policy), share) for policy, share in zip(self._policies, self._shares))
         return sum(max(0, n - counted[other]) for other, n in enumerate(held) if other != class_id)
 
     def _is_protected(self, class_id: int) -> bool:
-        """Whether a class holds at most its share."""
+        """Tell whether a class holds at most its share."""
         return len(self._policies[class_id]) <= self._shares[class_id]
 
     def held(self) -> list[int]:
-        """Items of each class, the highest first."""
+        """Count the items of each class, the highest first."""
         return [len(policy) for policy in self._policies]
 
     def __len__(self) -> int:
@@ -125,7 +128,7 @@ class ClassShares(Policy):
         return iter(self._class)
 
     def check(self) -> None:
-        """The invariant, and those of the inner policies; the shares fit into the segment."""
+        """Assert the invariant, those of the inner policies, and that the shares fit into the segment."""
         for class_id, policy in enumerate(self._policies):
             policy.check()
             assert sorted(policy) == sorted(item for item, own in self._class.items() if own == class_id)

@@ -1,7 +1,8 @@
-"""GDSF: the block whose loss costs least goes first, and everything gets older meanwhile.
+"""GDSF: evicts the block whose loss costs least. Blocks that are not used lose worth over time.
 
 Each item has a worth H = L + uses * cost_s / nbytes, computed when it is referenced. L, the age of the cache,
-is the H of the last victim: it only grows, so that what was worth much long ago is worth little today.
+is the H of the last victim. It only grows, so that an item that was worth much long ago is worth little
+today.
 
     L ----+----+---------+--------> H
           3    1         2          references: H = L + uses * cost / size
@@ -9,8 +10,7 @@ is the H of the last victim: it only grows, so that what was worth much long ago
 
 L. Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", HP Labs,
 1998, after P. Cao and S. Irani, "Cost-Aware WWW Proxy Caching Algorithms", USITS 1997. Cost is the time to
-compute the block again. A block whose cost nobody has measured adds nothing to L; without any costs this is
-LRU.
+compute the block again. A block with an unknown cost adds nothing to L; without any costs this is LRU.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class GDSF(Policy):
         self._value: dict[int, float] = {}
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Used once."""
+        """Insert an item with a use count of 1."""
         self._uses[item] = 0
         self._value[item] = facts.cost_s / facts.nbytes
         self.on_access(item, now)
 
     def on_access(self, item: int, now: float) -> None:
-        """Used once more, and as young as can be."""
+        """Count a use, and add the present age to the worth."""
         self._uses[item] += 1
         self._ranking.rank(item, self._age + self._uses[item] * self._value[item])
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """What is still there is worth at least as much as the victim was: that is the new age."""
+        """Remove an item. The worth of a victim, the least of all, is the new age."""
         if evicted:
             self._age = max(self._age, self._ranking.key(item))
         self._ranking.remove(item)
         del self._uses[item], self._value[item]
 
     def victims(self, now: float) -> Iterator[int]:
-        """The least worth first."""
+        """Yield the items, the least worth first."""
         return self._ranking.ascending()
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class GDSF(Policy):
         return iter(self._ranking)
 
     def check(self) -> None:
-        """Every item is counted and ranked."""
+        """Assert that every item is counted and ranked."""
         self._ranking.check()
         assert set(self._ranking) == set(self._uses) == set(self._value)
         assert all(uses >= 1 for uses in self._uses.values())

@@ -1,11 +1,11 @@
 """Learned: follow predictions of the next use as long as they serve better than LRU does, provably.
 
-Two caches of the same size are played in thought, names only: LRU, and one that evicts what is predicted to
-be used last (BlindOracle). Whichever has missed less so far leads, and the victim is a block that the
-leader does not hold. There always is one after an insertion: we hold one more than the leader does.
+Two caches of the same size are simulated, names only: LRU, and BlindOracle, which evicts the block whose
+predicted use is last. The one with fewer misses so far leads, and the victim is a block that the leader does
+not hold. There always is one after an insertion: we hold one block more than the leader does.
 
               we hold          | neither | only the follower | only the leader | both |
-    order of going                  1              2           (only when the first two may not go)
+    order of eviction               1              2         (only when the first two may not be evicted)
 
     misses <= 2 * min(misses of LRU, misses of BlindOracle)                     for every sequence
 
@@ -18,7 +18,7 @@ same way N <= 2b.
 LRU is k-competitive for k blocks, so this is 2k-competitive whatever the predictions; with perfect ones it
 misses at most twice as often as Belady's oracle. The combination: A. Fiat et al., "Competitive Paging
 Algorithms", Journal of Algorithms, 1991; with predictions: A. Wei, "Better and Simpler Learning-Augmented
-Online Caching", APPROX 2020. The bound is for room made after inserting, and for blocks that may all go.
+Online Caching", APPROX 2020. The bound holds if eviction follows insertion and every block may be evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IN_LRU, IN_BLIND = 1, 2
 
 
 class Bound(NamedTuple):
-    """Misses so far, of this policy and of the two it plays in thought; most: what it can be at most."""
+    """Misses so far, of this policy and of the two that it simulates; most: the bound on its own."""
 
     misses: int
     lru: int
@@ -45,7 +45,7 @@ class Bound(NamedTuple):
 
 
 class Learned(Policy):
-    """Ours by who else holds it, and the two players.
+    """Our items, grouped by the simulated caches that hold them too, and the two caches.
 
     _ours     item -> IN_LRU | IN_BLIND
     _groups   the same by value: groups[0] neither, 1 only LRU, 2 only BlindOracle, 3 both
@@ -56,7 +56,7 @@ class Learned(Policy):
     """
 
     def __init__(self, capacity: int, predictor: Predictor | None = None):
-        """predictor: ReusePredictor(capacity) by default."""
+        """Begin empty. predictor: ReusePredictor(capacity) by default."""
         super().__init__(capacity)
         self._predictor = predictor or ReusePredictor(capacity)
         self._ours: dict[int, int] = {}
@@ -67,18 +67,18 @@ class Learned(Policy):
         self._references = self._misses = self._lru_misses = self._blind_misses = 0
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """A miss of ours, and a reference."""
+        """Count a miss of ours and a reference."""
         self._misses += 1
         self._ours[item] = 0
         self._groups[0][item] = None
         self._refer(item)
 
     def on_access(self, item: int, now: float) -> None:
-        """A reference."""
+        """Count a reference."""
         self._refer(item)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """No longer ours; what was deleted is taken from the players too."""
+        """Remove an item of ours; remove a deleted one from the simulated caches too."""
         del self._groups[self._ours.pop(item)][item]
         if not evicted:
             self._lru.pop(item, None)
@@ -86,21 +86,21 @@ class Learned(Policy):
                 self._forget(item)
 
     def victims(self, now: float) -> Iterator[int]:
-        """What the leader does not hold; first of that, what the follower does not hold either."""
+        """Yield items in no simulated cache, then those of the follower alone, then those of the leader."""
         neither, only_lru, only_blind, both = self._groups
         if self._lru_misses <= self._blind_misses:
             return chain(neither, only_blind, only_lru, both)
         return chain(neither, only_lru, only_blind, both)
 
     def bound(self) -> Bound:
-        """The guarantee, with the numbers of this run."""
+        """Return the guarantee with the numbers of this run."""
         most = 2 * min(self._lru_misses, self._blind_misses)
         return Bound(self._misses, self._lru_misses, self._blind_misses, most)
 
     # ------------------------------------------------------------------------------ the two players
 
     def _refer(self, item: int) -> None:
-        """One reference, for both players."""
+        """Pass one reference to both simulated caches."""
         self._references += 1
         self._play_lru(item)
         self._play_blind(item)
@@ -135,13 +135,13 @@ class Learned(Policy):
         del self._last[item]
 
     def _postpone(self) -> None:
-        """What was predicted for now and did not come is given as much time again as it has waited."""
+        """Postpone items whose predicted use has not come: by as much time again as they have waited."""
         while self._due.key(item := self._due.first()) < self._references:
             waited = self._references - self._last[item]
             self._expect(item, self._references + max(1, waited))
 
     def _regroup(self, item: int) -> None:
-        """Note who holds one of our items."""
+        """Note which simulated caches hold one of our items."""
         before = self._ours.get(item)
         if before is None:
             return
@@ -158,7 +158,7 @@ class Learned(Policy):
         return iter(self._ours)
 
     def check(self) -> None:
-        """The groups agree with the players, and the players keep to the capacity."""
+        """Assert that the groups agree with the simulated caches, which keep to the capacity."""
         self._blind.check()
         self._due.check()
         assert len(self._lru) <= self.capacity

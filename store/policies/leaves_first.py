@@ -1,13 +1,13 @@
-"""Leaves first: a block goes only after the blocks that hang on it; among those with none, the coldest.
+"""Leaves first: evicts a block only after all blocks that continue it; of those without any, the coldest.
 
 Prefixes form a tree. A block whose parent is gone can never be hit again, so evicting an inner block wastes
-everything behind it. Evicting leaves keeps every cached prefix whole. When all leaves are leased or pinned,
-inner blocks go all the same, the deepest first: the pool would be full otherwise.
+all blocks after it. Evicting leaves keeps every cached prefix whole. When all leaves are leased or pinned,
+inner blocks are evicted all the same, the deepest first: the pool would be full otherwise.
 
             0                  hit
            / \\
-          1   4     leaves: 3 and 4; the one used longest ago goes.
-         / \\        When 2 and 3 have both gone, 1 is a leaf.
+          1   4     leaves: 2, 3 and 4; the one used longest ago is evicted.
+         / \\        Once 2 and 3 are both evicted, 1 is a leaf.
         2   3
 
 Every serving system with a prefix tree does this; named and described in L. Zheng et al., "SGLang: Efficient
@@ -27,7 +27,7 @@ class LeavesFirst(Policy):
     """The leaves, ranked by their last use.
 
     _parent    item -> its parent, known or not, or None
-    _children  item -> how many known items have it for a parent; absent for none
+    _children  item -> number of known items whose parent it is; absent for none
     _used      item -> when it was last referenced, in references
     _leaves    known items without children, by _used
     """
@@ -41,7 +41,7 @@ class LeavesFirst(Policy):
         self._references = 0
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Its parent is no leaf any more."""
+        """Insert a leaf. Its parent is no leaf any more."""
         parent = self._parent[item] = facts.parent
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1
@@ -50,14 +50,14 @@ class LeavesFirst(Policy):
         self.on_access(item, now)
 
     def on_access(self, item: int, now: float) -> None:
-        """Used now."""
+        """Note that an item was used now."""
         self._references += 1
         self._used[item] = self._references
         if item not in self._children:
             self._leaves.rank(item, self._references)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """With its last child a parent becomes a leaf, as old as its own last use."""
+        """Remove an item. A parent without children becomes a leaf, ranked by its own last use."""
         parent = self._parent.pop(item)
         del self._used[item]
         if item in self._leaves:
@@ -71,7 +71,7 @@ class LeavesFirst(Policy):
                 self._leaves.rank(parent, self._used[parent])
 
     def victims(self, now: float) -> Iterator[int]:
-        """The leaves, coldest first. When none of them may go: inner blocks, each after its children."""
+        """Yield the leaves, coldest first, then inner blocks, each after its children."""
         refused: dict[int, int] = {}
         waiting: list[tuple[int, int]] = []  # a heap of (last use, item): all its children were refused
 
@@ -98,7 +98,7 @@ class LeavesFirst(Policy):
         return iter(self._used)
 
     def check(self) -> None:
-        """Children are counted, and exactly the childless are ranked."""
+        """Assert that children are counted, and that exactly the childless items are ranked."""
         self._leaves.check()
         counted: dict[int, int] = {}
         for parent in self._parent.values():

@@ -1,9 +1,9 @@
-"""Length-aware: as LFU, but of blocks used equally often the one that lies deepest in its prompt goes first.
+"""Length-aware: as LFU, but evicts the deepest in its prompt among blocks that were used equally often.
 
 A block helps only when all before it are there, so the beginning of a prompt is worth more than its end.
 
-    one prompt     | 0 | 1 | 2 | 3 |  all used once
-    order of going   4   3   2   1
+    one prompt          | 0 | 1 | 2 | 3 |  all used once
+    order of eviction     4   3   2   1
 
 R. Qin et al., "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving", arXiv 2407.00079,
 2024, section 4.2, which compares it with LRU and LFU. The paper gives one sentence; that position decides
@@ -26,20 +26,20 @@ class LengthAware(Policy):
         self._ranking = Ranking[int]()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Used once, at its place in the prompt."""
+        """Insert an item with a use count of 1, at its position in the prompt."""
         self._ranking.rank(item, (1, -facts.position))
 
     def on_access(self, item: int, now: float) -> None:
-        """Used once more."""
+        """Count a use."""
         uses, depth = self._ranking.key(item)
         self._ranking.rank(item, (uses + 1, depth))
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Its count is forgotten."""
+        """Remove an item and forget its count."""
         self._ranking.remove(item)
 
     def victims(self, now: float) -> Iterator[int]:
-        """The least used first, and of these the deepest."""
+        """Yield the items, the least used first, and of these the deepest."""
         return self._ranking.ascending()
 
     def __len__(self) -> int:
@@ -49,6 +49,6 @@ class LengthAware(Policy):
         return iter(self._ranking)
 
     def check(self) -> None:
-        """The ranking's own invariant."""
+        """Assert the invariant of the ranking."""
         self._ranking.check()
         assert all(uses >= 1 and depth <= 0 for uses, depth in map(self._ranking.key, self))

@@ -1,7 +1,7 @@
-"""LFU: the block that was used least often goes first; among equals, the one used longest ago.
+"""LFU: evicts the block that was used least often; among equals, the one used longest ago.
 
-Each item counts its references since it came in. Counts are forgotten on eviction, and never age: what was
-popular once stays for long.
+Each item counts its references since it was inserted. Counts are forgotten on eviction and never age, so an
+item that was popular once stays for long.
 
     uses    1: | 7 | 9 |   2: | 4 |   5: | 1 | 2 |
     victim <-----^ fewest uses, and of these the coldest
@@ -26,19 +26,19 @@ class LFU(Policy):
         self._ranking = Ranking[int]()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Used once."""
+        """Insert an item with a use count of 1."""
         self._ranking.rank(item, 1)
 
     def on_access(self, item: int, now: float) -> None:
-        """Used once more."""
+        """Count a use."""
         self._ranking.rank(item, self._ranking.key(item) + 1)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Its count is forgotten."""
+        """Remove an item and forget its count."""
         self._ranking.remove(item)
 
     def victims(self, now: float) -> Iterator[int]:
-        """The least frequently used first."""
+        """Yield the items, the least frequently used first."""
         return self._ranking.ascending()
 
     def __len__(self) -> int:
@@ -48,6 +48,6 @@ class LFU(Policy):
         return iter(self._ranking)
 
     def check(self) -> None:
-        """The ranking's own invariant."""
+        """Assert the invariant of the ranking."""
         self._ranking.check()
         assert all(self._ranking.key(item) >= 1 for item in self)

@@ -1,4 +1,4 @@
-"""LRU: the block that was used longest ago goes first. The paper's default, and ours.
+"""LRU: evicts the block that was used longest ago. The paper's default, and ours.
 
 A reference makes an item the newest one; the oldest one is the victim.
 
@@ -27,15 +27,18 @@ class LRU(Policy):
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """A new item is the newest one."""
+        """Insert an item as the newest one."""
         self._order[item] = None
 
     def on_access(self, item: int, now: float) -> None:
-        """An item that was used is the newest one again."""
+        """Make a used item the newest one."""
         self._order.move_to_end(item)
 
     def on_access_all(self, items: Sequence[int], now: float) -> None:
-        """A million items are far apart in memory, and a loop in C waits for several of them at once."""
+        """Make each used item the newest one in turn.
+
+        The loop is in C: a million items are far apart in memory, and it waits for several of them at once.
+        """
         deque(map(self._order.move_to_end, items), maxlen=0)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
@@ -43,7 +46,7 @@ class LRU(Policy):
         del self._order[item]
 
     def victims(self, now: float) -> Iterator[int]:
-        """The least recently used first."""
+        """Yield the items, the least recently used first."""
         return iter(self._order)
 
     def __len__(self) -> int:
@@ -53,4 +56,4 @@ class LRU(Policy):
         return iter(self._order)
 
     def check(self) -> None:
-        """One order and nothing else: nothing can disagree."""
+        """Assert nothing: there is one order, and nothing to disagree with it."""

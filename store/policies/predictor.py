@@ -1,6 +1,6 @@
-"""When will this block be used again? Learned while serving, from how blocks like it fared.
+"""Predictions of the next use of a block, learned while serving from similar blocks.
 
-Used by `store.policies.learned`, which survives any answer. Pure; time is counted in references.
+Used by `store.policies.learned`, whose bound holds for any predictions. Pure; time is counted in references.
 Explained in docs/explain/eviction.md.
 """
 
@@ -18,14 +18,14 @@ Kind = tuple[int, int]
 
 
 class Predictor(Protocol):
-    """What `Learned` asks at each reference."""
+    """Predicts the next use of an item, at each reference."""
 
     def next_use(self, item: int, reference: int) -> float:
-        """Told that this is reference number `reference`, to this item: the number of the next one to it."""
+        """Note reference number `reference`, to this item; predict the number of the next one to it."""
 
 
 class ReusePredictor:
-    """Blocks are of one kind when they were used as often and came back after about as long a time.
+    """Predicts by kind: blocks of one kind were used as often, and came back after about as long a time.
 
         _history  item -> (uses, last reference, kind), the one used longest ago in front
         _kinds    kind -> [seen, came back, sum of gaps]; kind: (uses, bits of the last gap)

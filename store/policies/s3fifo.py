@@ -1,17 +1,17 @@
-"""S3-FIFO: three queues. What is not used again soon after it came never reaches the large one.
+"""S3-FIFO: three queues. An item that is not used again soon never reaches the large one.
 
-New items enter the small queue, a tenth of the room. At its end, those used more than once move to the main
-queue; the others go, and only their names are kept, in the ghost queue. A name found there enters the main
-queue at once. At the end of the main queue an item that was used goes around again, with one use less.
+New items enter the small queue, a tenth of the space. At its end, items used more than once move to the main
+queue. The others are evicted, and only their names stay, in the ghost queue. An item whose name is there
+enters the main queue at once. At the end of the main queue, a used item goes around again, with one use less.
 
            new -> | small, 10 % | --used twice--> | main, 90 % | -+--> victim
-                        |                             ^    ^------+ used: once more around
+                        |                             ^    ^------+ used: around again
                         v victim                      |
                   | ghost: names | ---comes back------+
 
-J. Yang, Y. Zhang, Z. Qiu, Y. Yue and K. V. Rashmi, "FIFO queues are all you need for cache eviction",
-SOSP 2023, algorithm 1. There one insertion may evict from both queues; here it is one block at a time, from
-whichever queue is too long by then.
+J. Yang, Y. Zhang, Z. Qiu, Y. Yue and K. V. Rashmi, "FIFO queues are all you need for cache eviction", SOSP
+2023, algorithm 1. There one insertion may evict from both queues. Here each eviction takes one block, from
+the queue that is too long by then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class S3FIFO(Policy):
         self._ghost_places = capacity - self._small_places
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Into the small queue; into the main one when its name is among the ghosts."""
+        """Insert into the small queue, or into the main one if the name is among the ghosts."""
         queue = self._small
         if item in self._ghost:
             del self._ghost[item]
@@ -57,9 +57,9 @@ class S3FIFO(Policy):
         queue[item] = min(queue[item] + 1, MOST_USES)
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Out of its queue; one that was evicted from the small queue is remembered.
+        """Take an item out of its queue; remember the name if it was evicted from the small queue.
 
-        The item for which room was made stands behind all that were moved meanwhile, as if it came in now.
+        The newcomer, for which it was evicted, moves behind all items that were moved meanwhile.
         """
         if len(self) > self.capacity:
             queue = self._small if self._newcomer in self._small else self._main
@@ -74,10 +74,11 @@ class S3FIFO(Policy):
                 self._ghost.popitem(last=False)
 
     def victims(self, now: float) -> Iterator[int]:
-        """From the small queue while it is too long, else from the main one.
+        """Yield items of the small queue while it is too long, else of the main one.
 
-        An item that may not go goes around once more, as one that was used does. In the paper room is made
-        before the new item is in: where it came first, it is judged last, and the small queue may be longer.
+        An item that may not be evicted goes around again, like a used one. The paper evicts before it
+        inserts. If the caller inserts first, the newcomer comes last, and the small queue may be longer by
+        one.
         """
         small, main = self._small, self._main
         refused = {self._newcomer} if len(self) > self.capacity else set()
@@ -116,7 +117,7 @@ class S3FIFO(Policy):
         yield from self._main
 
     def check(self) -> None:
-        """No name is in two queues; the ghosts are within their bound."""
+        """Assert that no name is in two queues, and that the ghosts are within their bound."""
         assert not self._small.keys() & self._main.keys()
         assert not self._ghost.keys() & (self._small.keys() | self._main.keys())
         assert len(self._ghost) <= self._ghost_places

@@ -1,8 +1,8 @@
 """SIEVE: one queue in order of arrival, one bit per item, one hand that moves from old to new.
 
-A hit sets the item's bit and moves nothing. To evict, the hand clears bits until it finds one that is clear:
-that item goes. The next time it goes on from there, so survivors stay where they are, and new items, which
-are behind the hand's lap, are judged soon: quick demotion.
+A hit sets the item's bit and moves nothing. To evict, the hand clears bits until it finds one that is clear,
+and evicts that item. The next time it continues from there. Survivors stay where they are, and the hand
+reaches new items soon: quick demotion.
 
     oldest                        newest
     | 5 | 2*| 8*| 3 | 6*| 9 | <- new items
@@ -31,7 +31,7 @@ class _Node:
 
 
 class SIEVE(Policy):
-    """A ring of nodes with one that is no item: behind it the oldest, before it the newest.
+    """A ring of nodes. One node is no item: the oldest item follows it, and the newest precedes it.
 
     _nodes  item -> its node
     _hand   where the next search begins; the node that is no item stands for the oldest
@@ -44,19 +44,19 @@ class SIEVE(Policy):
         self._hand = self._end
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """A new item is the newest one, its bit clear."""
+        """Insert an item as the newest one, with a clear bit."""
         node = self._nodes[item] = _Node(item)
         node.older, node.newer = self._end.older, self._end
         node.older.newer = node.newer.older = node
 
     def on_access(self, item: int, now: float) -> None:
-        """Set its bit; nothing moves."""
+        """Set the bit of an item; nothing moves."""
         self._nodes[item].visited = True
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Out of the ring; a hand that pointed at it points at the next newer one.
+        """Take an item out of the ring. A hand that pointed at it points at the next newer one.
 
-        Where that is the item for which room was made, the hand has reached the end and begins anew.
+        If that is the item for which it was evicted, the hand has reached the end and begins anew.
         """
         node = self._nodes.pop(item)
         node.older.newer, node.newer.older = node.newer, node.older
@@ -97,7 +97,7 @@ class SIEVE(Policy):
         return iter(self._nodes)
 
     def check(self) -> None:
-        """The ring holds every item once, and the hand is in it."""
+        """Assert that the ring holds every item once, and that the hand is in it."""
         node, seen = self._end.newer, []
         while node is not self._end:
             assert node.newer.older is node

@@ -1,4 +1,4 @@
-"""How often was this referenced lately, roughly: a count-min sketch that ages by halving.
+"""Approximate counts of recent references: a count-min sketch that ages by halving.
 
 Used by `store.policies.wtinylfu` alone. Pure. Explained in docs/explain/eviction.md.
 """
@@ -45,6 +45,6 @@ class FrequencySketch:
             self._added //= 2
 
     def count(self, item: int) -> int:
-        """About how often an item was referenced lately, 0 to MOST."""
+        """Return about how often an item was referenced lately, 0 to MOST."""
         shift = self._shift
         return min(row[((item * multiplier) & _U64) >> shift] for row, multiplier in zip(self._rows, ROWS))

@@ -1,13 +1,13 @@
-"""W-TinyLFU: a small window for what is new, and a contest at the door of the main room.
+"""W-TinyLFU: a small window for new items, and a contest for a place in the main space.
 
-New items enter the window, one per cent of the room, an LRU. Who falls out of it is a candidate for the main
-room. When that is full, the candidate meets the main room's own victim, and the one that was referenced more
-often lately stays; how often, a sketch knows, also of items that are not there. The main room has two LRU
-lists: probation, and protected (80 %) for those that were hit in it.
+New items enter the window, an LRU of one per cent of the space. The item that falls out of it is a candidate
+for the main space. When that is full, the candidate competes with the main space's own victim, and the one
+that was referenced more often lately stays. A sketch counts references, also to items that are not there. The
+main space has two LRU lists: probation, and protected (80 %) for items that were hit in it.
 
     new -> | window 1 % | --candidate--> | probation 20 % | --hit--> | protected 80 % |
                              contest:     ^ victim                          |
-                             the rarer one goes      <-- coldest, when too long
+                             the rarer is evicted    <-- coldest, when too long
 
 G. Einziger, R. Friedman and B. Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions
 on Storage, 2017. Without its doorkeeper, and with a window of constant size.
@@ -40,7 +40,7 @@ class WTinyLFU(Policy):
         self._candidate: int | None = None
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
-        """Into the window; who falls out of it is the candidate."""
+        """Insert an item into the window. The item that falls out of it is the candidate."""
         self._sketch.add(item)
         self._window[item] = None
         if len(self._window) > self._window_places:
@@ -48,7 +48,10 @@ class WTinyLFU(Policy):
             self._probation[self._candidate] = None
 
     def on_access(self, item: int, now: float) -> None:
-        """Newest of its list; from probation into protected, whose coldest goes back when it is too long."""
+        """Make an item the newest of its list. One in probation moves into protected.
+
+        The coldest of protected moves back when that list is too long.
+        """
         self._sketch.add(item)
         if item in self._window:
             self._window.move_to_end(item)
@@ -64,7 +67,7 @@ class WTinyLFU(Policy):
                 self._probation[demoted] = None
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Out of its list. An eviction ends the contest: a candidate that is still there has won."""
+        """Take an item out of its list. An eviction ends the contest: a candidate that is left has won."""
         if item in self._window:
             del self._window[item]
         elif item in self._probation:
@@ -75,7 +78,7 @@ class WTinyLFU(Policy):
             self._candidate = None
 
     def victims(self, now: float) -> Iterator[int]:
-        """The candidate before the first victim of the main room that was referenced as often or more."""
+        """Yield the main victims; the candidate precedes the first one with as many references or more."""
         candidate, count = self._candidate, self._sketch.count
         strength = -1 if candidate is None else count(candidate)
         waiting = candidate is not None
@@ -97,7 +100,7 @@ class WTinyLFU(Policy):
         return chain(self._window, self._probation, self._protected)
 
     def check(self) -> None:
-        """No item is in two lists; window and protected are within their bounds."""
+        """Assert that no item is in two lists, and that window and protected are within their bounds."""
         assert len(set(self)) == len(self)
         assert len(self._window) <= self._window_places
         assert len(self._protected) <= self._protected_places

@@ -13,7 +13,7 @@ from openai._legacy_response import LegacyAPIResponse
 from openai.types import Completion
 
 from mooncake_lite.profiles.compute import ComputeCost, Terms
-from mooncake_lite.tools.bench.goodput import Bench, Plan
+from mooncake_lite.tools.bench.goodput import Bench, GoodputPlan
 from mooncake_lite.tools.bench.goodput_load import Shape
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
@@ -90,7 +90,7 @@ def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(tmp_path: Path)
 def test_early_rejection_keeps_the_goodput_of_a_cluster_that_gets_ten_times_too_much(tmp_path: Path) -> None:
     folder = emulation.model_folder(tmp_path / "model")
     shape = Shape(prefill=2, decode=1, slo_ttft_ms=2000.0, slo_tpot_ms=100.0)
-    plan = Plan(loads=(10.0,), shape=shape, warm_s=1.0, window_s=4.0)
+    plan = GoodputPlan(loads=(10.0,), shape=shape, warm_s=1.0, window_s=4.0)
     bench = Bench(folder, emulation.profile_of(folder, COST), plan)
     capacity = bench.estimate()
     (cell,) = bench.form("early-rejection", capacity, lambda: None)

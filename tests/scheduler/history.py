@@ -32,7 +32,7 @@ def history(seed: int) -> Iterator[object]:
         refused = BoundedQueue().on_arrival(state, wanted, float(step))
         yield refused
         if refused is None:
-            state.hold(wanted, float(step))
+            state.wait_in_line(wanted, float(step))
             names.append(wanted.request_id)
         while (head := state.held.head()) is not None:
             choice = s.choose(POLICY, state, head, float(step))

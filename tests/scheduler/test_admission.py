@@ -27,7 +27,7 @@ def test_one_request_more_than_may_wait_is_refused_with_a_time_to_retry() -> Non
 
 def test_held_requests_count_as_waiting() -> None:
     state = cluster(max_queue=1)
-    state.hold(request("a"), 0.0)
+    state.wait_in_line(request("a"), 0.0)
     refused = ADMISSION.on_arrival(state, request("b"), 0.0)
     assert refused is not None
     assert "limit is 1" in refused.reason
@@ -37,7 +37,7 @@ def test_held_requests_count_as_waiting() -> None:
 def test_the_same_request_id_is_not_taken_twice(where: str) -> None:
     state = cluster()
     if where == "held":
-        state.hold(request("a"), 0.0)
+        state.wait_in_line(request("a"), 0.0)
     else:
         placed(state, "a")
     if where == "decoding":
@@ -87,8 +87,8 @@ def test_the_held_line_counts_shared_by_all_prefill_instances_and_without_what_i
     state = cluster(prefill=2)
     state.costs.measured_prefill(1, 1000, 0, 100.0)
     state.index.stored(7, 21, "dram")
-    state.hold(request("a", 8000), 0.0)
-    state.hold(request("b", 4064, (7,)), 0.0)
+    state.wait_in_line(request("a", 8000), 0.0)
+    state.wait_in_line(request("b", 4064, (7,)), 0.0)
     assert s.predicted_wait_s(state, 0.0) == pytest.approx(600.0)
     state.forget("a", 0.0)
     assert s.predicted_wait_s(state, 0.0) == pytest.approx(200.0)

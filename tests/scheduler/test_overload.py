@@ -233,7 +233,7 @@ def test_the_default_refuses_by_latency_only_what_has_a_limit() -> None:
 def test_the_time_that_a_request_was_held_counts_as_part_of_its_time_to_first_token(form: str) -> None:
     state, admission = cluster(), s.ADMISSIONS[form]()
     wanted = request("a", ttft_s=2.0)
-    state.hold(wanted, 0.0)
+    state.wait_in_line(wanted, 0.0)
     for now, is_refused in ((1.3, False), (1.95, True)):
         found = choose(state, wanted, now)
         assert isinstance(found, s.Placement)
@@ -243,7 +243,7 @@ def test_the_time_that_a_request_was_held_counts_as_part_of_its_time_to_first_to
 def test_a_held_request_that_gets_a_place_does_not_wait_for_itself() -> None:
     state = cluster()
     wanted = request("a", tbt_s=0.021)
-    state.hold(wanted, 0.0)
+    state.wait_in_line(wanted, 0.0)
     assert Predictive().on_place(state, wanted, choose(state, wanted, 0.0), 0.0) is None  # type: ignore[arg-type]
 
 
@@ -283,7 +283,7 @@ def test_a_request_without_a_place_waits_for_slots_with_those_before_it() -> Non
     decoding(state, "a")
     decoding(state, "b")
     assert refusal("early-rejection", state, request("c", ttft_s=1.7)) is None, "100 x 30 ms / 2, and its own"
-    state.hold(request("d", n=2), 0.0)
+    state.wait_in_line(request("d", n=2), 0.0)
     refused = refusal("early-rejection", state, request("c", ttft_s=1.7))
     assert refused is not None
     assert "is 4.6 s, the limit 1.7 s" in refused.reason
@@ -295,7 +295,7 @@ def test_retry_after_of_a_full_line_waits_for_decode_slots_too() -> None:
     state.decode_load.answered(1000)
     decoding(state, "a")
     for name in "bcde":
-        state.hold(request(name), 0.0)
+        state.wait_in_line(request(name), 0.0)
     refused = BoundedQueue().on_arrival(state, request("f"), 0.0)
     assert refused is not None
     assert refused.retry_after_s == 60.0, "five answers of 20 s"
@@ -381,6 +381,6 @@ def test_prediction_counts_no_more_sequences_than_there_are_slots_beside_the_req
     state = cluster(slots=4)
     decoding(state, "a", n=3)
     for name in "bcd":
-        state.hold(request(name), 0.0)
+        state.wait_in_line(request(name), 0.0)
     limited = request("e", tbt_s=0.055)
     assert Predictive().tbt_s(state, limited, None, 0.1, 0.0) == pytest.approx(0.05), "4 of 4 slots"

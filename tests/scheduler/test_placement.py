@@ -35,21 +35,21 @@ def test_a_prefix_in_the_dram_of_a_node_attracts_the_request_to_that_node() -> N
 
 def test_a_prefix_in_the_pages_of_an_instance_attracts_the_request_to_it() -> None:
     state = cluster(prefill=2, decode=2)
-    state.holds(2, [7, 8, 9], [])
+    state.note_pages(2, [7, 8, 9], [])
     placement = placed(state, "a", 640, (7, 8, 9, 10))
     assert (placement.prefill, placement.cached_tokens, placement.terms.near_blocks) == (2, 192, 3)
 
 
 def test_pages_that_an_instance_has_evicted_attract_no_request() -> None:
     state = cluster(prefill=2, decode=2)
-    state.holds(2, [7, 8, 9], [])
-    state.holds(2, [], [7])
+    state.note_pages(2, [7, 8, 9], [])
+    state.note_pages(2, [], [7])
     assert placed(state, "a", 640, (7, 8, 9, 10)).prefill == 1
 
 
 def test_what_a_decode_instance_reports_changes_nothing() -> None:
     state = cluster(prefill=2, decode=2)
-    state.holds(11, [7, 8, 9], [])
+    state.note_pages(11, [7, 8, 9], [])
     assert placed(state, "a", 640, (7, 8, 9, 10)).cached_tokens == 0
 
 

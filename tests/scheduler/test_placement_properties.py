@@ -56,7 +56,7 @@ class Cluster:
     def arrive(self, name: str) -> None:
         """Hold a request; `place` finds out whether there is a place for it."""
         self.open.append(name)
-        self.state.hold(self.request(name), self.now)
+        self.state.wait_in_line(self.request(name), self.now)
 
     def place(self) -> None:
         """Place requests as long as one has its turn, and check each place."""

@@ -246,7 +246,7 @@ def test_blocks_on_ssd_of_the_only_node_are_not_transferred() -> None:
 def test_loads_from_dram_of_the_node_and_messages_delay_the_first_token_and_decide_nothing() -> None:
     state = cluster(instances=1)
     state.index.stored_run(KEYS[:8], 0, 21, "dram")
-    state.holds(1, KEYS[:3], [])
+    state.note_pages(1, KEYS[:3], [])
     state.costs.measured_messages(0.25)
     terms = chosen("kvcache-centric", state).terms
     assert terms.start_s == pytest.approx(0.25 + 5 * BLOCK_NBYTES / 5e9), "8 blocks, 3 of them in its pages"

@@ -46,7 +46,7 @@ def starts(queue: Queue, slots: int, jobs: list[Job]) -> list[float]:
     while events:
         now, is_arrival, number = heappop(events)
         if is_arrival:
-            state.hold(request(number, jobs[number]), now)
+            state.wait_in_line(request(number, jobs[number]), now)
         else:
             state.forget(f"{number}", now)
         while (head := state.held.head()) is not None and len(state.open_prefills(head.n)):

@@ -80,7 +80,7 @@ def test_a_request_cancelled_while_it_waits_is_no_service_to_its_tenant() -> Non
         state.place(wanted, s.Placement(name, 1, 2, False, 0, NO_TERMS), 0.0)
         if name == "running":
             state.start(name, 0.0)
-    state.hold(s.Request("a2", 10, (), 64, 16, tenant="a"), 0.0)
+    state.wait_in_line(s.Request("a2", 10, (), 64, 16, tenant="a"), 0.0)
     assert list(state.prefills[1].queue) == ["long", "b", "b2", "a"]
     state.forget("long", 0.0)
     assert list(state.prefills[1].queue) == ["a", "b", "b2"]

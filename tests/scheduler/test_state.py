@@ -37,9 +37,9 @@ def test_a_decode_slot_is_taken_at_placement_and_free_when_the_request_is_forgot
 
 def test_held_requests_come_in_their_order_and_a_resumed_one_before_them() -> None:
     state = cluster()
-    state.hold(request("a"), 0.0)
-    state.hold(request("b"), 0.0)
-    state.hold(request("resumed"), 0.0, front=True)
+    state.wait_in_line(request("a"), 0.0)
+    state.wait_in_line(request("b"), 0.0)
+    state.wait_in_line(request("resumed"), 0.0, front=True)
     order = []
     while (head := state.held.head()) is not None:
         order.append(head.request_id)
@@ -118,7 +118,7 @@ def test_a_request_id_cannot_be_placed_or_held_twice() -> None:
     with pytest.raises(AssertionError):
         state.place(request("a"), placement, 0.0)
     with pytest.raises(AssertionError):
-        state.hold(request("a"), 0.0)
+        state.wait_in_line(request("a"), 0.0)
 
 
 def ten_seconds_each(slots: int, names: str) -> s.State:

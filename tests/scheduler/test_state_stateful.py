@@ -37,7 +37,7 @@ class AnyCalls(RuleBasedStateMachine):
             self.state.place(wanted, choice, self.now, front=front)
             self.where[name] = "queued"
         else:
-            self.state.hold(wanted, self.now, front=front)
+            self.state.wait_in_line(wanted, self.now, front=front)
             self.where[name] = "held"
             self.line.insert(0 if front else len(self.line), name)
 

@@ -6,25 +6,25 @@ import time
 
 import pytest
 
-from store.promotion import SecondHit
+from store.promotion import Promotion
 
 pytestmark = pytest.mark.quick
 
 
 def test_a_block_stays_from_its_second_hit_on_and_starts_anew_after_it() -> None:
-    policy = SecondHit()
+    policy = Promotion()
     assert [policy.hit(1, owner) for owner in ("a", "b", "c", "d")] == [False, True, False, True]
 
 
 def test_a_request_that_asks_again_is_one_hit() -> None:
-    policy = SecondHit()
+    policy = Promotion()
     assert not policy.hit(1, "a")
     assert not policy.hit(1, "a")
     assert policy.hit(1, "b")
 
 
 def test_only_the_latest_keys_are_remembered() -> None:
-    policy = SecondHit(max_keys=3)
+    policy = Promotion(max_keys=3)
     for key in range(5):
         policy.hit(key, "a")
         policy.check()
@@ -34,7 +34,7 @@ def test_only_the_latest_keys_are_remembered() -> None:
 
 def test_a_full_memory_costs_no_more_than_one_that_fills() -> None:
     """The conductor asks once for each block read from SSD; forgetting the oldest must not look for it."""
-    memory = SecondHit(max_keys=1 << 15)
+    memory = Promotion(max_keys=1 << 15)
 
     def seconds(first: int) -> float:
         began = time.process_time()

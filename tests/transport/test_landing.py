@@ -22,7 +22,7 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.one_sided import OneSided
 from transport.remote import PathCounters, Remote
 from transport.requests import Accept, Cancel, Cancelled, Refuse
@@ -44,8 +44,8 @@ def batch_of(parts: int) -> Batch:
     return batch
 
 
-def job_of(op: str, nbytes: int = 9) -> Job:
-    return Job(op, PEER, 0, batch_of(1), [0], [np.zeros(nbytes, np.uint8)], [0])
+def job_of(op: str, nbytes: int = 9) -> TransferJob:
+    return TransferJob(op, PEER, 0, batch_of(1), [0], [np.zeros(nbytes, np.uint8)], [0])
 
 
 def test_only_failures_whose_bytes_may_come_are_named() -> None:
@@ -81,7 +81,7 @@ class FakePath:
     def __init__(self, remote: Remote, ends: list[Try]):
         self._remote, self._ends = remote, ends
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         error, again, may_land = self._ends.pop(0)
         job.may_land |= may_land
         self._remote._ended(job, error, again)
@@ -231,7 +231,7 @@ class FakeCourier(Courier):
         self._spokes = {PEER: SimpleNamespace(send=self.sent.append)}  # type: ignore[dict-item]
         self._ended = lambda job, error, safe: self.over.append((error, safe))
 
-    def begin(self, op: str, accepted: bool = False) -> Job:
+    def begin(self, op: str, accepted: bool = False) -> TransferJob:
         job = job_of(op)
         self._ask(job, time.monotonic())
         if accepted:
@@ -329,7 +329,7 @@ class Window:
     [("read", False, True), ("write", False, True), ("write", True, True)],
 )
 def test_one_sided_operations_cannot_be_taken_back(op: str, ends: bool, may_land: bool) -> None:
-    over: queue.SimpleQueue[tuple[Job, TransferError | None, bool]] = queue.SimpleQueue()
+    over: queue.SimpleQueue[tuple[TransferJob, TransferError | None, bool]] = queue.SimpleQueue()
     world: Any = SimpleNamespace(size=2, rank=0, mpi=SimpleNamespace(Exception=KeyError, BYTE=None))
     path = OneSided(world, 0.05, lambda rank: None, lambda *end: over.put(end))
     path._windows[0] = window = Window(ends)

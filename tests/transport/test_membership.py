@@ -13,7 +13,7 @@ import pytest
 from tests.patience import patient, wait_until
 from transport import membership
 from transport.channel import CurveKeys, Spoke
-from transport.membership import Answer, Beat, Heart, Monitor
+from transport.membership import Beat, BeatAnswer, Heart, Monitor
 from transport.pids import ProcessWatch, process_exists
 from transport.wire import Decoder
 
@@ -50,14 +50,14 @@ def sleeper() -> Iterator[subprocess.Popen]:
 
 def test_a_silent_peer_is_lost_and_told_of_once_and_the_other_is_not(monitor: Monitor, told) -> None:
     heart = Heart(monitor.endpoints[0], "a", 0.05)
-    with Spoke(monitor.endpoints[0], "b", Decoder(Answer)) as once:
+    with Spoke(monitor.endpoints[0], "b", Decoder(BeatAnswer)) as once:
         once.send(Beat(1))
-        assert once.receive(LIMIT_S) == [Answer(1)]
+        assert once.receive(LIMIT_S) == [BeatAnswer(1)]
         name, reason = told.get(timeout=LIMIT_S)
         assert (name, list(monitor.lost())) == ("b", ["b"])
         assert "no sign of life for" in reason
         once.send(Beat(2))  # too late: what was told stays
-        assert once.receive(LIMIT_S) == [Answer(2)]
+        assert once.receive(LIMIT_S) == [BeatAnswer(2)]
     assert wait_until(lambda: heart.seconds_since_monitor() < 0.2)
     heart.stop()
     assert list(monitor.lost()) == ["b"]
@@ -116,10 +116,10 @@ def test_a_silent_local_process_gets_longer_unless_it_is_suspended(
 ) -> None:
     if suspended:
         sleeper.send_signal(signal.SIGSTOP)
-    with Spoke(monitor.endpoints[0], "a", Decoder(Answer)) as once:
+    with Spoke(monitor.endpoints[0], "a", Decoder(BeatAnswer)) as once:
         start = time.monotonic()
         once.send(Beat(1))
-        assert once.receive(LIMIT_S) == [Answer(1)]
+        assert once.receive(LIMIT_S) == [BeatAnswer(1)]
         monitor.watch_pid("a", sleeper.pid)
         name, reason = told.get(timeout=LIMIT_S)
     assert name == "a"

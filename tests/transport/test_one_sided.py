@@ -15,7 +15,7 @@ from tests.patience import wait_until
 from transport.batch import Batch
 from transport.errors import EngineClosed, TransferCancelled, TransferError
 from transport.flight import Flight
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.one_sided import OneSided
 
 pytestmark = pytest.mark.quick
@@ -67,8 +67,8 @@ def one_sided(ends: Ends) -> Iterator[OneSided]:
         flusher.put(None)
 
 
-def job_of(op: str, view: np.ndarray) -> Job:
-    return Job(op, 1, 0, Batch([], id, id), [0], [view], [0])
+def job_of(op: str, view: np.ndarray) -> TransferJob:
+    return TransferJob(op, 1, 0, Batch([], id, id), [0], [view], [0])
 
 
 @pytest.mark.parametrize("op", ["read", "write"])

@@ -11,7 +11,7 @@ from transport import links
 from transport.batch import Batch, Transfer
 from transport.copier import Copier
 from transport.errors import TransferCancelled, TransferRefused, TransferTimeout
-from transport.jobs import MAX_BYTES, MAX_RANGES, Job, jobs_of
+from transport.jobs import MAX_BYTES, MAX_RANGES, TransferJob, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link, Links, measure_link, ring
 from transport.socket_path import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, cut
@@ -71,7 +71,7 @@ def test_the_pieces_of_a_job_are_the_job(streams: int) -> None:
     rng = np.random.default_rng(3)
     sizes = [0, 1, 5 * MIB, 0, 17, 40 * MIB, 3 * MIB, 0]
     views = [rng.integers(0, 256, size, np.uint8) for size in sizes]
-    job = Job("read", 1, 0, batch_of(1), list(range(8)), views, [100 * MIB * at for at in range(8)])
+    job = TransferJob("read", 1, 0, batch_of(1), list(range(8)), views, [100 * MIB * at for at in range(8)])
     pieces = cut(job, streams)
     there = {offset + at: view for (offset, view) in zip(job.offsets, views) for at in (0,)}
     assert sum(nbytes for ranges, _ in pieces for _, nbytes in ranges) == job.nbytes
@@ -81,7 +81,7 @@ def test_the_pieces_of_a_job_are_the_job(streams: int) -> None:
             start = max(begin for begin in there if begin <= offset)
             assert np.array_equal(part, there[start][offset - start : offset - start + nbytes])
     assert all(sum(n for _, n in ranges) >= LEAST_PIECE_BYTES for ranges, _ in pieces[:-1])
-    empty = cut(Job("read", 1, 0, batch_of(1), [0], [np.zeros(0, np.uint8)], [0]), streams)
+    empty = cut(TransferJob("read", 1, 0, batch_of(1), [0], [np.zeros(0, np.uint8)], [0]), streams)
     assert empty == [([], [])]
 
 

@@ -27,7 +27,7 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.socket_io import Connection, greet
 from transport.socket_path import SocketPath
 from transport.sockets import BytesClient, BytesServer
@@ -441,7 +441,9 @@ def test_nobody_waits_while_a_lane_connects(monkeypatch: pytest.MonkeyPatch) -> 
         path.addresses = [listener.getsockname()]
         path._lanes, path._lost, path._lock, path._closed = {}, {}, threading.Lock(), False
         path._ended = lambda job, error, safe: ended.append(error)
-        jobs = [Job("read", 0, 7, Batch([], id, id), [0], [np.zeros(4, np.uint8)], [0]) for _ in range(2)]
+        jobs = [
+            TransferJob("read", 0, 7, Batch([], id, id), [0], [np.zeros(4, np.uint8)], [0]) for _ in range(2)
+        ]
         path.start(jobs[0])
         sock, _ = listener.accept()  # and never answers
         with sock:

@@ -16,7 +16,7 @@ from transport.batch import Batch
 from transport.copier import PIECE_BYTES, Copier
 from transport.courier import Courier
 from transport.errors import PeerLost, TransferError
-from transport.jobs import Job
+from transport.jobs import TransferJob
 from transport.lent import LentBuffers
 from transport.membership import Heart, Monitor
 from transport.one_sided import OneSided
@@ -36,18 +36,18 @@ class Ends:
 
     def __init__(self) -> None:
         self.fatal: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self.jobs: queue.SimpleQueue[tuple[Job, TransferError | None, bool]] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[tuple[TransferJob, TransferError | None, bool]] = queue.SimpleQueue()
 
     def on_fatal(self, name: str, reason: str) -> None:
         self.fatal.put((name, reason))
 
-    def ended(self, job: Job, error: TransferError | None, safe: bool) -> None:
+    def ended(self, job: TransferJob, error: TransferError | None, safe: bool) -> None:
         self.jobs.put((job, error, safe))
 
     def died(self) -> tuple[str, str]:
         return self.fatal.get(timeout=LIMIT_S)
 
-    def job(self) -> tuple[Job, TransferError | None, bool]:
+    def job(self) -> tuple[TransferJob, TransferError | None, bool]:
         return self.jobs.get(timeout=LIMIT_S)
 
 
@@ -60,8 +60,8 @@ def boom(*_: object, **__: object) -> Any:
     raise KeyError("a bug of ours")
 
 
-def job_of(op: str) -> Job:
-    return Job(op, PEER, 0, Batch([], id, id), [0], [np.zeros(9, np.uint8)], [0])
+def job_of(op: str) -> TransferJob:
+    return TransferJob(op, PEER, 0, Batch([], id, id), [0], [np.zeros(9, np.uint8)], [0])
 
 
 # ---------------------------------------------------------------------- the helper

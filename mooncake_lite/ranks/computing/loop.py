@@ -14,6 +14,7 @@ from mooncake_lite.ranks.computing.machine import ComputingRank, Told
 from scheduler.instance import Result, Step
 
 IDLE_WAIT_S = 0.2
+"""Longest wait for a message, shorter than the interval of metrics reports (`metrics.REPORT_EVERY_S`)."""
 
 
 class StepRunner(Protocol):

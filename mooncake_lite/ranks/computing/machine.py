@@ -37,7 +37,7 @@ from scheduler.instance import (
 from store.keys import block_digest
 
 Order = m.Start | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages
-"""What the conductor sends to a computing rank about its work."""
+"""Messages from the conductor to a computing rank about its work."""
 
 
 Digest = Callable[[Sequence[int]], int]

@@ -23,7 +23,7 @@ Submit = Callable[[int, int, Sequence[int], np.ndarray], bool]
 """`TierWriter.submit`: key, digest, checksums, the block."""
 
 Order = Callable[[int, list[Read]], None]
-"""Have blocks read from the tier; whoever does it calls `LentLoads.arrived` with this number."""
+"""Reads blocks from the tier under a number, and then calls `LentLoads.arrived`."""
 
 
 def _moves(

@@ -49,6 +49,8 @@ from transport.errors import WireError
 
 IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
+"""Longest wait for a message: without transfers under way, and while they must be polled."""
+
 TIER_GAUGES = {"blocks", "bytes", "open_bytes", "capacity_bytes"}
 INDEX_CHUNK = 4096
 """Keys in one TierIndexed message: 100 kB, well under the limit of a message."""
@@ -57,7 +59,7 @@ READ_LIMIT_S = 0.1
 """For reading what the threads have begun, when stopping: one block each."""
 
 WRITE_LIMIT_S = 0.5
-"""When stopping: what the tier's writer has left at least for lent blocks that came to it last."""
+"""When stopping: least time of the tier's writer for lent blocks that came to it last."""
 
 SEAL_LIMIT_S = 0.15
 """A user's own mpirun kills a quarter of a second after its signal."""

@@ -1,7 +1,7 @@
-"""Tracing of a store rank: the orders it carries out, and what the threads of its tier do.
+"""Tracing of a store rank: its orders, and the work of its tier's threads.
 
 Made by `assemble.py` under --trace. It watches messages at the spoke and calls of the tier; the store role
-knows nothing of it. See docs/how-to/trace.md.
+does not know about it. See docs/how-to/trace.md.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ SLICES = {
 """Methods of a tier -> names of their slices. docs/how-to/trace.md lists them."""
 
 BLOCK_AT = {"load": 1, "append": 3}
-"""Which argument of these is the block."""
+"""{method of a tier: index of the argument that is the block}."""
 
 
 def trace_tier(tracer: Tracer, tier: HDF5Tier) -> None:

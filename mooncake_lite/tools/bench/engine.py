@@ -40,7 +40,7 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """What is measured, and how often.
 
     cells       (batch size, prompt length) of the tables; `new` tokens each
@@ -58,7 +58,7 @@ class Plan:
     new: int
 
 
-FULL = Plan(
+FULL = EnginePlan(
     runs=3,
     single=(1, 128, 128),
     batch=(16, 128, 128),
@@ -68,7 +68,7 @@ FULL = Plan(
     cells=tuple((batch, tokens) for batch in (1, 4, 16) for tokens in (128, 512, 2048)),
     new=32,
 )
-QUICK = Plan(
+QUICK = EnginePlan(
     runs=1,
     single=(1, 32, 17),
     batch=(4, 32, 9),

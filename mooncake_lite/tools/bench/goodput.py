@@ -47,7 +47,7 @@ REFUSAL_GOAL = Other("the goal", 50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GoodputPlan:
     """What is offered, and for how long.
 
     loads    of each form, as multiples of the capacity
@@ -66,8 +66,8 @@ class Plan:
     watch_s: float = 60.0
 
 
-FULL = Plan()
-QUICK = Plan(
+FULL = GoodputPlan()
+QUICK = GoodputPlan(
     loads=(1.0, 10.0),
     forms=("none", WATCHED),
     shape=Shape(2, 1),
@@ -108,7 +108,7 @@ class Bench:
     slo_s             limits of every request: (TTFT, TPOT), in seconds
     """
 
-    def __init__(self, folder: Path, profile: Profile, plan: Plan) -> None:
+    def __init__(self, folder: Path, profile: Profile, plan: GoodputPlan) -> None:
         self._folder, self._profile, self._plan = folder, profile, plan
         self._vocab_size = load_config(folder).vocab_size
         self.slo_s = plan.shape.slo_ttft_ms / 1e3, plan.shape.slo_tpot_ms / 1e3
@@ -180,7 +180,7 @@ class Bench:
         return served(replies, load, ttft_s, tpot_s), memory
 
 
-def capacity_rows(plan: Plan, capacity: float) -> list[Row]:
+def capacity_rows(plan: GoodputPlan, capacity: float) -> list[Row]:
     """Return the row of the capacity."""
     shape = plan.shape
     name = (

@@ -17,7 +17,7 @@ from mooncake_lite.tools.bench.result import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IdeasPlan:
     """What is measured, and how often.
 
     prefix       (tokens of the prompt, leading tokens that another prompt had, for each case)
@@ -37,7 +37,7 @@ class Plan:
     trace: int
 
 
-FULL = Plan(
+FULL = IdeasPlan(
     runs=3,
     prefix=(576, (512, 500)),
     answers=(500, 4, 64),
@@ -46,7 +46,7 @@ FULL = Plan(
     modes=Workload(requests=8, every_s=1.2, shared=512, own=64, new=96),
     trace=129,
 )
-QUICK = Plan(
+QUICK = IdeasPlan(
     runs=1,
     prefix=(192, (128, 120)),
     answers=(100, 4, 8),

@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels_numba import gather_blocks, paged_attention_decode, paged_attention_prefill, scatter_blocks
 from kernels_numba.codecs import CODECS
+from kernels_numba.linear_blocks import BLOCK_BYTES, GGUF_FORMATS
 from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears
 from mooncake_lite.tools.bench.result import Row, Side, compare, timed
 
@@ -31,7 +32,6 @@ LAYERS, KV_HEADS, PAGE, BLOCK, DIM = 30, 3, 16, 64, 64
 """SmolLM2's KV: a block has 2.9 MB."""
 
 HEAD, GATE = (49152, 576), (1536, 576)
-BLOCK_BYTES = {"Q4_1": 20, "Q8_0": 34}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def weight_of(shape: tuple[int, int], form: str) -> tuple[object, np.ndarray]:
     if form == "int8":
         values = rng.integers(-127, 128, shape, np.int8)
         return Int8Rows(values, rng.random(shape[0], np.float32)), values
-    width = shape[1] // 32 * BLOCK_BYTES[form]
+    width = shape[1] // 32 * BLOCK_BYTES[GGUF_FORMATS[form]]
     blocks = rng.integers(0, 120, (shape[0], width), np.uint8)  # no scale is a NaN
     return GgufRows(form, blocks), blocks
 

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mooncake_lite.messages import Span
-from mooncake_lite.tools.client import Answer
+from mooncake_lite.tools.client import StreamedAnswer
 
 MOVING_STAGES = ("promote", "load", "store")
 """Stages of a trace that move KV: tier -> pool, pool -> rank, rank -> pool."""
@@ -34,7 +34,7 @@ class Row:
 
     question: str
     cluster: str
-    answer: Answer
+    answer: StreamedAnswer
     prefill_ranks: tuple[int, ...]
 
     @property

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.tools.client import TRACED, Answer, AnswerFailed, stream_answer
+from mooncake_lite.tools.client import TRACED, AnswerFailed, StreamedAnswer, stream_answer
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import DOCUMENT_TOKENS, document_text, shorten
 from mooncake_lite.tools.demo.report import Row
@@ -108,7 +108,7 @@ class Story:
     def _ask(self, cluster: Cluster, name: str, question: str) -> None:
         """One question: ask, keep the row, say in a line what came back."""
         body = {"messages": self._messages(question), "temperature": 0, "max_tokens": MAX_TOKENS[question]}
-        limits, answer = httpx.Timeout(10.0, read=SILENT_LIMIT_S), Answer()
+        limits, answer = httpx.Timeout(10.0, read=SILENT_LIMIT_S), StreamedAnswer()
         with (
             self.console.status("waiting for the first token") as status,
             httpx.Client(base_url=cluster.base_url, trust_env=False, timeout=limits) as client,
@@ -154,7 +154,7 @@ def _user(question: str) -> dict[str, str]:
     return {"role": "user", "content": QUESTIONS[question]}
 
 
-def _glimpse(answer: Answer) -> str:
+def _glimpse(answer: StreamedAnswer) -> str:
     """The beginning of an answer on one line of at most 80 characters."""
     line = " ".join(answer.text.split())
     return f'"{line[:74]}..."' if len(line) > 76 else f'"{line}"'

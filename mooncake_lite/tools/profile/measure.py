@@ -36,7 +36,7 @@ class Shape(NamedTuple):
         return max(self.new + self.start, self.context)
 
 
-class Plan(NamedTuple):
+class ProfilePlan(NamedTuple):
     """Which passes and prompts are measured, and how often each.
 
     prompts        (tokens, tokens of the cached prefix)
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return (self.runs + 1) * len(self.shapes) + self.prompt_runs * len(self.prompts)
 
 
-def plan(longest: int, quick: bool) -> Plan:
+def plan(longest: int, quick: bool) -> ProfilePlan:
     """Choose the passes for a model whose context is `longest` tokens.
 
     Raises ConfigError for a context that is too short for as many passes as a fit needs.
@@ -74,7 +74,7 @@ def plan(longest: int, quick: bool) -> Plan:
     few = (8, 32, 64, 128) if quick else (1, 8, 16, 24, 32, 40, 64, 96, 128, 192)
     prompts += [(half + count, half) for count in few if half + count <= longest]
     shapes = [shape for shape in shapes if shape.longest <= longest]
-    return Plan(shapes, 3 if quick else 5, prompts, 1 if quick else 3)
+    return ProfilePlan(shapes, 3 if quick else 5, prompts, 1 if quick else 3)
 
 
 def pages_needed(shapes: Seq[Shape]) -> int:
@@ -96,7 +96,7 @@ def chunks_of(shape: Shape) -> list[Chunk]:
     return chunks
 
 
-def measure(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[MeasuredPass]:
+def measure(engine: Engine, todo: ProfilePlan, done: Callable[[int], None]) -> list[MeasuredPass]:
     """Time every pass. The passes take turns, so that a slow moment of the machine hits all alike.
 
     done   told how many passes have run
@@ -109,7 +109,7 @@ def measure(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[Mea
     return [MeasuredPass(load_of(one), min(seconds[1:])) for one, seconds in zip(chunks, taken)]
 
 
-def measure_prompts(engine: Engine, todo: Plan, done: Callable[[int], None]) -> list[MeasuredPrompt]:
+def measure_prompts(engine: Engine, todo: ProfilePlan, done: Callable[[int], None]) -> list[MeasuredPrompt]:
     """Time every prompt, in chunks after its cached prefix. done: told how many have run."""
     taken = _in_turns(engine, [prompt_chunks(*prompt) for prompt in todo.prompts], todo.prompt_runs, done)
     return [MeasuredPrompt(*prompt, min(seconds)) for prompt, seconds in zip(todo.prompts, taken)]

@@ -732,7 +732,10 @@ def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_a
     assert (job.body.n, job.body.branch) == (3, 0)
     *_, decode = cluster.tell("rank-1", prefilled(job, [7, 8, 9], finished=[1]))
     assert isinstance(decode.order, m.StartDecode)
-    assert (decode.body.token_ids, decode.body.answers) == (tokens, [m.Answer(0, [7]), m.Answer(2, [9])])
+    assert (decode.body.token_ids, decode.body.answers) == (
+        tokens,
+        [m.BranchAnswer(0, [7]), m.BranchAnswer(2, [9])],
+    )
     cluster.says(2, m.DecodeLoaded, "a")
     answered = [*tokens, *range(60)]
     (again,) = cluster.tell("rank-2", left(m.Preempted, decode, answered, branch=2))

@@ -191,7 +191,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "KV may go to any decode rank": (Room, "_only_segment", lambda self, record: None),
     "withheld tokens are never released": (Reports, "_release", skip),
     "the queue has no bound": (BoundedQueue, "on_arrival", skip),
-    "reports of pages are forgotten": (State, "holds", skip),
+    "reports of pages are forgotten": (State, "note_pages", skip),
     "any rank may decode": (Comparison, "_decode_of", lambda self, row: self._fastest),
     "prefill and decode ranks are confused": (
         Dispatcher,

@@ -22,7 +22,7 @@ from mooncake_lite.cli import main
 from mooncake_lite.errors import UserError
 from mooncake_lite.tools import chat as chat_module
 from mooncake_lite.tools.chat import TEMPERATURE, chat, summary
-from mooncake_lite.tools.client import Answer
+from mooncake_lite.tools.client import StreamedAnswer
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
@@ -180,7 +180,7 @@ def test_what_was_said_of_a_stopped_answer_stays_in_the_history(
 ) -> None:
     answers = iter(["half an ans", "", ""])
 
-    def interrupted(_: object, __: object, answer: Answer, on_text: object) -> None:
+    def interrupted(_: object, __: object, answer: StreamedAnswer, on_text: object) -> None:
         answer.text = next(answers)
         raise KeyboardInterrupt
 
@@ -232,7 +232,7 @@ def test_an_answer_cannot_command_the_terminal(
 def test_the_line_under_an_answer() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 64}}
 
-    answer = Answer("text", "length", usage, {}, 0.5, 2.5)
+    answer = StreamedAnswer("text", "length", usage, {}, 0.5, 2.5)
 
     assert summary(answer) == (
         "100 prompt tokens, 64 cached · first text after 0.50 s · 5.0 tok/s · cut at the token limit"

@@ -12,7 +12,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.gateway import prefix_reset
 from mooncake_lite.gateway.answer_types import ResetAnswer
-from mooncake_lite.gateway.cluster_view import ClusterView, State
+from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Broken, Unavailable
 from mooncake_lite.gateway.settings import read_settings
@@ -81,7 +81,7 @@ def test_a_conductor_that_does_not_answer_is_not_waited_for(run_dir: Path, stops
 
     async def ask() -> None:
         running = asyncio.create_task(view.run())
-        while view.state is not State.READY:
+        while view.state is not ClusterState.READY:
             await asyncio.sleep(0.01)
         cluster.silent = True
         if stops:

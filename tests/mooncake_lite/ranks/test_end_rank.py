@@ -9,7 +9,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.ranks.assemble import _Neighbours
-from mooncake_lite.ranks.plan import Plan
+from mooncake_lite.ranks.plan import StartPlan
 from transport.channel import CurveKeys, Hub
 from transport.wire import Decoder
 
@@ -31,7 +31,7 @@ def test_a_dead_heart_ends_the_rank_and_the_conductor_hears_why(tmp_path: Path) 
     ):
         process: Any = SimpleNamespace(config=ServeConfig(), role="store", fail=failed.append)
         world: Any = SimpleNamespace(rank=3, node_of=[0, 0, 0, 0], allgather_bytes=lambda data: [data] * 4)
-        plan = Plan(hub.endpoints, hearts.endpoints, *[keys.to_bytes()] * 3)
+        plan = StartPlan(hub.endpoints, hearts.endpoints, *[keys.to_bytes()] * 3)
         neighbours = _Neighbours(process, world, plan)
         neighbours.heart._spoke.receive = boom  # type: ignore[method-assign]
         ((_, message),) = hub.receive(LIMIT_S)

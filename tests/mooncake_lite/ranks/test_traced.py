@@ -99,7 +99,7 @@ def test_a_job_of_a_rank_with_both_duties_is_one_span(tmp_path: Path, tracer: Tr
 
 def test_a_job_ends_with_the_last_of_its_branches(tmp_path: Path, tracer: Tracer) -> None:
     trace = ComputeTrace(tracer, ROLES)
-    for name, answers in (("a", [m.Answer(0, [7]), m.Answer(1, [8])]), ("b", [])):
+    for name, answers in (("a", [m.BranchAnswer(0, [7]), m.BranchAnswer(1, [8])]), ("b", [])):
         order = m.StartDecode(1, name, 3, [], None, [0, 1])
         body = m.Body("gateway-0", [5], b"", m.Sampling(0.0), [], 9, 1, answers=answers)
         trace.received([m.Start(order, body)], 0.2, tracer.now_ns())

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_lite.tools.client import Answer, AnswerFailed, problem_of, read_answer, stream_answer
+from mooncake_lite.tools.client import AnswerFailed, StreamedAnswer, problem_of, read_answer, stream_answer
 
 pytestmark = pytest.mark.quick
 
@@ -41,8 +41,8 @@ def ticking() -> Callable[[], float]:
     return lambda: float(next(ticks))
 
 
-def read(*lines: str, on_text: Callable[[str], None] = lambda piece: None) -> Answer:
-    answer = Answer()
+def read(*lines: str, on_text: Callable[[str], None] = lambda piece: None) -> StreamedAnswer:
+    answer = StreamedAnswer()
     read_answer(lines, answer, on_text, ticking())
     return answer
 
@@ -73,7 +73,7 @@ def test_each_piece_of_text_is_shown_as_it_comes() -> None:
 
 
 def test_an_answer_of_one_token_has_no_gaps() -> None:
-    assert Answer(usage={"completion_tokens": 1}, ttft_s=1, answer_s=1).tpot_s == 0.0
+    assert StreamedAnswer(usage={"completion_tokens": 1}, ttft_s=1, answer_s=1).tpot_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_server_that_is_not_there_is_one_clear_error() -> None:
         httpx.Client(base_url="http://127.0.0.1:1", trust_env=False) as client,
         pytest.raises(AnswerFailed, match="the connection to the server broke"),
     ):
-        stream_answer(client, {"messages": []}, Answer(), print)
+        stream_answer(client, {"messages": []}, StreamedAnswer(), print)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.compute import ComputeCost, Terms
 from mooncake_lite.tools.bench import goodput
 from mooncake_lite.tools.bench.cluster import GIVEN_UP, Ask, Reply, scaled_profile
-from mooncake_lite.tools.bench.goodput import Bench, Cell, Plan, cell_rows
+from mooncake_lite.tools.bench.goodput import Bench, Cell, GoodputPlan, cell_rows
 from mooncake_lite.tools.bench.goodput_load import NEW_TOKENS, PROMPT_TOKENS, Load, Served, served, thirds
 from tests import emulation
 
@@ -51,7 +51,7 @@ def test_a_request_is_good_if_it_was_sent_in_the_window_and_kept_both_limits() -
     assert (found.goodput, found.good_share) == (1 / 8, 1 / 6)
 
 
-def bench(tmp_path: Path, plan: Plan) -> Bench:
+def bench(tmp_path: Path, plan: GoodputPlan) -> Bench:
     """A bench of a model whose prefill takes 1 ms per token."""
     folder = emulation.model_folder(tmp_path / "model")
     cost = ComputeCost(prefill=Terms(0.0, 1e-3, 0.0), decode=emulation.COST.decode)
@@ -73,12 +73,12 @@ def test_the_capacity_is_found_by_bisection_below_what_prefill_allows(
 
     monkeypatch.setattr(goodput, "sleepers", cluster)
     monkeypatch.setattr(Bench, "_offer", offer)
-    measured = bench(tmp_path, Plan(probes=8))
+    measured = bench(tmp_path, GoodputPlan(probes=8))
     assert measured.estimate() == pytest.approx(6 / 0.256)
     found = measured.capacity(lambda: told.append(1))
     assert 19.2 < found <= 19.3
     assert len(tried) == len(told) == 8
-    assert bench(tmp_path, Plan(probes=0)).capacity(lambda: None) == pytest.approx(0.7 * 6 / 0.256)
+    assert bench(tmp_path, GoodputPlan(probes=0)).capacity(lambda: None) == pytest.approx(0.7 * 6 / 0.256)
 
 
 def test_rows_compare_with_no_admission_and_with_the_best_and_tell_of_refusals() -> None:

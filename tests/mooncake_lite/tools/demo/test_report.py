@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mooncake_lite.tools.client import Answer
+from mooncake_lite.tools.client import StreamedAnswer
 from mooncake_lite.tools.demo.report import Row, differences, speedups, table, warnings
 
 pytestmark = pytest.mark.quick
@@ -34,7 +34,7 @@ def row(question: str, cluster: str, ttft_s: float, prompt: int, cached: dict[st
         ("store", 1, 0.1, 100_000_000, 2),
         ("load", 2, 0.2, 220_000_000, 28),
     ]
-    answer = Answer(
+    answer = StreamedAnswer(
         text=f"answer {question}",
         finish="length",
         usage={"prompt_tokens": prompt, "completion_tokens": 11},
