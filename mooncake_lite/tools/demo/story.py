@@ -114,7 +114,7 @@ class Story:
         with cluster:
             with self._progress(f"Starting a cluster ({what})") as status:
                 cluster.wait_ready(START_LIMIT_S, lambda detail: status.update(f"Starting: {escape(detail)}"))
-            self.console.print(f"    watch it: mooncake-lite top --url {cluster.base_url}", highlight=False)
+            self.console.print(f"  watch it: mooncake-lite top --url {cluster.base_url}", highlight=False)
             yield cluster
             with self._progress("Stopping it"):
                 cluster.stop()
@@ -148,10 +148,10 @@ class Story:
 
     def _tell(self, row: Row) -> None:
         answer = row.answer
-        line = f"    {row.question} on rank {row.prefill_rank}: first token after {answer.ttft_s:.3f} s"
-        tokens = f"{answer.prompt_tokens:,} prompt tokens, cached: {row.source}"
-        self.console.print(f"{line}; {tokens}", highlight=False)
-        self.console.print(f"       {_glimpse(answer)}", style="dim", markup=False, highlight=False)
+        line = f"  {row.question} on rank {row.prefill_rank}: first token after {answer.ttft_s:.3f} s"
+        cached = f"cached {row.source} of {answer.prompt_tokens:,} tokens"
+        self.console.print(f"{line}; {cached}", highlight=False)
+        self.console.print(f"     {_glimpse(answer)}", style="dim", markup=False, highlight=False)
 
     @contextlib.contextmanager
     def _progress(self, what: str) -> Iterator[Status]:
@@ -167,6 +167,6 @@ def _user(question: str) -> dict[str, str]:
 
 
 def _glimpse(answer: Answer) -> str:
-    """The beginning of an answer on one line of at most 80 characters."""
+    """The beginning of an answer on one line of at most 75 characters."""
     line = " ".join(answer.text.split())
-    return f'"{line[:74]}..."' if len(line) > 76 else f'"{line}"'
+    return f'"{line[:70]}..."' if len(line) > 73 else f'"{line}"'
