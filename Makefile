@@ -28,7 +28,7 @@ CODE := mooncake_lite kernels_numba transport store scheduler tests tutorials
 .PHONY: help venv demo test check bench soak clean
 
 help:
-	@echo "make demo    install, pull the model, start 4 ranks and play five scenes (3 to 5 minutes)"
+	@echo "make demo    install, pull the model, start clusters of 4 or 5 ranks, play six scenes (3 to 5 minutes)"
 	@echo "make test    install and run every test"
 	@echo "make check   format, lint, types, import arrows, quick tests (about a minute)"
 	@echo "make bench   run the benchmarks that there are; JSON into bench-results/"

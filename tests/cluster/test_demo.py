@@ -1,4 +1,4 @@
-"""The demo as a user runs it: three clusters, identical tokens, and what is reused."""
+"""The demo as a user runs it: four clusters, identical tokens, and what is reused."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,10 @@ from mooncake_lite.cli import cli
 from mooncake_lite.tools.demo import story
 
 SHORT_TOKENS = 320
-"""Of the document; the whole one takes four times 10 s to prefill beside other tests."""
+"""Of the document; the whole one takes five times 10 s to prefill beside other tests."""
+
+SHORT_ANSWERS = {"a": 8, "b": 40, "c": 8}
+"""The prompt of b ends in the middle of a block, which 40 tokens fill."""
 
 
 def test_the_demo_gives_the_same_tokens_from_every_source(
@@ -18,6 +21,7 @@ def test_the_demo_gives_the_same_tokens_from_every_source(
 ) -> None:
     if soak == 1:
         monkeypatch.setattr(story, "DOCUMENT_TOKENS", SHORT_TOKENS)
+        monkeypatch.setattr(story, "MAX_TOKENS", SHORT_ANSWERS)
     blocks_tokens = (story.DOCUMENT_TOKENS - 64) // 64 * 64
     rows_file = tmp_path / "rows.json"
 
@@ -26,14 +30,19 @@ def test_the_demo_gives_the_same_tokens_from_every_source(
     assert run.exit_code == 0, run.output
     assert run.output.rstrip().endswith("tokens identical: yes")
     result = json.loads(rows_file.read_text())
-    assert [row["question"] + " " + row["cluster"] for row in result["rows"]] == [
-        f"{question} {cluster}" for cluster in ("first", "restarted", "reuse off") for question in "abc"
+    asked = {"first": "abc", "restarted": "abc", "2 prefill": "abb", "reuse off": "abc"}
+    assert [(row["cluster"], row["question"]) for row in result["rows"]] == [
+        (cluster, question) for cluster, questions in asked.items() for question in questions
     ]
     assert result["identical"] is True
     print(json.dumps(result["speedup"]), result["warnings"])
-    a, b, c, a_again, _, _, *off = [row["cached_tokens"] for row in result["rows"]]
+    a, b, c, a_again, _, _, computed, other, own, *off = [row["cached_tokens"] for row in result["rows"]]
     assert a == {"dram": 0, "ssd": 0}
     assert b["dram"] >= blocks_tokens
     assert c["dram"] > b["dram"]
     assert a_again["ssd"] >= blocks_tokens
+    assert [row["prefill_rank"] for row in result["rows"][6:9]] == [1, 2, 1]
+    assert computed == {"dram": 0, "ssd": 0}
+    assert other == b
+    assert own == {"pages": b["dram"], "dram": 0, "ssd": 0}
     assert off == [{"dram": 0, "ssd": 0}] * 3

@@ -30,7 +30,7 @@ PLAIN_WIDTH = 100
 @click.command("demo")
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the rows to FILE.")
 def demo(json_file: Path | None) -> None:
-    """Measure the same questions cold, from DRAM, from HDF5 after a restart, and with reuse off."""
+    """Measure the same questions cold, from DRAM, from HDF5, on two prefill ranks, and with reuse off."""
     from mooncake_lite.config.progress import wide_console
     from mooncake_lite.tools.demo.report import differences
 
@@ -81,6 +81,8 @@ def _conclude(console: Console, rows: list[Row]) -> None:
     ratio = speedups(rows)
     line = f"the document from DRAM: first token {ratio['dram']:.0f}x sooner than cold"
     console.print(f"{line}; from HDF5: {ratio['hdf5']:.0f}x sooner", highlight=False)
+    line = f"two prefill ranks: from the pool {ratio['other_rank']:.0f}x sooner"
+    console.print(f"{line}, from own pages {ratio['own_pages']:.0f}x sooner", highlight=False)
     for warning in warnings(rows):
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 

@@ -27,19 +27,17 @@ TIER_SPEEDUP_WANTED = 8.0
 class Row:
     """One question asked in one cluster.
 
-    question       "a", "b" or "c": rows with one letter have one prompt and must get the same tokens
-    cluster        "first", "restarted" or "reuse off"
-    prefill_ranks  ranks whose "load" stands before the first token
+    question   "a", "b" or "c": rows with one letter have one prompt and must get the same tokens
+    cluster    "first", "restarted", "2 prefill" or "reuse off"
     """
 
     question: str
     cluster: str
     answer: StreamedAnswer
-    prefill_ranks: tuple[int, ...]
 
     @property
     def cached(self) -> dict[str, int]:
-        """Prompt tokens whose KV was reused, by tier ("dram", "ssd")."""
+        """Prompt tokens whose KV was reused, by tier ("pages" of the prefill rank, "dram", "ssd")."""
         return dict(self.answer.trace.get("cached_tokens", {}))
 
     @property
@@ -53,12 +51,17 @@ class Row:
         return [Span(**span) for span in self.answer.trace.get("spans", [])]
 
     @property
+    def prefill_rank(self) -> int:
+        """The rank that computed the rest of the prompt; -1 if the answer does not say."""
+        return next((span.rank for span in self.spans if span.stage == "compute"), -1)
+
+    @property
     def transfer_s(self) -> float:
         """Seconds before the first token in which KV was fetched: from the tier, and from the pool."""
         return sum(
             span.seconds
             for span in self.spans
-            if span.stage == "promote" or (span.stage == "load" and span.rank in self.prefill_ranks)
+            if span.stage == "promote" or (span.stage == "load" and span.rank == self.prefill_rank)
         )
 
     @property
@@ -75,7 +78,7 @@ class Row:
     @property
     def source(self) -> str:
         """Cached tokens by tier, as the table shows them."""
-        names = {"dram": "DRAM", "ssd": "HDF5"}
+        names = {"pages": "own pages", "dram": "DRAM", "ssd": "HDF5"}
         parts = [f"{n:,} {names.get(tier, tier)}" for tier, n in self.cached.items() if n]
         return " + ".join(parts) or "0"
 
@@ -87,6 +90,7 @@ class Row:
             "cluster": self.cluster,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
+            "prefill_rank": self.prefill_rank,
             "cached_tokens": self.cached,
             "ttft_s": answer.ttft_s,
             "tpot_s": answer.tpot_s,
@@ -101,16 +105,18 @@ class Row:
 
 def table(rows: list[Row]) -> Table:
     """The closing table, at most 80 columns wide; `--json` has more of each row."""
-    result = Table(box=SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     result.add_column("question")
     result.add_column("cluster")
-    for name in ("prompt\ntokens", "cached tokens\nand their tier", "TTFT\ns", "TPOT\nms", "moved\nMB"):
+    numbers = "on\nrank", "prompt\ntokens", "cached tokens\nand their tier"
+    for name in (*numbers, "TTFT\ns", "TPOT\nms", "moved\nMB"):
         result.add_column(name, justify="right")
     for row, following in zip(rows, [*rows[1:], None]):
         answer = row.answer
         result.add_row(
             row.question,
             row.cluster,
+            str(row.prefill_rank),
             f"{answer.prompt_tokens:,}",
             row.source,
             f"{answer.ttft_s:.3f}",
@@ -121,17 +127,25 @@ def table(rows: list[Row]) -> Table:
     return result
 
 
-def find(rows: list[Row], question: str, cluster: str) -> Row:
-    """The row of one question in one cluster. Raises KeyError when it was not played."""
-    return {(row.question, row.cluster): row for row in rows}[question, cluster]
+def played(rows: list[Row], cluster: str) -> list[Row]:
+    """The rows of one cluster, in the order in which they were asked."""
+    return [row for row in rows if row.cluster == cluster]
 
 
 def speedups(rows: list[Row]) -> dict[str, float]:
-    """How many times shorter TTFT is than cold: from DRAM (question b), and from HDF5 after a restart."""
-    cold = find(rows, "a", "first").answer.ttft_s
+    """How many times shorter TTFT is than cold, by where the document's KV came from.
+
+    dram, hdf5   the pool; one prefill rank
+    other_rank   the pool; the other one of two prefill ranks has computed it
+    own_pages    the prefill rank's own pages
+    """
+    cold, dram, _ = played(rows, "first")
+    computed, other, own = played(rows, "2 prefill")
     return {
-        "dram": cold / find(rows, "b", "first").answer.ttft_s,
-        "hdf5": cold / find(rows, "a", "restarted").answer.ttft_s,
+        "dram": cold.answer.ttft_s / dram.answer.ttft_s,
+        "hdf5": cold.answer.ttft_s / played(rows, "restarted")[0].answer.ttft_s,
+        "other_rank": computed.answer.ttft_s / other.answer.ttft_s,
+        "own_pages": computed.answer.ttft_s / own.answer.ttft_s,
     }
 
 
@@ -144,20 +158,26 @@ def warnings(rows: list[Row]) -> list[str]:
             found.append(
                 f"TTFT from {tier.upper()} is {ratio[tier]:.1f}x shorter than cold; {wanted:.0f}x is expected"
             )
-    first_b, first_c = find(rows, "b", "first"), find(rows, "c", "first")
+    first_a, first_b, first_c = played(rows, "first")
+    computed, other, own = played(rows, "2 prefill")
     checks = [
-        (find(rows, "a", "first").cached_tokens == 0, "the first question was not cold"),
+        (first_a.cached_tokens == 0, "the first question was not cold"),
         (first_b.cached.get("dram", 0) > 0, "the second question took nothing from DRAM"),
         (
             first_c.cached_tokens > first_b.answer.prompt_tokens,
             "the follow-up did not reuse the answer's own KV",
         ),
+        (played(rows, "restarted")[0].cached.get("ssd", 0) > 0, "nothing came from HDF5 after the restart"),
         (
-            find(rows, "a", "restarted").cached.get("ssd", 0) > 0,
-            "nothing came from HDF5 after the restart",
+            other.cached.get("dram", 0) > 0 and other.prefill_rank != computed.prefill_rank,
+            "the pool gave nothing to the other prefill rank",
         ),
         (
-            all(row.cached_tokens == 0 for row in rows if row.cluster == "reuse off"),
+            own.cached.get("pages", 0) > 0 and own.prefill_rank == computed.prefill_rank,
+            "the rank that computed the document did not find it in its own pages",
+        ),
+        (
+            all(row.cached_tokens == 0 for row in played(rows, "reuse off")),
             "something was reused although reuse is off",
         ),
     ]

@@ -1,4 +1,4 @@
-"""What the demo plays: three questions about one document, in three clusters.
+"""What the demo plays: three questions about one document, in four clusters.
 
 Called by `demo.command`. Everything about HTTP is in `mooncake_lite.tools.client`, about the child process in
 `demo.cluster`, about judgement in `demo.report`; here is only the order of things and what to notice.
@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.tools.client import TRACED, AnswerFailed, StreamedAnswer, stream_answer
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import DOCUMENT_TOKENS, document_text, shorten
@@ -26,7 +28,6 @@ START_LIMIT_S = 120.0
 SILENT_LIMIT_S = 120.0
 """Before the demo gives up: a cold prefill of the document on one slow core."""
 
-CLUSTER = ServeConfig(prefill=1, decode=1, store=1)
 QUESTIONS = {
     "a": "What is the main idea of the paper?",
     "b": "What is the difference between prefill and decode?",
@@ -43,8 +44,18 @@ NOTICE_FIRST = {
 NOTICE_RESTARTED = (
     "(d) The same again. KV comes from the HDF5 tier; what is asked for twice goes back into DRAM."
 )
-NOTICE_OFF = "(e) The same again, each prompt computed from its first token. The answers must be the same."
+NOTICE_TWO = (
+    "(e) Two prefill ranks take turns. Each has a prefix cache in its own pages, as one server has. "
+    "Rank 1 computes (a). Rank 2 gets (b): its own cache is empty, and the document comes from the pool. "
+    "Rank 1 gets (b) too, and finds the document in its own pages."
+)
+NOTICE_OFF = "(f) The same again, each prompt computed from its first token. The answers must be the same."
 REUSE_OFF = "--no-enable-prefix-caching"
+POOL_ALONE = ["--prefix-sharing", "off"]
+"""The one prefill rank finds nothing in its own pages, so that all reuse is the pool's."""
+
+TWO_PREFILL = ["--prefill", "2", "--policy", "round-robin"]
+"""The default policy would give all questions to one rank, because both are idle and on one node."""
 
 
 class Story:
@@ -73,15 +84,22 @@ class Story:
         self.console.print(
             "(The model is tiny. Do not look for wisdom: look at the times, and at the tokens.)"
         )
-        with self._cluster("first", "four ranks: conductor, prefill, decode, store", self._tier) as cluster:
+        pool = [*POOL_ALONE, *self._tier]
+        with self._cluster("first", "four ranks: conductor, prefill, decode, store", pool) as cluster:
             for question, notice in NOTICE_FIRST.items():
                 self.console.print(notice)
                 self._ask(cluster, "first", question)
-        with self._cluster("restarted", "the same tier folder, empty DRAM", self._tier) as cluster:
+        with self._cluster("restarted", "the same tier folder, empty DRAM", pool) as cluster:
             self.console.print(NOTICE_RESTARTED)
             for question in QUESTIONS:
                 self._ask(cluster, "restarted", question)
-        with self._cluster("reuse off", REUSE_OFF, [REUSE_OFF]) as cluster:
+        # As many threads as one prefill rank has: questions come one at a time, and TTFT can be compared.
+        threads = ["--threads", str(threads_for(ServeConfig(), usable_cores(), "prefill"))]
+        with self._cluster("2 prefill", " ".join(TWO_PREFILL), TWO_PREFILL + threads) as cluster:
+            self.console.print(NOTICE_TWO)
+            for question in "abb":
+                self._ask(cluster, "2 prefill", question)
+        with self._cluster("reuse off", REUSE_OFF, [*POOL_ALONE, REUSE_OFF]) as cluster:
             self.console.print(NOTICE_OFF)
             for question in QUESTIONS:
                 self._ask(cluster, "reuse off", question)
@@ -90,17 +108,13 @@ class Story:
     @contextlib.contextmanager
     def _cluster(self, name: str, what: str, flags: list[str]) -> Iterator[Cluster]:
         """A ready cluster, stopped at the end whatever happens."""
-        roles = ("--prefill", "--decode", "--store")
-        counts = (CLUSTER.prefill, CLUSTER.decode, CLUSTER.store)
-        ranks = [word for role, count in zip(roles, counts) for word in (role, str(count))]
-        # Every scene is about the pool, so that ranks may not find prefixes in their own pages.
-        sizes = ["--prefix-sharing", "off", "--max-model-len", "2560"]
-        sizes += ["--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB"]
+        sizes = ["--max-model-len", "2560", "--pool-bytes", "256MiB", "--kv-cache-bytes", "256MiB"]
         log = self._work_dir / f"{name.replace(' ', '-')}.log"
-        cluster = Cluster([str(self._model_dir), *ranks, *sizes, *flags], log)
+        cluster = Cluster([str(self._model_dir), *sizes, *flags], log)
         with cluster:
             with self._progress(f"Starting a cluster ({what})") as status:
                 cluster.wait_ready(START_LIMIT_S, lambda detail: status.update(f"Starting: {escape(detail)}"))
+            self.console.print(f"  watch it: mooncake-lite top --url {cluster.base_url}", highlight=False)
             yield cluster
             with self._progress("Stopping it"):
                 cluster.stop()
@@ -120,9 +134,7 @@ class Story:
             stream_answer(client, body, answer, show, TRACED)
         if not answer.usage:
             raise AnswerFailed("the server broke off in the middle of an answer: no usage came")
-        row = Row(
-            question=question, cluster=name, answer=answer, prefill_ranks=tuple(CLUSTER.ranks_of("prefill"))
-        )
+        row = Row(question=question, cluster=name, answer=answer)
         self.rows.append(row)
         self._tell(row)
 
@@ -136,10 +148,10 @@ class Story:
 
     def _tell(self, row: Row) -> None:
         answer = row.answer
-        line = f"    {row.question}: first token after {answer.ttft_s:.3f} s"
-        tokens = f"{answer.prompt_tokens:,} prompt tokens, cached: {row.source}"
-        self.console.print(f"{line}; {tokens}", highlight=False)
-        self.console.print(f"       {_glimpse(answer)}", style="dim", markup=False, highlight=False)
+        line = f"  {row.question} on rank {row.prefill_rank}: first token after {answer.ttft_s:.3f} s"
+        cached = f"cached {row.source} of {answer.prompt_tokens:,} tokens"
+        self.console.print(f"{line}; {cached}", highlight=False)
+        self.console.print(f"     {_glimpse(answer)}", style="dim", markup=False, highlight=False)
 
     @contextlib.contextmanager
     def _progress(self, what: str) -> Iterator[Status]:
@@ -155,6 +167,6 @@ def _user(question: str) -> dict[str, str]:
 
 
 def _glimpse(answer: StreamedAnswer) -> str:
-    """The beginning of an answer on one line of at most 80 characters."""
+    """The beginning of an answer on one line of at most 75 characters."""
     line = " ".join(answer.text.split())
-    return f'"{line[:74]}..."' if len(line) > 76 else f'"{line}"'
+    return f'"{line[:70]}..."' if len(line) > 73 else f'"{line}"'

@@ -11,28 +11,33 @@ from mooncake_lite.tools.demo.report import Row, differences, speedups, table, w
 
 pytestmark = pytest.mark.quick
 
-GOOD = [  # question, cluster, TTFT, prompt tokens, cached
+GOOD = [  # question, cluster, TTFT, prompt tokens, cached, and the prefill rank if it is not rank 1
     ("a", "first", 4.0, 1631, {"dram": 0, "ssd": 0}),
     ("b", "first", 0.2, 1632, {"dram": 1600, "ssd": 0}),
     ("c", "first", 0.2, 1760, {"dram": 1728, "ssd": 0}),
     ("a", "restarted", 0.4, 1631, {"dram": 0, "ssd": 1600}),
     ("b", "restarted", 0.2, 1632, {"dram": 1600, "ssd": 0}),
     ("c", "restarted", 0.3, 1760, {"dram": 1600, "ssd": 128}),
+    ("a", "2 prefill", 3.0, 1631, {"dram": 0, "ssd": 0}),
+    ("b", "2 prefill", 0.2, 1632, {"dram": 1600, "ssd": 0}, 2),
+    ("b", "2 prefill", 0.1, 1632, {"pages": 1600, "dram": 0, "ssd": 0}),
     ("a", "reuse off", 4.0, 1631, {"dram": 0, "ssd": 0}),
     ("b", "reuse off", 4.0, 1632, {"dram": 0, "ssd": 0}),
     ("c", "reuse off", 4.2, 1760, {"dram": 0, "ssd": 0}),
 ]
 
 
-def row(question: str, cluster: str, ttft_s: float, prompt: int, cached: dict[str, int]) -> Row:
+def row(
+    question: str, cluster: str, ttft_s: float, prompt: int, cached: dict[str, int], rank: int = 1
+) -> Row:
     names = ("stage", "rank", "seconds", "nbytes", "count")
     spans = [
         ("decide", 0, 0.001, 0, 0),
-        ("promote", 3, 0.05, 40_000_000, 14),
-        ("load", 1, 0.05, 40_000_000, 14),
-        ("compute", 1, 0.1, 0, 32),
-        ("store", 1, 0.1, 100_000_000, 2),
-        ("load", 2, 0.2, 220_000_000, 28),
+        ("promote", 4, 0.05, 40_000_000, 14),
+        ("load", rank, 0.05, 40_000_000, 14),
+        ("compute", rank, 0.1, 0, 32),
+        ("store", rank, 0.1, 100_000_000, 2),
+        ("load", 3, 0.2, 220_000_000, 28),
     ]
     answer = StreamedAnswer(
         text=f"answer {question}",
@@ -42,7 +47,7 @@ def row(question: str, cluster: str, ttft_s: float, prompt: int, cached: dict[st
         ttft_s=ttft_s,
         answer_s=ttft_s + 1.0,
     )
-    return Row(question=question, cluster=cluster, answer=answer, prefill_ranks=(1,))
+    return Row(question=question, cluster=cluster, answer=answer)
 
 
 def rows() -> list[Row]:
@@ -73,7 +78,8 @@ def test_all_that_moves_counts_as_moved() -> None:
 
 
 def test_speedups_are_cold_over_warm() -> None:
-    assert speedups(rows()) == pytest.approx({"dram": 20.0, "hdf5": 10.0})
+    expected = {"dram": 20.0, "hdf5": 10.0, "other_rank": 15.0, "own_pages": 30.0}
+    assert speedups(rows()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,9 @@ def test_speedups_are_cold_over_warm() -> None:
         (1, {"trace": {"cached_tokens": {"ssd": 64}}}, "took nothing from DRAM"),
         (2, {"trace": {"cached_tokens": {"dram": 1600}}}, "did not reuse the answer's own KV"),
         (3, {"trace": {"cached_tokens": {"dram": 1600}}}, "nothing came from HDF5"),
-        (8, {"trace": {"cached_tokens": {"dram": 64}}}, "although reuse is off"),
+        (7, {"trace": {"cached_tokens": {"pages": 1600}}}, "gave nothing to the other prefill rank"),
+        (8, {"trace": {"cached_tokens": {"dram": 1600}}}, "did not find it in its own pages"),
+        (11, {"trace": {"cached_tokens": {"dram": 64}}}, "although reuse is off"),
     ],
 )
 def test_what_did_not_go_as_told_is_a_warning(index: int, changes: dict[str, object], says: str) -> None:
@@ -94,11 +102,18 @@ def test_what_did_not_go_as_told_is_a_warning(index: int, changes: dict[str, obj
     assert says in warning
 
 
+def test_questions_of_one_prefill_rank_show_no_reuse_between_ranks() -> None:
+    good = rows()
+    good[7] = row(*GOOD[7][:5])  # type: ignore[arg-type]
+
+    assert warnings(good) == ["the pool gave nothing to the other prefill rank"]
+
+
 @pytest.mark.parametrize(
     "changes", [{"text": "answer x"}, {"usage": {"completion_tokens": 12}}, {"finish": "stop"}]
 )
 def test_other_text_other_length_or_another_end_is_a_difference(changes: dict[str, object]) -> None:
-    [difference] = differences(changed(6, **changes))
+    [difference] = differences(changed(9, **changes))
 
     assert "question a: reuse off differs from first" in difference
 
@@ -115,6 +130,7 @@ def test_the_table_fits_into_a_terminal_of_80_columns_and_names_the_tiers() -> N
     text = console.export_text()
 
     assert "1,600 DRAM + 128 HDF5" in text
+    assert "1,600 own pages" in text
     assert "..." not in text
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.split("\n")) <= 80
