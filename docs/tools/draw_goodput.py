@@ -12,12 +12,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mooncake_lite.simulator.figure import canvas
+
 FOLDER = Path(__file__).parents[1]
 MEASURED = FOLDER / "reference" / "measured" / "goodput.json"
 PICTURE = FOLDER / "explain" / "figures" / "goodput.svg"
 
 GOODPUT = re.compile(r"goodput at (\S+) x capacity, (\S+)")
-MARKERS = "osv^D<"
 
 Curve = list[tuple[float, float]]
 
@@ -32,30 +33,24 @@ def curves(rows: list[dict[str, Any]]) -> dict[str, Curve]:
 
 
 def draw(rows: list[dict[str, Any]]) -> bytes:
-    """The picture: a line for each form, and one for the capacity."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    """Draw a panel for each form, with a line for the capacity."""
     (capacity,) = (row["ours"] for row in rows if row["name"].startswith("capacity of"))
-    with matplotlib.rc_context({"svg.hashsalt": "goodput", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        found = curves(rows)
-        for number, (form, curve) in enumerate(found.items()):
-            xs, ys = zip(*curve)
-            axes.plot(xs, ys, label=form, marker=MARKERS[number % len(MARKERS)], color=f"C{number}")
-        axes.axhline(capacity, color="grey", linestyle="--", linewidth=1, label="capacity")
-        axes.set_xscale("log")
-        loads = sorted({load for curve in found.values() for load, _ in curve})
-        axes.set_xticks(loads, [f"{load:g}" for load in loads], minor=False)
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("offered load, as a multiple of the capacity")
-        axes.set_ylabel("requests per second within both limits")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    found = curves(rows)
+    file = io.BytesIO()
+    with canvas(file, ".svg", "goodput", (8, 4.2), 2, 3) as panels:
+        for axes, (form, curve) in zip(panels, found.items(), strict=True):
+            loads, goodputs = zip(*curve)
+            axes.plot(loads, goodputs, "o-")
+            axes.axhline(capacity, color="black", linestyle="--", linewidth=1)
+            axes.set_xscale("log")
+            axes.set_xticks(loads, [f"{load:g}" for load in loads])
+            axes.minorticks_off()
+            axes.set_title(form, fontsize="medium")
+            axes.grid(alpha=0.3)
+        panels[0].set_ylim(0, 1.2 * capacity)
+        panels[0].text(0.5, 1.03 * capacity, "capacity")
+        panels[0].figure.supxlabel("offered load, as a multiple of the capacity", fontsize="medium")
+        panels[0].figure.supylabel("goodput, requests/s", fontsize="medium")
     return file.getvalue()
 
 

@@ -49,10 +49,10 @@ def draw_admission(result: Comparison, suffix: str) -> bytes:
             times = [at - loads.times_s[0] for at in loads.times_s]
             axes.plot(times, loads.decode, linewidth=1.1)
             axes.set_title(form, fontsize="medium", loc="left")
-            axes.set_ylabel("decode load", color="C0")
+            axes.set_ylabel("decode load (solid)", color="C0")
             right = axes.twinx()
-            right.plot(times, loads.prefill, linewidth=1.1, color="C1")
-            right.set_ylabel("prefill load", color="C1")
+            right.plot(times, loads.prefill, linewidth=1.1, color="C1", linestyle="--")
+            right.set_ylabel("prefill load (dashed)", color="C1")
             axes.set_ylim(0, tops[0])
             right.set_ylim(0, tops[1])
             axes.grid(alpha=0.3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 
 from mooncake_lite.errors import ConfigError
 
-MARKERS = "osv^D<>PX*dph"
-"""Curves that lie on each other are told apart by these; the one named first lies on top."""
+COLUMNS = 5
+"""Panels of miss-ratio curves in a row."""
+
+REFERENCES = {"lru": "--", "belady": ":"}
+"""Policies that every panel shows, and their dashes."""
 
 
 def check_plot(path: Path) -> None:
@@ -28,9 +32,9 @@ def check_plot(path: Path) -> None:
 
 @contextmanager
 def canvas(
-    file: io.BytesIO, suffix: str, salt: str, size: tuple[float, float], rows: int = 1
+    file: io.BytesIO, suffix: str, salt: str, size: tuple[float, float], rows: int = 1, columns: int = 1
 ) -> Iterator[list[Any]]:
-    """Give the axes of a figure, one above the other, and write it afterwards.
+    """Give the axes of a figure, row by row, and write it afterwards. Columns share the vertical axis.
 
     suffix   .svg or .png
     salt     of the names in an SVG
@@ -40,28 +44,43 @@ def canvas(
 
     with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
-        yield list(figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0])
+        yield list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=columns > 1).flat)
         figure.savefig(file, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else {})
 
 
 def draw(points: Iterable[tuple[str, int, float]], suffix: str) -> bytes:
-    """The file's content. points: (policy, blocks, miss ratio); suffix: .svg or .png.
+    """Draw a panel for each policy, beside the REFERENCES.
 
-    The same bytes for the same points, with one version of matplotlib.
+    points   (policy, blocks, miss ratio)
+    suffix   .svg or .png
+
+    Returns the file's content: the same bytes for the same points, with one version of matplotlib.
     """
     file, curves = io.BytesIO(), dict[str, list[tuple[int, float]]]()
     for name, blocks, ratio in points:
         curves.setdefault(name, []).append((blocks, ratio))
-    with canvas(file, suffix, "eviction", (8, 4.5)) as (axes,):
-        for number, (name, curve) in enumerate(curves.items()):
-            xs, ys = zip(*sorted(curve))
-            axes.plot(
-                xs, ys, label=name, color=f"C{number % 10}", marker=MARKERS[number % len(MARKERS)],
-                markersize=5, linewidth=1.3, zorder=50 - number, linestyle="--" if name == "belady" else "-",
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlabel("blocks of the pool, 512 tokens each")
-        axes.set_ylabel("miss ratio")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", ncols=2)
+    others = [name for name in curves if name not in REFERENCES]
+    shared = [name for name in REFERENCES if name in curves]
+    shown = [[*shared, name] for name in others] or [shared]
+    columns = min(COLUMNS, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    with canvas(file, suffix, "eviction", (8, 1.2 + 1.7 * rows), rows, columns) as panels:
+        for axes, names in zip(panels, shown):
+            for name in names:
+                xs, ys = zip(*sorted(curves[name]))
+                style = REFERENCES.get(name, "ko-")
+                label = name if name in REFERENCES else "the panel's policy"
+                axes.plot(xs, ys, style, label=label, fillstyle="none", markersize=5, linewidth=1.2)
+            axes.set_title(names[-1] if others else "", fontsize="medium")
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        for axes in panels[len(shown) - columns :]:
+            axes.tick_params(labelbottom=True)
+        for axes in panels[len(shown) :]:
+            axes.remove()
+        figure = panels[0].figure
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        figure.supxlabel("blocks of the pool, 512 tokens each", fontsize="medium")
+        figure.supylabel("miss ratio", fontsize="medium")
     return file.getvalue()

@@ -10,13 +10,13 @@ import io
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.simulator.figure import canvas
 
-COLOURS = {"prefill": "C0", "decode": "C1", "mixed": "C2", "prompt": "C3"}
+KINDS = ("prefill", "decode", "mixed", "prompt")
 
 
 def points_of(profile: Profile) -> dict[str, list[tuple[float, float]]]:
     """Return (measured, fitted) seconds of passes by kind, and of whole prompts."""
     compute, prefill = profile.compute, profile.prefill
-    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in COLOURS}
+    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for one in compute.passes:
         points[one.kind].append((one.seconds, compute.fit.seconds(one.load)))
     if prefill is not None:
@@ -27,21 +27,18 @@ def points_of(profile: Profile) -> dict[str, list[tuple[float, float]]]:
 
 
 def draw(profile: Profile, suffix: str) -> bytes:
-    """Return the file's content: a point per measured pass or prompt. suffix: .svg or .png."""
+    """Return the file's content: a panel per kind, a point per measurement. suffix: .svg or .png."""
     file = io.BytesIO()
-    with canvas(file, suffix, "profile", (6, 5)) as (axes,):
-        points = points_of(profile)
-        for kind, found in points.items():
-            measured, fitted = zip(*((1e3 * seconds, 1e3 * fit) for seconds, fit in found))
-            axes.plot(measured, fitted, "o", color=COLOURS[kind], label=kind, markersize=5)
-        ends = [
-            1e3 * pick(seconds for found in points.values() for seconds, _ in found) for pick in (min, max)
-        ]
-        axes.plot(ends, ends, "-", color="grey", linewidth=1, label="fit = measured", zorder=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("measured, ms")
-        axes.set_ylabel("fit, ms")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    points = points_of(profile)
+    measured = [1e3 * seconds for found in points.values() for seconds, _ in found]
+    ends = min(measured), max(measured)
+    with canvas(file, suffix, "profile", (2 * len(points), 2.7), 1, len(points)) as panels:
+        for axes, (kind, found) in zip(panels, points.items(), strict=True):
+            axes.plot(*zip(*((1e3 * seconds, 1e3 * fit) for seconds, fit in found)), "o", fillstyle="none")
+            axes.plot(ends, ends, "k--", linewidth=1, label="fit = measured", zorder=0)
+            axes.set(title=kind, xscale="log", yscale="log", xlabel="measured, ms", aspect="equal")
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        panels[0].set_ylabel("fit, ms")
+        panels[0].legend(fontsize="small", handlelength=1.5)
     return file.getvalue()
