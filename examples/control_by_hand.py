@@ -6,6 +6,8 @@ python examples/control_by_hand.py
 say; the simulator feeds it what models of them say. Here we play a prefill, a decode and a store rank.
 """
 
+from collections.abc import Sequence
+
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.effects import StartPrefill
@@ -36,10 +38,10 @@ def main() -> None:
     show(control, ended, now=1.3)
 
 
-def show(control: Control, event: ev.Event, now: float) -> list[object]:
+def show(control: Control, event: ev.Event, now: float) -> Sequence[object]:
     """Apply an event, and print it with its effects."""
     print(f"at {now} s: {event}")
-    effects = list(control.on(event, now))
+    effects = control.on(event, now)
     for effect in effects:
         print(f"    -> {effect}")
     return effects

@@ -32,13 +32,22 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_table_and_what_follows_it_stand_between_the_marks() -> None:
-    readme = "a\n<!-- demo output -->\nold\n<!-- end of demo output -->\nb\n"
+def test_the_readme_shows_what_was_measured() -> None:
+    readme = script("fill_readme")
 
-    assert script("fill_readme").filled(readme, OUTPUT) == (
-        "a\n<!-- demo output -->\n```text\n table\n\n row\ntokens identical: yes\n```\n"
-        "<!-- end of demo output -->\nb\n"
-    )
+    assert readme.README.read_text(encoding="utf-8") == readme.page(), "run docs/tools/fill_readme.py"
+
+
+def test_the_demo_of_the_readme_is_whole_and_its_tokens_are_identical() -> None:
+    readme = script("fill_readme")
+    demo = readme.result("demo")
+
+    assert demo["output"].endswith("tokens identical: yes")
+    assert all(f"{row['tpot_s'] * 1e3:.1f}" in demo["output"] for row in demo["rows"])
+
+
+def test_the_end_of_a_demo_is_its_table_and_what_follows() -> None:
+    assert script("fill_readme").shown(OUTPUT) == " table\n\n row\ntokens identical: yes"
 
 
 @pytest.mark.parametrize("output", ["", "tokens identical: yes", "Stopping it: 1 s\ntable", OUTPUT + "more"])
@@ -48,20 +57,20 @@ def test_half_a_demo_is_not_shown(output: str) -> None:
 
 
 def test_a_readme_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no <!-- demo output -->"):
-        script("fill_readme").filled("a\n", OUTPUT)
+    with pytest.raises(ValueError, match="has no <!-- figures -->"):
+        script("fill_readme").filled("a\n", "figures", "b")
 
 
-def test_the_readme_shows_a_demo_whose_tokens_are_identical() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    between = readme.partition("<!-- demo output -->")[2].partition("<!-- end of demo output -->")[0]
-
-    assert between.strip().endswith("tokens identical: yes\n```")
-    assert "1,600 HDF5" in between
+def test_a_figure_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(LookupError, match=r"store.json has no row 'get 1 EiB'"):
+        script("fill_readme").values("store", "get 1 EiB", "")
 
 
-def test_the_first_command_of_the_readme_stands_in_its_first_fifteen_lines() -> None:
-    assert "make demo" in "\n".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n")[:15])
+def test_the_first_screen_of_the_readme_has_its_commands() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
+
+    assert "make demo" in "\n".join(lines[:15])
+    assert "make test" in "\n".join(lines[:60])
 
 
 def test_the_page_of_benchmarks_shows_what_was_measured() -> None:

@@ -6,6 +6,7 @@ before it runs, so that `mooncake-lite --help` stays fast.
 
 from __future__ import annotations
 
+import datetime
 import json
 import signal
 import tempfile
@@ -88,9 +89,13 @@ def _conclude(console: Console, rows: list[Row]) -> None:
 
 
 def _write(path: Path, rows: list[Row]) -> None:
+    from mooncake_lite.config.machine import commit, machine
     from mooncake_lite.tools.demo.report import differences, speedups, warnings
 
     result = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "commit": commit(),
         "rows": [row.to_dict() for row in rows],
         "speedup": speedups(rows),
         "warnings": warnings(rows),
