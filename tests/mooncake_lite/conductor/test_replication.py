@@ -112,25 +112,3 @@ def test_the_second_far_read_makes_a_copy_that_the_third_one_reads() -> None:
         assert pair.segments[4][ref.offset : ref.offset + ref.nbytes].tobytes() == block.tobytes()
     assert pair.directory.stats()["owners"] == 0
     assert pair.read(4.0) is None
-
-
-def test_a_copy_that_arrives_damaged_or_not_at_all_is_given_up() -> None:
-    pair = Pair()
-    pair.read(1.0)
-    copy = pair.read(2.0)
-    assert copy is not None
-    good = LAYOUT.checksums(BLOCKS[0])
-    pair.now = 3.0
-    pair.tell("rank-4", m.BlocksCopied(4, 0, copy.number, [[1, 2], []], may_still_write=True))
-    assert pair.ranks_read_from(3.5) == [3, 3]
-    assert pair.directory.counters["copies_bad"] == 1
-    assert pair.directory.stats()["quarantined_bytes"] == LAYOUT.nbytes
-    pair.tell("rank-4", m.BlocksCopied(4, 0, 99, [good]))  # no such order
-
-
-def test_a_near_store_without_room_gets_what_fits() -> None:
-    pair = Pair(near_blocks=1)
-    pair.read(1.0)
-    copy = pair.read(2.0)
-    assert copy is not None
-    assert len(copy.sources) == len(copy.targets) == 1
