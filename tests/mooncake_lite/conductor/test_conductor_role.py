@@ -254,7 +254,6 @@ def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() ->
     keys, digests = prefix_keys(answered[:-1], BLOCK, b"model"), block_digests(answered[:-1], BLOCK)
     (granted,) = cluster.says(2, m.SwapWanted, "a", 199, keys, digests)
     assert isinstance(granted, m.GrantSwap)
-    assert granted.places is not None
     assert granted.places[: len(job.order.store)] == [None] * len(job.order.store)
     (decode,) = cluster.tell("rank-2", left(m.Swapped, decode, answered))
     assert isinstance(decode.order, m.StartDecode)
@@ -338,7 +337,6 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     wanted = puts_wanted([keys[3]], [digests[3]], [(keys[2], 3)])
     (granted,) = cluster.tell("rank-2", wanted)
     assert isinstance(granted, m.GrantPuts)
-    assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
     hits = cluster.directory.lookup(keys, digests, 0, touch=False)
     facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
@@ -370,7 +368,6 @@ def test_a_rank_that_reports_an_error_ends_the_cluster_and_is_named() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
     cluster.role.step([("rank-2", m.RankLost(2, 0, "failed: out of paper"))])
-    assert cluster.role.stop is not None
     told = [message for _, message in cluster.hub.sent]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
     assert cluster.role.stop.reason == "rank 2 (decode) failed: out of paper"

@@ -145,7 +145,6 @@ def test_min_p_keeps_what_has_a_share_of_the_best() -> None:
 
 def test_a_min_p_of_one_keeps_the_best_and_its_equals() -> None:
     found = kept(softmax(np.array([1.0, 3.0, 2.0, 3.0], dtype=np.float32)), Sampling(min_p=1.0))
-    assert found is not None
     assert found.tolist() == [1, 3]
 
 
@@ -218,7 +217,6 @@ def test_logprobs_are_the_models_before_temperature_and_penalties() -> None:
     expected = np.log(softmax(LOGITS))
 
     assert found.token == 3
-    assert found.logprobs is not None
     assert found.logprobs.chosen == pytest.approx(expected[3])
     assert [token for token, _ in found.logprobs.best] == [0, 1]
     assert [value for _, value in found.logprobs.best] == pytest.approx(expected[:2])

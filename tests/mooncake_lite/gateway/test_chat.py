@@ -136,7 +136,6 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_chat_cleanly(
 ) -> None:
     ours, theirs = terminal
     process = begun(gateway, theirs)
-    assert process.stdout is not None
     prompt = process.stdout.read(2)
     if key is None:
         os.write(ours, b"\x04")
@@ -152,7 +151,6 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
 ) -> None:
     cluster.behaviour = lambda cluster, submit: None
     process = begun(gateway, subprocess.PIPE)
-    assert process.stdin is not None
     for _ in range(2):
         process.stdin.write("hello\n")
         process.stdin.flush()

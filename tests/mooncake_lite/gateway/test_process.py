@@ -222,7 +222,6 @@ def test_a_gateway_ends_when_its_parent_is_killed(run_dir: Path, model_folder: P
         [sys.executable, "-c", code, str(run_dir), str(model_folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     watched = os.pidfd_open(pid)
     parent.kill()

@@ -79,8 +79,10 @@ def test_full_blocks_have_keys_and_digests_and_the_tail_has_none(prompts: Prompt
 def test_a_cache_salt_isolates(prompts: Prompts) -> None:
     ids = list(range(32))
 
-    keys = [submit(prompts, prompt=ids, cache_salt=salt).request.keys for salt in ("", "alice", "bob")]
+    salted = [submit(prompts, prompt=ids, cache_salt=salt).request for salt in ("", "alice", "bob")]
 
+    keys = [request.keys for request in salted]
+    assert salted[0].digests == salted[1].digests
     assert len({tuple(chain) for chain in keys}) == 3
     assert len({key for chain in keys for key in chain}) == 6
     assert submit(prompts, prompt=ids, cache_salt="alice").request.keys == keys[1]

@@ -218,18 +218,6 @@ def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
     assert not cluster.all_of(m.RequestCancelled)
 
 
-def test_a_cache_salt_changes_the_keys_of_the_same_prompt(http: httpx.Client, cluster: FakeCluster) -> None:
-    prompt = [5] * 130
-    for salt in (None, None, "alice"):
-        complete(http, prompt=prompt, cache_salt=salt)
-
-    submits = cluster.all_of(m.Submit)
-    assert [len(submit.request.keys) for submit in submits] == [2, 2, 2]
-    assert submits[0].request.keys == submits[1].request.keys
-    assert set(submits[0].request.keys).isdisjoint(submits[2].request.keys)
-    assert submits[0].request.digests == submits[2].request.digests
-
-
 def test_texts_go_to_tokens_and_back(http: httpx.Client, cluster: FakeCluster, tokenizer: Tokenizer) -> None:
     reply = http.post("/tokenize", json={"prompt": "hello 🦊"}).json()
     assert reply["tokens"] == tokenizer.encode("hello 🦊")
@@ -303,7 +291,3 @@ def test_metrics_show_the_cluster_and_the_gateway(http: httpx.Client, cluster: F
     assert values["mooncake_lite_gateway_zmq_dropped_total"] == 0
     assert text.count("# TYPE mooncake_lite_gateway_open_requests ") == 1
     assert "no name!" not in text
-
-
-def test_the_version_is_told(http: httpx.Client) -> None:
-    assert http.get("/version").json()["version"]

@@ -160,12 +160,10 @@ def test_watch_begins_to_test_within_two_seconds_of_a_save(tree: Path) -> None:
     finally:
         watching.send_signal(signal.SIGINT)
         assert watching.wait(patient(10)) == 130
-        assert watching.stdout is not None
         watching.stdout.close()
 
 
 def _read_until(process: subprocess.Popen[bytes], words: bytes, limit_s: float) -> None:
-    assert process.stdout is not None
     seen, deadline = b"", time.monotonic() + limit_s
     while words not in seen and time.monotonic() < deadline:
         if select.select([process.stdout], [], [], 0.05)[0]:
