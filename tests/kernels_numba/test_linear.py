@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,19 +123,13 @@ def test_a_nan_stays_in_its_row_of_x() -> None:
 
 def test_threads_may_call_at_once() -> None:
     group, x = Linears([made("Q8_0", 4096, 512)]), np.ones((1, 512), np.float32)
-    expected, wrong = group(x)[0].copy(), []
+    expected = group(x)[0].copy()
 
-    def work() -> None:
-        for _ in range(50):
-            if not np.array_equal(group(x)[0], expected):
-                wrong.append(1)
+    def work(_: int) -> bool:
+        return all(np.array_equal(group(x)[0], expected) for _ in range(50))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, range(3)))
 
 
 def test_waiting_for_another_thread_s_kernel_is_no_cost_of_a_parallel_region(monkeypatch) -> None:

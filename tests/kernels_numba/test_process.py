@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -100,11 +101,8 @@ def test_two_threads_with_different_batches_both_get_their_own_result() -> None:
                 )
             )
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
     for batch, outs in zip(batches, results):
         assert len(outs) == 50
         for out in outs:

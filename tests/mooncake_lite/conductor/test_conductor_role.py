@@ -96,10 +96,8 @@ def test_after_prefill_the_blocks_are_saved_and_the_decode_rank_gets_all_of_them
     cluster = Cluster()
     (job,) = cluster.submit("a", list(range(150)))
     save, decode = cluster.prefill_done(job)
-    assert isinstance(save, m.SaveBlocks)
     assert sorted(ref.offset for ref in save.refs) == sorted(ref.offset for ref in job.order.store)
     assert save.checksums == [SUMS, SUMS]
-    assert isinstance(decode.order, m.StartDecode)
     assert decode.body.token_ids == [*range(150), 7]
     assert decode.order.blocks == job.order.store
     assert decode.order.tail == job.order.tail
@@ -111,10 +109,8 @@ def test_blocks_on_ssd_are_read_into_dram_before_prefill_starts() -> None:
     Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
     cluster = Cluster(tier=tuple(keys))
     (ask,) = cluster.submit("a", tokens)
-    assert isinstance(ask, m.LoadBlocks)
     assert ask.keys == keys
     (job,) = cluster.tell("rank-3", m.BlocksLoaded(3, 0, ask.number, [True, True], [SUMS, SUMS], 0.01))
-    assert isinstance(job.order, m.StartPrefill)
     assert job.order.load == ask.refs
     assert job.order.cached == {"dram": 0, "ssd": 128}
     assert [load[0] for load in job.order.promoted] == [3]
@@ -141,20 +137,17 @@ def test_a_prefill_rank_lends_and_the_store_rank_saves_loads_and_checks_its_bloc
     cluster = Cluster(blocks=1, lent=8, ssd_dir="tier")
     tokens = list(range(5 * BLOCK + 1))
     (job,) = cluster.submit("a", tokens)
-    assert isinstance(job.order, m.StartPrefill)
     assert [ref.rank for ref in job.order.store] == [1] * 5
     cluster.prefill_done(job)
     saves = [(peer, sent) for peer, sent in cluster.hub.sent if isinstance(sent, m.SaveBlocks)]
     assert [peer for peer, _ in saves] == ["rank-3"]
     save = saves[0][1]
-    assert isinstance(save, m.SaveBlocks)
     assert [ref.rank for ref in save.refs] == [1] * 4  # half a segment may wait, and one is skipped
     cluster.tell("rank-3", m.BlocksSaved(3, 0, save.keys, "written"))
     cluster.tell("rank-3", m.BlocksSaved(3, 0, save.keys, "durable"))
     assert cluster.directory.stats()["keys_ssd"] == 4
     cluster.tell("pool-1", m.PoolQuery("verify"))
     (peer, check) = cluster.hub.sent[-1]
-    assert isinstance(check, m.CheckBlocks)
     assert (peer, {ref.rank for ref in check.refs}) == ("rank-3", {1})
 
 
@@ -180,7 +173,6 @@ def test_blocks_on_ssd_come_back_into_lent_dram_and_those_of_a_failed_transfer_a
 def test_the_metrics_and_the_figures_of_the_pool_name_each_rank_that_lends() -> None:
     cluster = Cluster(blocks=4, lent=8)
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-    assert isinstance(reply, m.MetricsReply)
     sizes = {s.labels["role"]: s.value for s in reply.metrics if s.name == "pool_segment_bytes"}
     assert sizes == {"prefill": 8 * LAYOUT.nbytes, "store": 4 * LAYOUT.nbytes}
     blocks = [s.value for s in reply.metrics if s.name == "pool_segment_blocks"]
@@ -193,7 +185,6 @@ def test_the_blocks_of_each_segment_are_counted() -> None:
     cluster = Cluster(blocks=4, lent=8)
     cluster.serve("a", list(range(6 * BLOCK)))
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-    assert isinstance(reply, m.MetricsReply)
     found = {name: [s.value for s in reply.metrics if s.name == name] for name in SEGMENT_GAUGES}
     used = [(size - free) / LAYOUT.nbytes for size, free in zip(*list(found.values())[:2])]
     assert sum(used) == 6
@@ -219,7 +210,6 @@ def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_b
     *_, decode = cluster.prefill_done(job)
     cluster.says(2, m.DecodeLoaded, "a")
     (again,) = cluster.tell("rank-2", left(m.Preempted, decode, [*range(150), *range(50)]))
-    assert isinstance(again.order, m.StartPrefill)
     assert again.order.load == job.order.store
     assert (len(again.order.store), again.body.answered) == (1, 50)
     sent = cluster.prefill_done(again)
@@ -253,10 +243,8 @@ def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() ->
     answered = [*tokens, *range(50)]
     keys, digests = prefix_keys(answered[:-1], BLOCK, b"model"), block_digests(answered[:-1], BLOCK)
     (granted,) = cluster.says(2, m.SwapWanted, "a", 199, keys, digests)
-    assert isinstance(granted, m.GrantSwap)
     assert granted.places[: len(job.order.store)] == [None] * len(job.order.store)
     (decode,) = cluster.tell("rank-2", left(m.Swapped, decode, answered))
-    assert isinstance(decode.order, m.StartDecode)
     assert (decode.body.token_ids, decode.body.answered, decode.order.attempt) == (answered, 50, 2)
     written = [place for place in granted.places if place is not None]
     assert [*decode.order.blocks, decode.order.tail] == [*job.order.store, *written]
@@ -336,7 +324,6 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
     wanted = puts_wanted([keys[3]], [digests[3]], [(keys[2], 3)])
     (granted,) = cluster.tell("rank-2", wanted)
-    assert isinstance(granted, m.GrantPuts)
     cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
     hits = cluster.directory.lookup(keys, digests, 0, touch=False)
     facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
@@ -427,7 +414,6 @@ def test_the_metrics_tell_of_decisions_and_the_pool() -> None:
     cluster.serve("a", list(range(128)))
     cluster.serve("b", list(range(128)))
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(5))
-    assert isinstance(reply, m.MetricsReply)
     found = {(metric.name, metric.labels.get("tier")): metric for metric in reply.metrics}
     assert found["schedule_decision_seconds", None].value == 2
     assert found["schedule_decision_seconds", None].buckets[-1][1] == 2
@@ -441,7 +427,6 @@ def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank()
 
     def figures() -> dict[str, float]:
         (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-        assert isinstance(reply, m.MetricsReply)
         wanted = ("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running")
         found = [one for one in reply.metrics if one.name in wanted]
         return {one.labels.get("stage") or f"{one.name} {one.labels['rank']}": one.value for one in found}

@@ -60,12 +60,6 @@ def test_several_prompts_have_one_answer_with_a_choice_for_each(
     assert cancels(client, cluster) == set()
 
 
-def test_several_lists_of_token_ids_are_several_prompts(client: openai.OpenAI, cluster: FakeCluster) -> None:
-    client.completions.create(model=SERVED_ID, prompt=[[5, 6], [7]])
-
-    assert [message.body.token_ids for message in cluster.all_of(m.Submit)] == [[5, 6], [7]]
-
-
 def test_a_stream_of_several_prompts_mixes_their_texts_and_ends_each_once(
     client: openai.OpenAI, cluster: FakeCluster
 ) -> None:

@@ -46,12 +46,6 @@ def test_a_completion_is_16_tokens_long_unless_asked_for_more(client: openai.Ope
     assert (whole.choices[0].finish_reason, whole.choices[0].text) == ("stop", prompt)
 
 
-def test_a_prompt_may_be_token_ids(client: openai.OpenAI, cluster: FakeCluster) -> None:
-    client.completions.create(model=SERVED_ID, prompt=[5, 6, 7])
-
-    assert cluster.wait_for(m.Submit).body.token_ids == [5, 6, 7]
-
-
 def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
     client: openai.OpenAI, cluster: FakeCluster
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from mooncake_lite.conductor.assemble import _wrong_racks
 from mooncake_lite.config.machine import Machine
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.errors import ConfigError, LaunchError, UserError
+from mooncake_lite.errors import LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
@@ -282,11 +282,6 @@ def test_a_platform_without_proc_and_shared_memory_is_refused(monkeypatch: pytes
 def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="'no-such-model'"):
         preflight(ServeConfig(port=free_port(), model="no-such-model"), machine=ROOMY)
-
-
-def test_a_config_error_is_a_user_error() -> None:
-    assert issubclass(ConfigError, UserError)
-    assert issubclass(LaunchError, UserError)
 
 
 @pytest.mark.parametrize("option", ["record", "trace"])
