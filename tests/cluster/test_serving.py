@@ -235,9 +235,3 @@ def test_a_tier_folder_in_use_is_refused_in_one_line_and_its_cluster_goes_on(
 
 def test_the_ranks_fit_in_four_gib(serving: Cluster) -> None:
     assert machine.resident_bytes(machine.family(serving.pid)) < 4 * 2**30
-
-
-def test_the_decision_time_is_a_histogram(serving: Cluster, client: openai.OpenAI) -> None:
-    client.completions.create(model="default", prompt="Decide", max_tokens=1)
-    values = metrics(serving)
-    assert total(values, r"^mooncake_lite_schedule_decision_seconds_count") > 0

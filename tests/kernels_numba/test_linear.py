@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +18,7 @@ from kernels_numba import linear_layers
 from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.linear_blocks import dequantize_v0
 from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
+from tests.kernels_numba.programs import run_python
 
 GGUF = ("Q4_0", "Q4_1", "Q8_0")
 FORMATS = ("float32", "int8", *GGUF)
@@ -174,16 +171,8 @@ x = np.arange(3 * 70, dtype=np.float32).reshape(3, 70) / 100
 w = np.arange(5 * 70, dtype=np.float32).reshape(5, 70) / 100
 print(LANES, np.allclose(linear(x, w), x @ w.T))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "8 True\n"), done.stderr
+    features = "+avx,+avx2,+fma,+f16c"
+    assert run_python(program, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features) == "8 True"
 
 
 X = np.ones((2, 64), np.float32)

@@ -153,17 +153,6 @@ def test_a_flipped_bit_costs_its_block_or_its_file_and_nothing_else(place, bit) 
 
 
 @settings(ONCE, max_examples=60)
-@given(st.integers(0, 1 << 20), st.binary(max_size=40))
-def test_a_file_of_another_length_is_set_aside(length, more) -> None:
-    raw = sealed_bytes()
-    wrong = raw + more if more else raw[: length % len(raw)]
-    with tempfile.TemporaryDirectory() as folder:
-        tier = start_with(wrong, folder)
-        assert (len(tier), tier.stats()["files_bad"]) == (0, 1)
-        tier.close()
-
-
-@settings(ONCE, max_examples=60)
 @given(st.integers(0, 90_000), st.integers(0, 2**32))
 def test_a_full_disk_costs_blocks_and_never_what_was_durable(limit, seed) -> None:
     """The limit on a file's size stands for the disk; it hits appends, seals, removals and rewriting."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +14,7 @@ from store.errors import TierWriteError
 from store.segment_writer import file_nbytes
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
-from tests.store.samples import SMALL, block_of, digest_of, failing, loaded, new_tier
+from tests.store.samples import SMALL, block_of, digest_of, loaded, new_tier
 
 LIMIT_S = 30.0
 KINDS = ("written", "durable", "dropped", "bad", "evicted", "removed", "kept")
@@ -189,21 +187,6 @@ def test_bad_bytes_are_reported_as_such_and_the_rest_goes_on(tier, writer, repor
     reports.wait_for(lambda keys: keys["written"] == [3] and keys["bad"] == [1, 2])
     assert writer.stats()["bad"] == 2
     assert reports.keys["dropped"] == []
-
-
-def test_a_full_disk_drops_and_goes_on(tier, writer, reports, monkeypatch) -> None:
-    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
-
-    full = failing(errno.ENOSPC)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        for key in range(5):
-            submit(writer, key)
-        reports.wait_for(lambda keys: len(keys["dropped"]) == 5)
-    tier._retry_at = 0.0
-    submit(writer, 9)
-    reports.wait_for(lambda keys: keys["written"] == [9])
 
 
 def test_blocks_lost_with_their_file_are_reported_dropped_after_they_were_written(
