@@ -58,7 +58,6 @@ def run(folder: Path, *options: str) -> tuple[int, int, int, str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"numbers (\d+) (-?\d+) machines (\d+)", done.stdout)
-    assert found is not None
     return int(found[1]), int(found[2]), int(found[3]), done.stdout
 
 

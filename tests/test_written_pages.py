@@ -25,8 +25,6 @@ OUTPUT = (
 def script(name: str) -> ModuleType:
     """A script of docs/tools/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs/tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -234,11 +235,8 @@ def test_two_threads_may_move_large_blocks_at_once() -> None:
         for _ in range(20):
             kernels_numba.gather_blocks(caches, ids, out)
 
-    threads = [threading.Thread(target=work, args=(out,)) for out in outs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, outs))
     for out in outs:
         np.testing.assert_array_equal(out, want)
     assert not PARALLEL_CALL.locked()

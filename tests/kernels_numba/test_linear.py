@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +18,7 @@ from kernels_numba import linear_layers
 from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.linear_blocks import dequantize_v0
 from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
+from tests.kernels_numba.programs import run_python
 
 GGUF = ("Q4_0", "Q4_1", "Q8_0")
 FORMATS = ("float32", "int8", *GGUF)
@@ -123,19 +120,13 @@ def test_a_nan_stays_in_its_row_of_x() -> None:
 
 def test_threads_may_call_at_once() -> None:
     group, x = Linears([made("Q8_0", 4096, 512)]), np.ones((1, 512), np.float32)
-    expected, wrong = group(x)[0].copy(), []
+    expected = group(x)[0].copy()
 
-    def work() -> None:
-        for _ in range(50):
-            if not np.array_equal(group(x)[0], expected):
-                wrong.append(1)
+    def work(_: int) -> bool:
+        return all(np.array_equal(group(x)[0], expected) for _ in range(50))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, range(3)))
 
 
 def test_waiting_for_another_thread_s_kernel_is_no_cost_of_a_parallel_region(monkeypatch) -> None:
@@ -180,16 +171,8 @@ x = np.arange(3 * 70, dtype=np.float32).reshape(3, 70) / 100
 w = np.arange(5 * 70, dtype=np.float32).reshape(5, 70) / 100
 print(LANES, np.allclose(linear(x, w), x @ w.T))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "8 True\n"), done.stderr
+    features = "+avx,+avx2,+fma,+f16c"
+    assert run_python(program, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features) == "8 True"
 
 
 X = np.ones((2, 64), np.float32)

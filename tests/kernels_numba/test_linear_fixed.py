@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -19,6 +15,7 @@ from kernels_numba import linear_layers
 from kernels_numba.linear_blocks import dequantize_v0
 from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear_v0
 from kernels_numba.vectors_codes import WIDTH_BYTES
+from tests.kernels_numba.programs import run_python
 
 FORMATS = ("int8", "Q4_0", "Q4_1", "Q8_0")
 BLOCK = 32
@@ -207,14 +204,5 @@ def test_it_runs_on_processors_without_wide_vectors(model: str, more: tuple[str,
     wanted = (*COMMON, *more)
     if not all(features.get(name) for name in wanted):
         pytest.skip(f"needs a processor with {', '.join(wanted)}")
-    chosen = {"NUMBA_CPU_NAME": model, "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in wanted)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | chosen,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, f"{width}\n"), done.stderr
+    chosen = ",".join(f"+{name}" for name in wanted)
+    assert run_python(PROGRAM, NUMBA_CPU_NAME=model, NUMBA_CPU_FEATURES=chosen) == str(width)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +11,7 @@ import pytest
 
 import kernels_numba
 from tests.kernels_numba.paging import expected, make_paged, tolerance
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-def run_python(program: str, **environment: str) -> str:
-    """Output of a child Python that must succeed within four minutes: where nothing is compiled yet, the
-    kernels of one test here have taken 34 s to compile on a machine with other work."""
-    inherited = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        env=inherited | environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.kernels_numba.programs import run_python
 
 
 @pytest.mark.quick
@@ -100,11 +79,8 @@ def test_two_threads_with_different_batches_both_get_their_own_result() -> None:
                 )
             )
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
     for batch, outs in zip(batches, results):
         assert len(outs) == 50
         for out in outs:

@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,27 +16,13 @@ from store.errors import BadBlock, BlockMissing, LayoutError, TierError, TierFol
 from store.layout import BlockLayout
 from store.segment_file import HEADER_NBYTES, MAGIC
 from store.segment_writer import file_nbytes
-from store.tier import HDF5Tier
 from store.tier_folder import adoptable_folders, store_folder
-from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of, loaded
+from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of, fill, loaded
 
 pytestmark = pytest.mark.quick
-ROOMY = 1 << 30
 
 
-def tier_at(folder: Path, capacity_bytes: int = ROOMY, **options) -> HDF5Tier:
-    return HDF5Tier(folder, capacity_bytes, options.pop("layout", SMALL), FINGERPRINT, **options)
-
-
-def fill(tier: HDF5Tier, keys) -> None:
-    """Append and seal."""
-    for key in keys:
-        append(tier, key)
-    tier.seal()
-
-
-def test_a_block_is_served_only_once_it_is_sealed(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_is_served_only_once_it_is_sealed(tier) -> None:
     assert append(tier, 1)
     assert 1 not in tier
     with pytest.raises(BlockMissing, match="0000000000000001"):
@@ -45,12 +30,9 @@ def test_a_block_is_served_only_once_it_is_sealed(tmp_path) -> None:
     assert tier.seal() == [1]
     assert loaded(tier, 1)
     assert tier.seal() == []
-    tier.close()
-    tier.close()
 
 
-def test_a_restart_serves_every_sealed_block_hottest_last(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_restart_serves_every_sealed_block_hottest_last(tier, tier_at, tmp_path) -> None:
     for keys in ([1, 2], [3], [4, 5]):
         fill(tier, keys)
     assert loaded(tier, 2)  # makes the first file the hottest
@@ -60,14 +42,13 @@ def test_a_restart_serves_every_sealed_block_hottest_last(tmp_path) -> None:
     assert again.blocks()[0] == [3, 4, 5, 1, 2]
     assert all(loaded(again, key) for key in range(1, 6))
     assert again.notes == []
-    again.close()
 
 
 @pytest.mark.parametrize(
     "layout",
     [SMALL, BlockLayout(3, 2, 16, 64, 4), BlockLayout(1, 1, 16, 301, 2), BlockLayout(5, 3, 64, 8, 4, "int8")],
 )
-def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> None:
+def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tier_at, tmp_path, layout) -> None:
     tier = tier_at(tmp_path, layout=layout)
     fill(tier, range(1, 40))
     tier.close()
@@ -87,7 +68,7 @@ def test_a_sealed_file_is_plain_hdf5_that_other_tools_read(tmp_path, layout) -> 
     assert len(raw) <= file_nbytes(layout, 39)
 
 
-def test_large_blocks_start_on_a_page(tmp_path) -> None:
+def test_large_blocks_start_on_a_page(tier_at, tmp_path) -> None:
     layout = BlockLayout(3, 2, 16, 64, 4)
     tier = tier_at(tmp_path, layout=layout)
     fill(tier, [1, 2, 3])
@@ -98,7 +79,7 @@ def test_large_blocks_start_on_a_page(tmp_path) -> None:
     assert (offsets % 4096 == 0).all()
 
 
-def test_files_are_the_owners_alone(tmp_path) -> None:
+def test_files_are_the_owners_alone(tier_at, tmp_path) -> None:
     folder = tmp_path / "deep" / "store-0"
     tier = tier_at(folder)
     fill(tier, [1])
@@ -110,40 +91,34 @@ def test_files_are_the_owners_alone(tmp_path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_another_digest_is_a_miss(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_another_digest_is_a_miss(tier) -> None:
     fill(tier, [1])
     out = np.zeros(SMALL.nbytes, np.uint8)
     with pytest.raises(BlockMissing):
         tier.load(1, out, digest_of(1) + 1)
     assert not out.any()
     assert tier.load(1, out) == SMALL.checksums(block_of(1))
-    tier.close()
 
 
-def test_a_block_that_is_there_already_is_not_written_twice(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_that_is_there_already_is_not_written_twice(tier) -> None:
     assert append(tier, 1)
     assert append(tier, 1)
     tier.seal()
     assert not append(tier, 1)
     assert tier.seal() == []
     assert tier.stats()["blocks_written"] == 1
-    tier.close()
 
 
-def test_bytes_that_do_not_fit_their_checksums_are_not_written(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_bytes_that_do_not_fit_their_checksums_are_not_written(tier, tmp_path) -> None:
     with pytest.raises(BadBlock, match="put_end"):
         tier.append(1, 1, [0, 0], block_of(1), 0.0)
     with pytest.raises(LayoutError):
         tier.append(1, 1, [0, 0], block_of(1)[:-1], 0.0)
     assert tier.seal() == []
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    tier.close()
 
 
-def test_a_file_is_due_one_second_after_its_first_block_or_when_it_is_full(tmp_path) -> None:
+def test_a_file_is_due_one_second_after_its_first_block_or_when_it_is_full(tier_at, tmp_path) -> None:
     tier = tier_at(tmp_path, segment_bytes=3 * SMALL.nbytes)
     assert tier.seal_at is None
     append(tier, 1, now=50.0)
@@ -153,10 +128,9 @@ def test_a_file_is_due_one_second_after_its_first_block_or_when_it_is_full(tmp_p
     assert tier.seal_at == float("-inf")
     tier.seal()
     assert tier.seal_at is None
-    tier.close()
 
 
-def test_beyond_its_capacity_the_least_recently_used_file_goes(tmp_path) -> None:
+def test_beyond_its_capacity_the_least_recently_used_file_goes(tier_at, tmp_path) -> None:
     capacity = 4 * file_nbytes(SMALL, 2)
     tier = tier_at(tmp_path, capacity)
     evicted: list[int] = []
@@ -177,10 +151,9 @@ def test_beyond_its_capacity_the_least_recently_used_file_goes(tmp_path) -> None
     smaller = tier_at(tmp_path, file_nbytes(SMALL, 2))
     assert smaller.nbytes <= file_nbytes(SMALL, 2)
     assert 1 in smaller  # what was hot at the end
-    smaller.close()
 
 
-def test_a_capacity_without_room_for_a_block_is_refused_with_the_number_that_has(tmp_path) -> None:
+def test_a_capacity_without_room_for_a_block_is_refused_with_the_number_that_has(tier_at, tmp_path) -> None:
     with pytest.raises(TierError, match=f"at least {file_nbytes(SMALL, 1)}"):
         tier_at(tmp_path, SMALL.nbytes)
     tier = tier_at(tmp_path, file_nbytes(SMALL, 1))
@@ -188,14 +161,12 @@ def test_a_capacity_without_room_for_a_block_is_refused_with_the_number_that_has
     fill(tier, [2])
     assert loaded(tier, 2)
     assert tier.take_evicted() == [1]
-    tier.close()
 
 
-def test_another_models_files_are_kept_not_served_and_go_first(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_another_models_files_are_kept_not_served_and_go_first(tier, tier_at, tmp_path) -> None:
     fill(tier, [1])
     tier.close()
-    other = HDF5Tier(tmp_path, 4 * file_nbytes(SMALL, 1), SMALL, "ff" * 8)
+    other = tier_at(tmp_path, 4 * file_nbytes(SMALL, 1), fingerprint="ff" * 8)
     assert (len(other), other.notes) == (0, ["1 tier files of another model or layout kept, not served"])
     for key in range(2, 20):
         fill(other, [key])
@@ -204,20 +175,18 @@ def test_another_models_files_are_kept_not_served_and_go_first(tmp_path) -> None
     assert not (tmp_path / "seg-00000001.h5").exists()
 
 
-def test_switching_back_to_the_first_model_finds_its_blocks(tmp_path) -> None:
+def test_switching_back_to_the_first_model_finds_its_blocks(tier_at, tmp_path) -> None:
     for fingerprint, key in (("aa", 1), ("bb", 2), ("aa", 3)):
-        tier = HDF5Tier(tmp_path, ROOMY, SMALL, fingerprint)
+        tier = tier_at(tmp_path, fingerprint=fingerprint)
         fill(tier, [key])
         tier.close()
-    tier = HDF5Tier(tmp_path, ROOMY, SMALL, "aa")
-    assert tier.blocks()[0] == [1, 3]
-    tier.close()
+    assert tier_at(tmp_path, fingerprint="aa").blocks()[0] == [1, 3]
 
 
-def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tmp_path) -> None:
+def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tier_at, tmp_path) -> None:
     program = (
         "import sys; from tests.store.samples import *;"
-        f"tier = HDF5Tier({str(tmp_path)!r}, 1 << 30, SMALL, FINGERPRINT);"
+        f"tier = new_tier({str(tmp_path)!r});"
         "print('ready', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -228,13 +197,12 @@ def test_a_folder_has_one_user_at_a_time_and_the_error_names_it(tmp_path) -> Non
     finally:
         child.kill()
         child.communicate(timeout=30)
-    tier = tier_at(tmp_path)
+    tier_at(tmp_path)
     with pytest.raises(TierInUse, match=f"process {os.getpid()}"):
         tier_at(tmp_path)
-    tier.close()
 
 
-def test_who_only_looks_at_a_folder_stops_nobody_from_starting_on_it(tmp_path, monkeypatch) -> None:
+def test_who_only_looks_at_a_folder_stops_nobody_from_starting_on_it(tier_at, tmp_path, monkeypatch) -> None:
     """`mooncake-lite store ls` takes the lock for an instant, to tell whether somebody has it."""
     flock, looking = fcntl.flock, [True, True]
 
@@ -248,17 +216,16 @@ def test_who_only_looks_at_a_folder_stops_nobody_from_starting_on_it(tmp_path, m
     assert not looking
 
 
-def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tier_at, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TierFolderError, match="file/store-0: cannot be written"):
         tier_at(tmp_path / "file" / "store-0")
     with pytest.raises(TierError, match="not hexadecimal"):
-        HDF5Tier(tmp_path, ROOMY, SMALL, "model")
+        tier_at(tmp_path, fingerprint="model")
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 64])
-def test_a_key_or_digest_that_is_no_u64_is_refused_and_nothing_else_is_lost(tmp_path, number) -> None:
-    tier = tier_at(tmp_path)
+def test_a_key_or_digest_that_is_no_u64_is_refused_and_nothing_else_is_lost(tier, number) -> None:
     append(tier, 1)
     block = block_of(2)
     for key, digest in ((number, 2), (2, number)):
@@ -267,10 +234,11 @@ def test_a_key_or_digest_that_is_no_u64_is_refused_and_nothing_else_is_lost(tmp_
     assert tier.remove([number]) == []
     assert tier.seal() == [1]
     assert tier.remove([number]) == []
-    tier.close()
 
 
-def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(tmp_path, monkeypatch) -> None:
+def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(
+    tier_at, tmp_path, monkeypatch
+) -> None:
     synced, fsync = set(), os.fsync
 
     def recorded(fd: int) -> None:
@@ -285,17 +253,16 @@ def test_the_names_of_new_folders_are_durable_before_anything_in_them_can_be(tmp
     assert not synced
 
 
-def test_a_failed_start_gives_the_folders_up_that_it_had(tmp_path) -> None:
-    held = tier_at(tmp_path / "b")
+def test_a_failed_start_gives_the_folders_up_that_it_had(tier_at, tmp_path) -> None:
+    tier_at(tmp_path / "b")
     with pytest.raises(TierInUse):
         tier_at(tmp_path / "a", adopted=[tmp_path / "b"])
     tier_at(tmp_path / "a").close()
-    held.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 2), (3, 2)])
 def test_every_block_is_served_once_after_a_restart_with_another_number_of_store_ranks(
-    tmp_path, before, after
+    tier_at, tmp_path, before, after
 ) -> None:
     for index in range(before):
         tier = tier_at(adoptable_folders(tmp_path, index, before)[0])
@@ -324,7 +291,7 @@ def test_only_store_folders_are_adopted(tmp_path) -> None:
         adoptable_folders(tmp_path, 2, 2)
 
 
-def test_of_two_files_with_one_key_the_younger_serves_and_the_elder_may_go(tmp_path) -> None:
+def test_of_two_files_with_one_key_the_younger_serves_and_the_elder_may_go(tier_at, tmp_path) -> None:
     for name in ("store-0", "store-1"):
         tier = tier_at(tmp_path / name)
         fill(tier, [1])
@@ -332,10 +299,9 @@ def test_of_two_files_with_one_key_the_younger_serves_and_the_elder_may_go(tmp_p
     tier = tier_at(tmp_path / "store-0", file_nbytes(SMALL, 1) * 3 // 2, adopted=[tmp_path / "store-1"])
     assert len(tier) == 1
     assert loaded(tier, 1)
-    tier.close()
 
 
-def test_an_evicted_file_is_read_to_its_end_by_who_reads_it(tmp_path) -> None:
+def test_an_evicted_file_is_read_to_its_end_by_who_reads_it(tier_at, tmp_path) -> None:
     tier = tier_at(tmp_path, file_nbytes(SMALL, 1))
     fill(tier, [1])
     file, row = tier._sealed.acquire(1, None)
@@ -346,10 +312,9 @@ def test_an_evicted_file_is_read_to_its_end_by_who_reads_it(tmp_path) -> None:
     assert (out == block_of(1)).all()
     tier._sealed.give_back(file)
     assert file.fd == -1
-    tier.close()
 
 
-def test_many_files_are_read_with_a_limited_number_open(tmp_path, monkeypatch) -> None:
+def test_many_files_are_read_with_a_limited_number_open(tier_at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("store.sealed_set.MAX_OPEN_FILES", 3)
     tier = tier_at(tmp_path)
     for key in range(12):
@@ -361,12 +326,10 @@ def test_many_files_are_read_with_a_limited_number_open(tmp_path, monkeypatch) -
     assert not tier._sealed._open
 
 
-def test_a_buffer_of_another_size_or_without_write_access_is_refused(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_buffer_of_another_size_or_without_write_access_is_refused(tier) -> None:
     fill(tier, [1])
     with pytest.raises(LayoutError, match="2047 B"):
         tier.load(1, bytearray(SMALL.nbytes - 1))
     with pytest.raises(LayoutError, match="read-only"):
         tier.load(1, bytes(SMALL.nbytes))
     assert loaded(tier, 1)
-    tier.close()

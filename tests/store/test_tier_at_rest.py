@@ -9,9 +9,8 @@ import pytest
 
 from store.errors import BadBlock, BlockMissing, TierFolderError, TierInUse
 from store.layout import BlockLayout
-from store.tier import HDF5Tier
 from store.tier_at_rest import blocks, compact, find_folders, look, read_block, verify
-from tests.store.samples import FINGERPRINT, SMALL, append, block_of
+from tests.store.samples import SMALL, append, block_of, fill, new_tier
 
 pytestmark = pytest.mark.quick
 OTHER = BlockLayout(3, 2, 16, 8, 4)
@@ -19,11 +18,9 @@ OTHER = BlockLayout(3, 2, 16, 8, 4)
 
 def filled(folder: Path, *groups: range, layout: BlockLayout = SMALL) -> None:
     """One sealed file for each group of keys."""
-    tier = HDF5Tier(folder, 1 << 30, layout, FINGERPRINT)
+    tier = new_tier(folder, layout=layout)
     for keys in groups:
-        for key in keys:
-            append(tier, key)
-        tier.seal()
+        fill(tier, keys)
     tier.close()
 
 
@@ -47,20 +44,17 @@ def test_folders_are_found_by_the_root_or_by_themselves_and_nothing_else_is_take
         find_folders(tmp_path / "absent")
 
 
-def test_every_block_is_named_once_as_served_removed_or_a_copy(tmp_path) -> None:
+def test_every_block_is_named_once_as_served_removed_or_a_copy(tier_at, tmp_path) -> None:
     filled(tmp_path / "store-0", range(4))
     filled(tmp_path / "store-1", range(2, 6))
-    tier = HDF5Tier(tmp_path / "store-1", 1 << 30, SMALL, FINGERPRINT)
+    tier = tier_at(tmp_path / "store-1")
     tier.remove([5])
     tier.close()
     assert states(tmp_path) == {"served": [0, 1, 2, 3, 4], "copy": [2, 3], "removed": [5]}
 
 
-def test_blocks_are_read_and_verified_beside_a_running_tier(tmp_path) -> None:
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
-    for key in range(3):
-        append(tier, key)
-    tier.seal()
+def test_blocks_are_read_and_verified_beside_a_running_tier(tier, tmp_path) -> None:
+    fill(tier, range(3))
     append(tier, 9)
     found = look(tmp_path)
     assert found.held_by == os.getpid()
@@ -104,10 +98,10 @@ def test_a_file_that_vanishes_meanwhile_is_no_fault(tmp_path) -> None:
         read_block(rows[0])
 
 
-def test_compacting_merges_small_files_of_each_model_and_drops_what_is_dead(tmp_path) -> None:
+def test_compacting_merges_small_files_of_each_model_and_drops_what_is_dead(tier_at, tmp_path) -> None:
     filled(tmp_path, range(3), range(10, 13))
     filled(tmp_path, range(20, 22), range(30, 32), layout=OTHER)
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
+    tier = tier_at(tmp_path)
     tier.remove([0, 10])
     tier.close()
     copied: list[int] = []

@@ -9,7 +9,6 @@ import resource
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Never
 
 import h5py
 import numpy as np
@@ -19,23 +18,17 @@ from store.errors import BadBlock, BlockMissing, TierFolderError, TierWriteError
 from store.segment_file import HEADER_NBYTES
 from store.tier import HDF5Tier
 from store.tier_folder import TierFolder
-from tests.store.samples import FINGERPRINT, SMALL, append, loaded
+from tests.store.samples import SMALL, append, failing, fill, loaded, new_tier
 
 ROOMY = 1 << 30
 KEYS = (1, 2, 3)
 
 
-def tier_at(folder: Path) -> HDF5Tier:
-    return HDF5Tier(folder, ROOMY, SMALL, FINGERPRINT)
-
-
 @pytest.fixture
 def sealed(tmp_path) -> Path:
     """A sealed file with the blocks KEYS, alone in its folder."""
-    tier = tier_at(tmp_path / "origin")
-    for key in KEYS:
-        append(tier, key)
-    tier.seal()
+    tier = new_tier(tmp_path / "origin")
+    fill(tier, KEYS)
     tier.close()
     return tmp_path / "origin" / "seg-00000001.h5"
 
@@ -62,7 +55,7 @@ def start_with(raw: bytes, folder: Path) -> HDF5Tier:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "seg-00000001.h5").write_bytes(raw)
-    return tier_at(folder)
+    return new_tier(folder)
 
 
 def assert_set_aside(tier: HDF5Tier, folder: Path) -> None:
@@ -73,21 +66,19 @@ def assert_set_aside(tier: HDF5Tier, folder: Path) -> None:
     assert "set aside" in tier.notes[0]
     assert "\n" not in tier.notes[0]
     assert (folder / "seg-00000001.h5.bad").exists()
-    append(tier, 9)
-    tier.seal()
+    fill(tier, [9])
     assert loaded(tier, 9)
     tier.close()
 
 
-def test_what_a_killed_process_left_unsealed_is_deleted_and_counted(tmp_path) -> None:
+def test_what_a_killed_process_left_unsealed_is_deleted_and_counted(tier_at, tmp_path) -> None:
     (tmp_path / "seg-00000007.h5.open").write_bytes(b"half a file")
     tier = tier_at(tmp_path)
     assert tier.notes == ["1 unsealed tier files deleted"]
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    tier.close()
 
 
-def test_what_only_looks_unsealed_stays_and_stops_no_start(tmp_path) -> None:
+def test_what_only_looks_unsealed_stays_and_stops_no_start(tier_at, tmp_path) -> None:
     (tmp_path / "notes.open").write_text("of a person")
     (tmp_path / "seg-00000007.h5.open").mkdir()
     tier = tier_at(tmp_path)
@@ -103,7 +94,7 @@ def test_what_only_looks_unsealed_stays_and_stops_no_start(tmp_path) -> None:
     ]
 
 
-def test_a_file_that_vanishes_during_the_start_is_passed_over(tmp_path, sealed, monkeypatch) -> None:
+def test_a_file_that_vanishes_during_the_start_is_passed_over(tier_at, sealed, monkeypatch) -> None:
     (sealed.parent / "seg-00000002.h5").write_bytes(sealed.read_bytes())
     listed = TierFolder.sealed
 
@@ -115,14 +106,12 @@ def test_a_file_that_vanishes_during_the_start_is_passed_over(tmp_path, sealed, 
     monkeypatch.setattr(TierFolder, "sealed", and_deleted)
     tier = tier_at(sealed.parent)
     assert all(loaded(tier, key) for key in KEYS)
-    tier.close()
 
 
 def test_a_folder_that_cannot_be_listed_is_a_named_error_and_is_given_up(
-    tmp_path, sealed, monkeypatch
+    tier_at, sealed, monkeypatch
 ) -> None:
-    def broken(*_) -> Never:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    broken = failing(errno.EIO)
 
     with monkeypatch.context() as patch:
         patch.setattr(TierFolder, "sealed", broken)
@@ -131,14 +120,13 @@ def test_a_folder_that_cannot_be_listed_is_a_named_error_and_is_given_up(
     tier_at(sealed.parent).close()
 
 
-def test_a_start_on_a_full_disk_serves_what_there_is(sealed, small_files) -> None:
+def test_a_start_on_a_full_disk_serves_what_there_is(tier_at, sealed, small_files) -> None:
     small_files(0)
     try:
         tier = tier_at(sealed.parent)
     finally:
         small_files(None)
     assert all(loaded(tier, key) for key in KEYS)
-    tier.close()
 
 
 def test_a_file_cut_short_or_grown_is_set_aside(tmp_path, sealed) -> None:
@@ -149,7 +137,7 @@ def test_a_file_cut_short_or_grown_is_set_aside(tmp_path, sealed) -> None:
     assert_set_aside(start_with(raw + b"\0", tmp_path / "grown"), tmp_path / "grown")
 
 
-def test_a_foreign_file_is_set_aside_whatever_it_is(tmp_path, sealed) -> None:
+def test_a_foreign_file_is_set_aside_whatever_it_is(tier_at, tmp_path, sealed) -> None:
     folder = tmp_path / "foreign"
     assert_set_aside(start_with(os.urandom(9000), folder), folder)
     with h5py.File(tmp_path / "plain.h5", "w") as file:
@@ -164,33 +152,25 @@ def test_a_foreign_file_is_set_aside_whatever_it_is(tmp_path, sealed) -> None:
     assert sealed.exists()
 
 
-def test_a_file_that_shrinks_while_it_is_served_is_a_miss(tmp_path) -> None:
-    tier = tier_at(tmp_path)
-    for key in KEYS:
-        append(tier, key)
-    tier.seal()
+def test_a_file_that_shrinks_while_it_is_served_is_a_miss(tier, tmp_path) -> None:
+    fill(tier, KEYS)
     os.truncate(tmp_path / "seg-00000001.h5", HEADER_NBYTES)
     for key in KEYS:
         with pytest.raises(BadBlock, match="truncated"):
             loaded(tier, key)
     assert tier.stats()["bad_blocks"] == 3
-    tier.close()
 
 
-def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tmp_path) -> None:
-    tier = tier_at(tmp_path)
-    append(tier, 1)
-    tier.seal()
+def test_a_file_that_vanishes_while_it_is_served_is_a_miss(tier, tmp_path) -> None:
+    fill(tier, [1])
     (tmp_path / "seg-00000001.h5").unlink()
     with pytest.raises(BadBlock, match="No such file"):
         loaded(tier, 1)
     assert 1 not in tier
-    tier.close()
 
 
-def test_a_process_that_may_open_no_more_files_loses_no_block(tmp_path, monkeypatch) -> None:
+def test_a_process_that_may_open_no_more_files_loses_no_block(tier, monkeypatch) -> None:
     """Neither by reading, which is a miss, nor by rewriting, which is given up."""
-    tier = tier_at(tmp_path)
     append_all(tier, KEYS)
     tier.seal()
     tier.remove([1, 2])
@@ -213,18 +193,16 @@ def test_a_process_that_may_open_no_more_files_loses_no_block(tmp_path, monkeypa
     assert loaded(tier, 3)
     assert tier.stats()["bad_blocks"] == 0
     tier.check()
-    tier.close()
 
 
 def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_later(
-    tmp_path, monkeypatch
+    tier_at, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
     tier = tier_at(tmp_path)
     append(tier, 1)
 
-    def full(*_) -> Never:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    full = failing(errno.ENOSPC)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
@@ -238,11 +216,10 @@ def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_l
     assert loaded(tier, 1)
     assert loaded(tier, 3)
     assert tier.stats()["write_errors"] == 1
-    tier.close()
 
 
 def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(
-    tmp_path, small_files, monkeypatch
+    tier_at, tmp_path, small_files, monkeypatch
 ) -> None:
     monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 8 << 10)
     tier = tier_at(tmp_path)
@@ -256,21 +233,18 @@ def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(
     durable = tier.seal()
     assert durable[:2] == [1, 2]
     assert all(loaded(tier, key) for key in durable)
-    tier.close()
 
 
 def test_where_no_room_can_be_set_aside_a_full_disk_costs_what_cannot_be_written(
-    tmp_path, small_files, monkeypatch
+    tier_at, tmp_path, small_files, monkeypatch
 ) -> None:
     """The tables have no room then either: the seal fails, and what was sealed before is as it was."""
 
-    def unsupported(*_) -> Never:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    unsupported = failing(errno.EOPNOTSUPP)
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
     tier = tier_at(tmp_path)
-    append(tier, 1)
-    tier.seal()
+    fill(tier, [1])
     small_files(40 << 10)
     with pytest.raises(TierWriteError, match="File too large") as caught:
         append_all(tier, range(2, 100), now=10.0)
@@ -285,18 +259,14 @@ def test_where_no_room_can_be_set_aside_a_full_disk_costs_what_cannot_be_written
     assert append(tier, 50, now=20.0)
     assert tier.seal() == [50]
     assert loaded(tier, 50)
-    tier.close()
 
 
-def test_a_seal_that_fails_loses_its_blocks_and_no_others(tmp_path, monkeypatch) -> None:
-    tier = tier_at(tmp_path)
-    append(tier, 1)
-    tier.seal()
+def test_a_seal_that_fails_loses_its_blocks_and_no_others(tier, tier_at, tmp_path, monkeypatch) -> None:
+    fill(tier, [1])
     append(tier, 2)
     append(tier, 3)
 
-    def broken(fd: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    broken = failing(errno.EIO)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
@@ -309,4 +279,3 @@ def test_a_seal_that_fails_loses_its_blocks_and_no_others(tmp_path, monkeypatch)
     tier.close()
     again = tier_at(tmp_path)
     assert again.blocks()[0] == [1, 2]
-    again.close()

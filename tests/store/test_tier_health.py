@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Never
 
@@ -14,7 +13,7 @@ from store.tier import HDF5Tier
 from store.tier_health import BAD_BLOCKS_S, TierHealth
 from store.tier_reader import TierReader
 from store.tier_writer import TierWriter
-from tests.store.samples import FINGERPRINT, SMALL, append, block_of
+from tests.store.samples import SMALL, block_of, fill
 from tests.store.test_tier_reader import Answers, reads
 from tests.store.test_tier_writer import LIMIT_S, Reports, submit
 
@@ -23,10 +22,8 @@ FULL = "the SSD tier cannot write: No space left on device ({} dropped)"
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[HDF5Tier]:
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT, seal_after_s=3600)
-    yield tier
-    tier.close()
+def tier(tier_at, tmp_path) -> HDF5Tier:
+    return tier_at(tmp_path, seal_after_s=3600)
 
 
 def full(*_: object) -> Never:
@@ -71,9 +68,7 @@ def test_a_file_that_cannot_be_sealed_is_trouble(tier, monkeypatch) -> None:
 
 
 def test_bad_blocks_are_trouble_until_none_was_found_for_a_while(tier, tmp_path: Path) -> None:
-    for key in (1, 2):
-        append(tier, key)
-    tier.seal()
+    fill(tier, (1, 2))
     (file,) = tmp_path.glob("*.h5")
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2 :] = bytes(len(raw) - len(raw) // 2)
@@ -128,9 +123,7 @@ class Deaths(Reports):
 
 
 def test_a_reader_that_dies_answers_all_orders_with_misses_and_tells_of_it(tier, monkeypatch) -> None:
-    for key in range(4):
-        append(tier, key)
-    tier.seal()
+    fill(tier, range(4))
     answers, deaths = Answers(), Deaths()
     monkeypatch.setattr(tier, "load", bug)
     reader = TierReader(tier, answers, threads=1, on_fatal=deaths.on_fatal)
@@ -161,8 +154,7 @@ def test_a_writer_that_dies_drops_what_it_had_keeps_what_it_was_to_remove_and_te
 
 
 def test_a_program_without_a_handler_goes_on_when_a_thread_of_its_tier_dies(tier, monkeypatch) -> None:
-    append(tier, 1)
-    tier.seal()
+    fill(tier, [1])
     answers = Answers()
     with monkeypatch.context() as patch:
         patch.setattr(tier, "load", bug)

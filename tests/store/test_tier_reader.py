@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from store.tier import HDF5Tier
 from store.tier_reader import Read, TierReader
-from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of
+from tests.store.samples import SMALL, block_of, digest_of, fill
 
 LIMIT_S = 30.0
 
@@ -35,13 +34,9 @@ class Answers:
 
 
 @pytest.fixture
-def tier(tmp_path) -> Iterator[HDF5Tier]:
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
-    for key in range(40):
-        append(tier, key)
-    tier.seal()
-    yield tier
-    tier.close()
+def tier(tier: HDF5Tier) -> HDF5Tier:
+    fill(tier, range(40))
+    return tier
 
 
 def reads(keys: list[int]) -> list[Read]:

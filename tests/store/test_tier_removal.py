@@ -15,26 +15,14 @@ from store.errors import BlockMissing, SegmentFileError, TierWriteError
 from store.segment_writer import SegmentWriter, file_nbytes
 from store.tier import HDF5Tier
 from store.tier_removals import LOG_NAME, RECORD_NBYTES, RemovalLog, read_removals
-from tests.store.samples import FINGERPRINT, SMALL, append, loaded
+from tests.store.samples import SMALL, append, failing, fill, loaded, new_tier
 
 pytestmark = pytest.mark.quick
-ROOMY = 1 << 30
-
-
-def tier_at(folder: Path, capacity_bytes: int = ROOMY, **options) -> HDF5Tier:
-    return HDF5Tier(folder, capacity_bytes, SMALL, FINGERPRINT, **options)
-
-
-def fill(tier: HDF5Tier, keys) -> None:
-    """Append and seal."""
-    for key in keys:
-        append(tier, key)
-    tier.seal()
 
 
 def served(folder: Path, **options) -> list[int]:
     """Keys that a start on this folder finds, all readable, each once."""
-    tier = tier_at(folder, **options)
+    tier = new_tier(folder, **options)
     tier.check()
     keys = tier.blocks()[0]
     assert all(loaded(tier, key) for key in keys)
@@ -52,12 +40,10 @@ def compact_all(tier: HDF5Tier, **options) -> int:
     return copied
 
 
-def full_disk(*_) -> Never:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+full_disk = failing(errno.ENOSPC)
 
 
-def test_a_removed_block_is_gone_now_and_after_a_restart(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_removed_block_is_gone_now_and_after_a_restart(tier, tmp_path) -> None:
     fill(tier, range(5))
     assert tier.remove([1, 3, 77]) == [1, 3]
     with pytest.raises(BlockMissing):
@@ -69,7 +55,7 @@ def test_a_removed_block_is_gone_now_and_after_a_restart(tmp_path) -> None:
     assert served(tmp_path) == [0, 2, 4]
 
 
-def test_a_removal_is_durable_before_it_is_reported(tmp_path) -> None:
+def test_a_removal_is_durable_before_it_is_reported(tier_at, tmp_path) -> None:
     """What a process that dies right after it leaves behind."""
     tier = tier_at(tmp_path / "dies")
     fill(tier, range(4))
@@ -79,8 +65,7 @@ def test_a_removal_is_durable_before_it_is_reported(tmp_path) -> None:
     assert served(tmp_path / "found") == [0, 1, 3]
 
 
-def test_a_block_written_again_after_its_removal_is_served(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_written_again_after_its_removal_is_served(tier, tmp_path) -> None:
     fill(tier, [1, 2])
     tier.remove([1])
     fill(tier, [1])
@@ -89,7 +74,9 @@ def test_a_block_written_again_after_its_removal_is_served(tmp_path) -> None:
     assert served(tmp_path) == [1, 2]
 
 
-def test_a_file_whose_last_block_is_removed_is_deleted_and_its_number_is_never_used_again(tmp_path) -> None:
+def test_a_file_whose_last_block_is_removed_is_deleted_and_its_number_is_never_used_again(
+    tier_at, tmp_path
+) -> None:
     tier = tier_at(tmp_path)
     fill(tier, [1])
     tier.remove([1])
@@ -109,8 +96,7 @@ def test_a_file_whose_last_block_is_removed_is_deleted_and_its_number_is_never_u
 
 
 @pytest.mark.parametrize("gone", [[0], [4], [1, 3], [0, 1, 2, 3, 4]])
-def test_a_block_removed_before_its_file_is_sealed_never_gets_there(tmp_path, gone) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_removed_before_its_file_is_sealed_never_gets_there(tier, tmp_path, gone) -> None:
     for key in range(5):
         append(tier, key)
     assert tier.remove(gone) == gone
@@ -122,7 +108,7 @@ def test_a_block_removed_before_its_file_is_sealed_never_gets_there(tmp_path, go
     assert served(tmp_path) == left
 
 
-def test_every_copy_of_a_removed_block_is_dead_whatever_folder_it_lies_in(tmp_path) -> None:
+def test_every_copy_of_a_removed_block_is_dead_whatever_folder_it_lies_in(tier_at, tmp_path) -> None:
     for index in (0, 1):
         tier = tier_at(tmp_path / f"store-{index}")
         fill(tier, [1, 2 + index])
@@ -134,8 +120,7 @@ def test_every_copy_of_a_removed_block_is_dead_whatever_folder_it_lies_in(tmp_pa
     assert served(tmp_path / "store-1") == [3]
 
 
-def test_where_a_removal_cannot_be_written_down_its_whole_file_goes(tmp_path, monkeypatch) -> None:
-    tier = tier_at(tmp_path)
+def test_where_a_removal_cannot_be_written_down_its_whole_file_goes(tier, tmp_path, monkeypatch) -> None:
     fill(tier, [1, 2])
     fill(tier, [3])
     with monkeypatch.context() as patch:
@@ -148,8 +133,7 @@ def test_where_a_removal_cannot_be_written_down_its_whole_file_goes(tmp_path, mo
     assert served(tmp_path) == [3]
 
 
-def test_a_removal_that_can_neither_be_written_nor_done_is_an_error(tmp_path, monkeypatch) -> None:
-    tier = tier_at(tmp_path)
+def test_a_removal_that_can_neither_be_written_nor_done_is_an_error(tier, monkeypatch) -> None:
     fill(tier, [1, 2])
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", full_disk)
@@ -157,11 +141,9 @@ def test_a_removal_that_can_neither_be_written_nor_done_is_an_error(tmp_path, mo
         with pytest.raises(TierWriteError, match="No space left"):
             tier.remove([1])
     assert 1 not in tier
-    tier.close()
 
 
-def test_what_is_deleted_instead_is_gone_for_good_when_that_is_said(tmp_path, monkeypatch) -> None:
-    tier = tier_at(tmp_path)
+def test_what_is_deleted_instead_is_gone_for_good_when_that_is_said(tier, monkeypatch) -> None:
     fill(tier, [1])
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", full_disk)
@@ -169,11 +151,9 @@ def test_what_is_deleted_instead_is_gone_for_good_when_that_is_said(tmp_path, mo
         with pytest.raises(TierWriteError, match="No space left"):
             tier.remove([1])
     assert 1 not in tier
-    tier.close()
 
 
-def test_removing_the_same_key_again_and_again_takes_one_record_each_time(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_removing_the_same_key_again_and_again_takes_one_record_each_time(tier, tmp_path) -> None:
     for first in range(10, 40, 3):
         fill(tier, [1, first, first + 1, first + 2])  # a third of each file dies: too little to rewrite it
         assert tier.remove([1]) == [1]
@@ -183,7 +163,7 @@ def test_removing_the_same_key_again_and_again_takes_one_record_each_time(tmp_pa
     assert 1 not in served(tmp_path)
 
 
-def test_a_log_about_files_that_are_gone_does_not_grow_for_ever(tmp_path, monkeypatch) -> None:
+def test_a_log_about_files_that_are_gone_does_not_grow_for_ever(tier_at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("store.tier_removals.STALE_RECORDS", 4)
     tier = tier_at(tmp_path)
     for key in range(30):
@@ -191,12 +171,10 @@ def test_a_log_about_files_that_are_gone_does_not_grow_for_ever(tmp_path, monkey
         tier.remove([key])
     assert (tmp_path / LOG_NAME).stat().st_size <= 5 * RECORD_NBYTES
     assert len(tier._removals._logs[tmp_path].rows) <= 1
-    tier.close()
 
 
-def test_blocks_can_be_loaded_while_a_removal_looks_for_its_rows(tmp_path) -> None:
+def test_blocks_can_be_loaded_while_a_removal_looks_for_its_rows(tier) -> None:
     """Among a million rows that takes a while."""
-    tier = tier_at(tmp_path)
     fill(tier, [1, 2])
     (file,) = tier._sealed.files()
     keys, locked = file.keys, []
@@ -217,11 +195,9 @@ def test_blocks_can_be_loaded_while_a_removal_looks_for_its_rows(tmp_path) -> No
     assert [row for _, row, _ in tier._sealed.rows_of([2])] == [1]
     assert locked == [False]
     file.keys = keys
-    tier.close()
 
 
-def test_a_block_that_cannot_be_taken_out_of_the_open_file_costs_that_file(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_that_cannot_be_taken_out_of_the_open_file_costs_that_file(tier, tmp_path) -> None:
     for key in range(3):
         append(tier, key)
     os.truncate(tmp_path / "seg-00000001.h5.open", 4096)
@@ -234,7 +210,7 @@ def test_a_block_that_cannot_be_taken_out_of_the_open_file_costs_that_file(tmp_p
     assert served(tmp_path) == [5]
 
 
-def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counted(tmp_path) -> None:
+def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counted(tier_at, tmp_path) -> None:
     log = RemovalLog(tmp_path)
     log.add([(1, 0, 10), (1, 1, 11)])
     path = tmp_path / LOG_NAME
@@ -249,7 +225,6 @@ def test_a_record_cut_off_by_a_crash_is_written_over_and_a_flipped_one_is_counte
     assert read_removals(tmp_path) == ([(1, 0, 10), (2, 0, 12)], 1)
     tier = tier_at(tmp_path)
     assert tier.notes == [f"{path}: 1 unreadable records ignored"]
-    tier.close()
 
 
 def test_the_name_of_the_log_is_durable_though_its_first_record_was_not(tmp_path, monkeypatch) -> None:
@@ -275,8 +250,7 @@ def test_the_log_is_written_anew_when_most_of_it_is_about_files_that_are_gone(tm
     assert RemovalLog(tmp_path).rows == {8: {0: 8, 1: 108}, 9: {0: 9, 1: 109}}
 
 
-def test_files_of_which_half_is_dead_are_rewritten_into_one_and_others_left_alone(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_files_of_which_half_is_dead_are_rewritten_into_one_and_others_left_alone(tier, tmp_path) -> None:
     for first in (0, 10, 20):
         fill(tier, range(first, first + 4))
     before = tier.nbytes
@@ -293,8 +267,7 @@ def test_files_of_which_half_is_dead_are_rewritten_into_one_and_others_left_alon
     assert served(tmp_path) == left
 
 
-def test_a_rewritten_file_is_as_hot_as_the_hottest_it_was_made_of(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_rewritten_file_is_as_hot_as_the_hottest_it_was_made_of(tier, tier_at, tmp_path) -> None:
     for first in (0, 10, 20):
         fill(tier, range(first, first + 4))
     tier.remove([0, 1, 10, 11])
@@ -305,10 +278,9 @@ def test_a_rewritten_file_is_as_hot_as_the_hottest_it_was_made_of(tmp_path) -> N
     tier.close()
     again = tier_at(tmp_path)
     assert again.blocks()[0] == order
-    again.close()
 
 
-def test_small_files_are_merged_only_when_asked_for(tmp_path) -> None:
+def test_small_files_are_merged_only_when_asked_for(tier_at, tmp_path) -> None:
     tier = tier_at(tmp_path, segment_bytes=8 * SMALL.nbytes)
     for key in range(5):
         fill(tier, [key])
@@ -320,7 +292,7 @@ def test_small_files_are_merged_only_when_asked_for(tmp_path) -> None:
     assert served(tmp_path) == [0, 1, 2, 3, 4]
 
 
-def test_a_block_removed_while_its_file_is_rewritten_does_not_come_back(tmp_path) -> None:
+def test_a_block_removed_while_its_file_is_rewritten_does_not_come_back(tier_at, tmp_path) -> None:
     for steps in range(1, 5):
         folder = tmp_path / str(steps)
         tier = tier_at(folder)
@@ -335,8 +307,7 @@ def test_a_block_removed_while_its_file_is_rewritten_does_not_come_back(tmp_path
         assert served(folder) == [5, 6]
 
 
-def test_a_block_found_bad_while_its_file_is_rewritten_is_left_out_and_reported(tmp_path) -> None:
-    tier = tier_at(tmp_path)
+def test_a_block_found_bad_while_its_file_is_rewritten_is_left_out_and_reported(tier, tmp_path) -> None:
     fill(tier, range(6))
     tier.remove([0, 1, 2])
     file, row = tier._sealed.acquire(4, None)
@@ -350,7 +321,7 @@ def test_a_block_found_bad_while_its_file_is_rewritten_is_left_out_and_reported(
     assert served(tmp_path) == [3, 5]
 
 
-def test_an_eviction_of_what_is_being_rewritten_ends_the_rewriting(tmp_path) -> None:
+def test_an_eviction_of_what_is_being_rewritten_ends_the_rewriting(tier_at, tmp_path) -> None:
     capacity = 4 * file_nbytes(SMALL, 4)
     tier = tier_at(tmp_path, capacity, segment_bytes=4 * SMALL.nbytes)
     fill(tier, range(4))
@@ -362,10 +333,9 @@ def test_an_eviction_of_what_is_being_rewritten_ends_the_rewriting(tmp_path) -> 
     compact_all(tier)
     assert 2 not in tier
     assert not list(tmp_path.glob("*.open"))
-    tier.close()
 
 
-def test_rewriting_stays_within_the_capacity(tmp_path) -> None:
+def test_rewriting_stays_within_the_capacity(tier_at, tmp_path) -> None:
     capacity = 6 * file_nbytes(SMALL, 4)
     tier = tier_at(tmp_path, capacity, segment_bytes=4 * SMALL.nbytes)
     for first in range(0, 400, 4):
@@ -379,7 +349,9 @@ def test_rewriting_stays_within_the_capacity(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["copying", "sealed", "durable", "renamed"])
-def test_a_crash_while_files_are_rewritten_leaves_each_block_once(tmp_path, monkeypatch, moment) -> None:
+def test_a_crash_while_files_are_rewritten_leaves_each_block_once(
+    tier_at, tmp_path, monkeypatch, moment
+) -> None:
     """The folder is copied at one moment of a compaction: that is what a killed process leaves."""
     origin, found = tmp_path / "origin", tmp_path / "found"
     tier = tier_at(origin)
@@ -414,8 +386,7 @@ def test_a_crash_while_files_are_rewritten_leaves_each_block_once(tmp_path, monk
     assert not list(found.glob("*.open"))
 
 
-def test_a_rewriting_that_fails_leaves_the_old_files(tmp_path, monkeypatch) -> None:
-    tier = tier_at(tmp_path)
+def test_a_rewriting_that_fails_leaves_the_old_files(tier, tmp_path, monkeypatch) -> None:
     fill(tier, range(4))
     tier.remove([0, 1])
 

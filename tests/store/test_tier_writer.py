@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +14,7 @@ from store.errors import TierWriteError
 from store.segment_writer import file_nbytes
 from store.tier import HDF5Tier
 from store.tier_writer import TierWriter
-from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of, loaded
+from tests.store.samples import SMALL, block_of, digest_of, loaded, new_tier
 
 LIMIT_S = 30.0
 KINDS = ("written", "durable", "dropped", "bad", "evicted", "removed", "kept")
@@ -76,10 +74,8 @@ def held(tier: HDF5Tier, writer: TierWriter, monkeypatch) -> Gate:
 
 
 @pytest.fixture
-def tier(tmp_path) -> Iterator[HDF5Tier]:
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT, seal_after_s=3600)
-    yield tier
-    tier.close()
+def tier(tier_at, tmp_path) -> HDF5Tier:
+    return tier_at(tmp_path, seal_after_s=3600)
 
 
 @pytest.fixture
@@ -102,15 +98,16 @@ def submit(writer: TierWriter, key: int, *, good: bool = True) -> bool:
     return writer.submit(key, digest_of(key), sums, block)
 
 
-def test_blocks_are_reported_written_then_durable_by_time_while_the_queue_is_idle(tmp_path, reports) -> None:
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT, seal_after_s=0.02)
+def test_blocks_are_reported_written_then_durable_by_time_while_the_queue_is_idle(
+    tier_at, tmp_path, reports
+) -> None:
+    tier = tier_at(tmp_path, seal_after_s=0.02)
     writer = TierWriter(tier, **reports.callbacks())
     assert submit(writer, 1)
     reports.wait_for(lambda keys: keys["durable"] == [1])
     assert reports.keys["written"] == [1]
     assert loaded(tier, 1)
     assert writer.stop(LIMIT_S) == 0
-    tier.close()
 
 
 def test_stopping_writes_everything_when_there_is_time(tier, writer, reports) -> None:
@@ -192,22 +189,6 @@ def test_bad_bytes_are_reported_as_such_and_the_rest_goes_on(tier, writer, repor
     assert reports.keys["dropped"] == []
 
 
-def test_a_full_disk_drops_and_goes_on(tier, writer, reports, monkeypatch) -> None:
-    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
-
-    def full(*_) -> Never:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        for key in range(5):
-            submit(writer, key)
-        reports.wait_for(lambda keys: len(keys["dropped"]) == 5)
-    tier._retry_at = 0.0
-    submit(writer, 9)
-    reports.wait_for(lambda keys: keys["written"] == [9])
-
-
 def test_blocks_lost_with_their_file_are_reported_dropped_after_they_were_written(
     tier, writer, reports, monkeypatch
 ) -> None:
@@ -239,7 +220,7 @@ def test_a_block_that_the_tier_has_already_is_written_and_durable_at_once(tier, 
 
 
 def test_evicted_keys_are_reported(tmp_path, reports) -> None:
-    tier = HDF5Tier(tmp_path, 2 * file_nbytes(SMALL, 2), SMALL, FINGERPRINT, segment_bytes=2 * SMALL.nbytes)
+    tier = new_tier(tmp_path, 2 * file_nbytes(SMALL, 2), segment_bytes=2 * SMALL.nbytes)
     writer = TierWriter(tier, **reports.callbacks())
     for key in range(40):
         submit(writer, key)
@@ -265,7 +246,7 @@ def test_a_callback_that_fails_ends_the_thread_and_says_so(tier, reports) -> Non
 
 
 def test_removing_reaches_what_waits_what_is_open_and_what_is_sealed(
-    tmp_path, tier, writer, reports, monkeypatch
+    tier_at, tmp_path, tier, writer, reports, monkeypatch
 ) -> None:
     submit(writer, 0)
     submit(writer, 1)
@@ -285,9 +266,8 @@ def test_removing_reaches_what_waits_what_is_open_and_what_is_sealed(
     assert sorted(reports.keys["durable"]) == [0, 1, 3]
     assert not writer.remove([1])
     tier.close()
-    again = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
+    again = tier_at(tmp_path)
     assert sorted(again.blocks()[0]) == [1, 3]
-    again.close()
 
 
 def test_a_removal_that_cannot_be_made_sure_is_not_reported_as_done(
@@ -318,9 +298,9 @@ def test_a_removal_that_comes_while_the_writer_stops_is_refused_or_reported(
     assert taken == [bool(reports.keys["removed"])]
 
 
-def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatch) -> None:
+def test_an_idle_writer_rewrites_what_is_half_dead(tier_at, tmp_path, reports, monkeypatch) -> None:
     monkeypatch.setattr("store.tier_writer.COMPACT_CHECK_S", 0.01)
-    tier = HDF5Tier(tmp_path, 1 << 30, SMALL, FINGERPRINT)
+    tier = tier_at(tmp_path)
     writer = TierWriter(tier, **reports.callbacks())
     for key in range(8):
         submit(writer, key)
@@ -343,7 +323,6 @@ def test_an_idle_writer_rewrites_what_is_half_dead(tmp_path, reports, monkeypatc
     assert writer.stop(LIMIT_S) == 0
     assert sorted(tier.blocks()[0]) == [5, 6, 7]
     tier.check()
-    tier.close()
 
 
 def test_a_writer_that_is_told_to_compact_merges_small_files_at_once(tier, writer, reports) -> None:

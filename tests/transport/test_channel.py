@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,16 @@ def until(enough: Callable[[list], bool], step: Callable[[], list]) -> list:
     while not enough(found) and time.monotonic() < deadline:
         found += step()
     return found
+
+
+@contextmanager
+def raw_dealer(endpoint: str, name: str = "raw") -> Iterator[zmq.Socket]:
+    """A peer that speaks ZeroMQ and nothing of ours."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.setsockopt(zmq.LINGER, 0)
+        raw.setsockopt_string(zmq.IDENTITY, name)
+        raw.connect(endpoint)
+        yield raw
 
 
 @pytest.fixture
@@ -95,36 +106,21 @@ def test_a_full_queue_refuses_instead_of_blocking(tmp_path: Path) -> None:
 
 
 def test_malformed_and_oversized_messages_are_dropped_and_counted(hub: Hub) -> None:
-    context = zmq.Context()
-    raw = context.socket(zmq.DEALER)
-    raw.setsockopt(zmq.LINGER, 0)
-    raw.setsockopt_string(zmq.IDENTITY, "odd")
-    raw.connect(hub.endpoints[0])
-    try:
+    with raw_dealer(hub.endpoints[0], "odd") as raw:
         good = encode(Note(3))
         for frames in ([b"junk"], [b""], [good, good], [encode(Note(1, "x" * 3000))], [b"\x01\xc1"], [good]):
             raw.send_multipart(frames)
         assert collect(hub, 1) == [("odd", Note(3))]
         assert hub.counters.dropped == 5
-    finally:
-        raw.close()
-        context.term()
 
 
 def test_a_huge_message_costs_its_sender_the_connection_and_nobody_else(hub: Hub) -> None:
-    context = zmq.Context()
-    raw = context.socket(zmq.DEALER)
-    raw.setsockopt(zmq.LINGER, 0)
-    raw.connect(hub.endpoints[0])
-    try:
+    with raw_dealer(hub.endpoints[0]) as raw:
         raw.send(b"\x01" + b"x" * 10**6)
         with Spoke(hub.endpoints[0], "good", NOTES) as spoke:
             spoke.send(Note(4))
             assert collect(hub, 1) == [("good", Note(4))]
         assert hub.counters.bytes_in < 1000
-    finally:
-        raw.close()
-        context.term()
 
 
 def test_names_that_are_not_wanted_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -152,16 +148,9 @@ def test_a_stranger_with_other_keys_is_refused_and_counted(hub: Hub, keys: Curve
 
 
 def test_a_stranger_without_curve_is_refused_and_counted(hub: Hub) -> None:
-    context = zmq.Context()
-    raw = context.socket(zmq.DEALER)
-    raw.setsockopt(zmq.LINGER, 0)
-    raw.connect(hub.endpoints[1])
-    try:
+    with raw_dealer(hub.endpoints[1]) as raw:
         raw.send(encode(Note(666)))
         seen = until(lambda _: hub.counters.strangers > 0, lambda: hub.receive(0.05))
-    finally:
-        raw.close()
-        context.term()
     assert seen == []
     assert hub.counters.strangers >= 1
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ def client(server: BytesServer) -> Iterator[BytesClient]:
     client.close()
 
 
+def greeted(server: BytesServer) -> tuple[Connection, float]:
+    """A connection that the server takes for one of a client; until when it may be used."""
+    connection = Connection(socket.create_connection(server.address, 5), "server")
+    deadline = time.monotonic() + LIMIT_S
+    assert greet(connection, SECRET, deadline)
+    return connection, deadline
+
+
 def soon(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + LIMIT_S
     while not condition() and time.monotonic() < deadline:
@@ -112,11 +121,8 @@ def test_many_threads_share_a_few_connections(
             if not np.array_equal(buffer, memory[offset : offset + buffer.nbytes]):
                 wrong.append(offset)
 
-    threads = [threading.Thread(target=work, args=(1000 * number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(0, 8000, 1000)))
     assert wrong == []
     assert soon(lambda: server.counters["requests"] == 160)
     assert server.counters["connections"] <= 2
@@ -231,9 +237,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
 def test_malformed_frames_end_their_connection_alone(
     server: BytesServer, client: BytesClient, junk: bytes
 ) -> None:
-    connection = Connection(socket.create_connection(server.address, 5), "server")
-    deadline = time.monotonic() + LIMIT_S
-    assert greet(connection, SECRET, deadline)
+    connection, deadline = greeted(server)
     connection.send([junk], deadline)
     with pytest.raises(PeerLost):
         connection.receive([bytearray(1)], deadline)
@@ -243,9 +247,7 @@ def test_malformed_frames_end_their_connection_alone(
 
 
 def test_lengths_that_do_not_match_are_refused(server: BytesServer) -> None:
-    connection = Connection(socket.create_connection(server.address, 5), "server")
-    deadline = time.monotonic() + LIMIT_S
-    assert greet(connection, SECRET, deadline)
+    connection, deadline = greeted(server)
     for request in (Read(7, [1, 2], [3]), Read(7, [-1], [1]), Write(7, [0], [-5])):
         data = encode(request)
         connection.send([len(data).to_bytes(4, "big") + data], deadline)
@@ -265,7 +267,6 @@ def test_a_server_that_dies_fails_the_transfer_at_once() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", code, SECRET.hex()], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
     try:
         client = BytesClient("127.0.0.1", int(process.stdout.readline()), SECRET, timeout_s=10)
         buffer = np.zeros(2**20, np.uint8)
@@ -311,9 +312,7 @@ def test_withdraw_waits_for_its_transfers_and_cuts_off_who_does_not_end(
     server: BytesServer, memory: np.ndarray
 ) -> None:
     server.expose(8, bytearray(64 * MIB))
-    connection = Connection(socket.create_connection(server.address, 5), "server")
-    deadline = time.monotonic() + LIMIT_S
-    assert greet(connection, SECRET, deadline)
+    connection, deadline = greeted(server)
     data = encode(Read(8, [0], [64 * MIB]))
     connection.send([len(data).to_bytes(4, "big") + data], deadline)
     assert soon(lambda: server.counters["queued_bytes"] == 64 * MIB)

@@ -92,91 +92,15 @@ class Cluster:
         return stats["writing_bytes"] + stats["private_bytes"] + stats["quarantined_bytes"]
 
 
-def test_a_cold_request_stores_its_full_blocks_and_a_tail() -> None:
-    cluster = Cluster()
-    (job,) = cluster.submit("a", list(range(150)))
-    assert isinstance(job.order, m.StartPrefill)
-    assert (len(job.order.load), len(job.order.store), job.order.tail is not None) == (0, 2, True)
-    assert job.order.cached == {"dram": 0, "ssd": 0}
-
-
 def test_after_prefill_the_blocks_are_saved_and_the_decode_rank_gets_all_of_them() -> None:
     cluster = Cluster()
     (job,) = cluster.submit("a", list(range(150)))
     save, decode = cluster.prefill_done(job)
-    assert isinstance(save, m.SaveBlocks)
     assert sorted(ref.offset for ref in save.refs) == sorted(ref.offset for ref in job.order.store)
     assert save.checksums == [SUMS, SUMS]
-    assert isinstance(decode.order, m.StartDecode)
     assert decode.body.token_ids == [*range(150), 7]
     assert decode.order.blocks == job.order.store
     assert decode.order.tail == job.order.tail
-
-
-def test_when_decode_has_loaded_the_tail_is_freed_and_nothing_is_leased() -> None:
-    cluster = Cluster()
-    (job,) = cluster.submit("a", list(range(150)))
-    cluster.prefill_done(job)
-    assert cluster.idle_bytes == LAYOUT.nbytes
-    cluster.says(2, m.DecodeLoaded, "a")
-    assert cluster.idle_bytes == 0
-    assert cluster.directory.stats()["owners"] == 0
-
-
-def test_the_second_request_reuses_the_first_ones_blocks() -> None:
-    cluster = Cluster()
-    first = cluster.serve("a", list(range(150)))
-    (job,) = cluster.submit("b", [*range(150), 1, 2, 3])
-    assert isinstance(job.order, m.StartPrefill)
-    assert job.order.load == first.store
-    assert job.order.cached == {"dram": 128, "ssd": 0}
-
-
-def test_of_a_full_hit_the_last_token_does_not_count_as_cached() -> None:
-    cluster = Cluster()
-    cluster.serve("a", list(range(128)))
-    (job,) = cluster.submit("b", list(range(128)))
-    assert isinstance(job.order, m.StartPrefill)
-    assert (len(job.order.load), job.order.store, job.order.tail) == (2, [], None)
-    assert job.order.cached == {"dram": 127, "ssd": 0}
-
-
-def test_another_salt_shares_nothing() -> None:
-    cluster = Cluster()
-    cluster.serve("a", list(range(150)))
-    (job,) = cluster.submit("b", list(range(150)), salt=b"model+tenant")
-    assert isinstance(job.order, m.StartPrefill)
-    assert job.order.load == []
-
-
-def test_with_reuse_off_blocks_are_private_and_gone_at_the_end() -> None:
-    cluster = Cluster(enable_prefix_caching=False)
-    (job,) = cluster.submit("a", list(range(150)), salt=b"")
-    assert isinstance(job.order, m.StartPrefill)
-    sent = cluster.prefill_done(job)
-    assert [kind(message) for message in sent] == [m.StartDecode]
-    assert sent[0].body.salt == b""
-    cluster.says(2, m.DecodeLoaded, "a")
-    assert cluster.directory.stats()["objects"] == 0
-
-
-def test_two_requests_with_the_same_new_prefix_leave_one_copy() -> None:
-    cluster = Cluster(prefill=1, max_num_seqs=4)
-    (first,) = cluster.submit("a", list(range(128)))
-    cluster.submit("b", list(range(128)))
-    sent = cluster.prefill_done(first)
-    second = next(message for message in sent if kind(message) is m.StartPrefill)
-    assert second.order.load == first.order.store
-    assert cluster.directory.stats()["keys_dram"] == 2
-
-
-def test_a_request_that_ends_with_its_first_token_never_reaches_decode() -> None:
-    cluster = Cluster()
-    (job,) = cluster.submit("a", list(range(150)))
-    sent = cluster.prefill_done(job, finish="length")
-    assert not any(kind(message) is m.StartDecode for message in sent)
-    assert cluster.idle_bytes == 0
-    assert cluster.role.bodies == {}
 
 
 def test_blocks_on_ssd_are_read_into_dram_before_prefill_starts() -> None:
@@ -185,88 +109,11 @@ def test_blocks_on_ssd_are_read_into_dram_before_prefill_starts() -> None:
     Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
     cluster = Cluster(tier=tuple(keys))
     (ask,) = cluster.submit("a", tokens)
-    assert isinstance(ask, m.LoadBlocks)
     assert ask.keys == keys
     (job,) = cluster.tell("rank-3", m.BlocksLoaded(3, 0, ask.number, [True, True], [SUMS, SUMS], 0.01))
-    assert isinstance(job.order, m.StartPrefill)
     assert job.order.load == ask.refs
     assert job.order.cached == {"dram": 0, "ssd": 128}
     assert [load[0] for load in job.order.promoted] == [3]
-
-
-def test_a_bad_block_on_ssd_is_a_miss_and_what_stands_before_it_is_still_used() -> None:
-    tokens = list(range(200))
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
-    cluster = Cluster(tier=tuple(keys))
-    (ask,) = cluster.submit("a", tokens)
-    assert isinstance(ask, m.LoadBlocks)
-    answer = m.BlocksLoaded(3, 0, ask.number, [True, False, True], [SUMS, [], SUMS], 0.01)
-    (again,) = cluster.tell("rank-3", answer)
-    assert isinstance(again, m.LoadBlocks)
-    assert again.keys == keys[:1]
-    (job,) = cluster.tell("rank-3", m.BlocksLoaded(3, 0, again.number, [True], [SUMS], 0.01))
-    assert isinstance(job.order, m.StartPrefill)
-    assert len(job.order.load) == 1
-    assert len(job.order.store) == 2
-    assert cluster.directory.counters["tier_bad_blocks"] == 1
-
-
-def test_what_was_saved_can_be_evicted_from_dram_and_comes_back_from_ssd() -> None:
-    cluster = Cluster(blocks=4)
-    tokens = list(range(128))
-    cluster.serve("a", tokens)
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    cluster.tell("rank-3", m.BlocksSaved(3, 0, keys, "written"))
-    cluster.tell("rank-3", m.BlocksSaved(3, 0, keys, "durable"))
-    other = cluster.serve("b", list(range(1000, 1000 + 250)))
-    assert len(other.store) == 3
-    (ask,) = cluster.submit("c", tokens)
-    assert isinstance(ask, m.LoadBlocks)
-
-
-def test_a_block_from_ssd_stays_in_dram_from_its_second_hit_on() -> None:
-    tokens = list(range(150))
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
-    cluster = Cluster(tier=tuple(keys))
-    cached = []
-    for name in ("a", "b", "c"):
-        sent = cluster.submit(name, tokens)
-        if isinstance(sent[0], m.LoadBlocks):
-            sent = cluster.tell("rank-3", m.BlocksLoaded(3, 0, sent[0].number, [True] * 2, [SUMS] * 2, 0.01))
-        (job,) = sent
-        assert isinstance(job.order, m.StartPrefill)
-        cached.append(job.order.cached)
-        cluster.prefill_done(job)
-        cluster.says(2, m.DecodeLoaded, name)
-        cluster.says(2, m.DecodeEnded, name)
-        assert cluster.idle_bytes == 0
-        assert cluster.directory.stats()["keys_dram"] == (0 if name == "a" else 2)
-    assert cached == [{"dram": 0, "ssd": 128}, {"dram": 0, "ssd": 128}, {"dram": 128, "ssd": 0}]
-
-
-def test_a_block_whose_bytes_went_bad_in_dram_is_computed_again() -> None:
-    cluster = Cluster()
-    tokens = list(range(150))
-    cluster.serve("a", tokens)
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    cluster.tell("rank-3", m.BlocksSaved(3, 0, keys[1:], "bad"))
-    (job,) = cluster.submit("b", tokens)
-    assert isinstance(job.order, m.StartPrefill)
-    assert (len(job.order.load), len(job.order.store)) == (1, 1)
-
-
-def test_a_full_pool_makes_a_request_wait_and_a_freed_one_lets_it_go() -> None:
-    cluster = Cluster(blocks=4)
-    (first,) = cluster.submit("a", list(range(150)))
-    assert cluster.submit("b", list(range(1000, 1150))) == []
-    sent = cluster.prefill_done(first)
-    assert not any(kind(message) is m.StartPrefill for message in sent)
-    (save,) = [message for message in sent if isinstance(message, m.SaveBlocks)]
-    cluster.tell("rank-3", m.BlocksSaved(3, 0, save.keys, "written"))
-    sent = cluster.says(2, m.DecodeLoaded, "a")
-    assert [kind(message) for message in sent] == [m.StartPrefill]
 
 
 def test_after_prefill_a_gateway_is_told_that_tokens_may_be_shown_or_that_the_request_is_refused() -> None:
@@ -286,61 +133,21 @@ def test_after_prefill_a_gateway_is_told_that_tokens_may_be_shown_or_that_the_re
     assert len(cluster.directory.visible_objects()) == 4, "blocks of both prefills stay for others"
 
 
-def test_a_pool_that_pins_have_filled_refuses_a_request_and_takes_it_when_they_are_gone() -> None:
-    cluster = Cluster(blocks=3)
-    tokens = list(range(2 * BLOCK + 1))
-    cluster.serve("a", tokens)
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    cluster.tell("rank-3", m.BlocksSaved(3, 0, keys, "written"))
-    cluster.tell("pool-1", m.PoolQuery("pin", keys=keys, hard=True))
-    (refused,) = cluster.submit("b", list(range(1000, 1150)))
-    assert isinstance(refused, m.Reject)
-    assert refused.reason.startswith("pool full: ")
-    assert f"leased or pinned {2 * LAYOUT.nbytes}" in refused.reason
-    assert cluster.role.bodies == {}
-    cluster.tell("pool-1", m.PoolQuery("pin", keys=keys))
-    (job,) = cluster.submit("c", list(range(1000, 1150)))
-    assert isinstance(job.order, m.StartPrefill)
-
-
-def test_a_prefix_on_ssd_that_its_own_segment_cannot_hold_goes_to_another_one_too() -> None:
-    """Written by one store rank, read by two: the tier of rank 3 holds more than its DRAM."""
-    tokens = list(range(6 * BLOCK + 5))
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
-    cluster = Cluster(blocks=4, tier=tuple(keys))
-    cluster.directory.add_segment(4, 4 * LAYOUT.nbytes, 0)
-    cluster.role.control.config.nodes.append(0)
-    asked = cluster.submit("a", tokens)
-    assert [(ask.keys, {ref.rank for ref in ask.refs}) for ask in asked] == [
-        (keys[:4], {3}), (keys[4:], {4})
-    ]  # fmt: skip
-    for ask in asked:
-        count = len(ask.keys)
-        sent = cluster.tell("rank-3", m.BlocksLoaded(3, 0, ask.number, [True] * count, [SUMS] * count, 0.01))
-    (job,) = sent
-    assert isinstance(job.order, m.StartPrefill)
-    assert (len(job.order.load), job.order.cached) == (6, {"dram": 0, "ssd": 6 * BLOCK})
-
-
 def test_a_prefill_rank_lends_and_the_store_rank_saves_loads_and_checks_its_blocks() -> None:
     cluster = Cluster(blocks=1, lent=8, ssd_dir="tier")
     tokens = list(range(5 * BLOCK + 1))
     (job,) = cluster.submit("a", tokens)
-    assert isinstance(job.order, m.StartPrefill)
     assert [ref.rank for ref in job.order.store] == [1] * 5
     cluster.prefill_done(job)
     saves = [(peer, sent) for peer, sent in cluster.hub.sent if isinstance(sent, m.SaveBlocks)]
     assert [peer for peer, _ in saves] == ["rank-3"]
     save = saves[0][1]
-    assert isinstance(save, m.SaveBlocks)
     assert [ref.rank for ref in save.refs] == [1] * 4  # half a segment may wait, and one is skipped
     cluster.tell("rank-3", m.BlocksSaved(3, 0, save.keys, "written"))
     cluster.tell("rank-3", m.BlocksSaved(3, 0, save.keys, "durable"))
     assert cluster.directory.stats()["keys_ssd"] == 4
     cluster.tell("pool-1", m.PoolQuery("verify"))
     (peer, check) = cluster.hub.sent[-1]
-    assert isinstance(check, m.CheckBlocks)
     assert (peer, {ref.rank for ref in check.refs}) == ("rank-3", {1})
 
 
@@ -366,7 +173,6 @@ def test_blocks_on_ssd_come_back_into_lent_dram_and_those_of_a_failed_transfer_a
 def test_the_metrics_and_the_figures_of_the_pool_name_each_rank_that_lends() -> None:
     cluster = Cluster(blocks=4, lent=8)
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-    assert isinstance(reply, m.MetricsReply)
     sizes = {s.labels["role"]: s.value for s in reply.metrics if s.name == "pool_segment_bytes"}
     assert sizes == {"prefill": 8 * LAYOUT.nbytes, "store": 4 * LAYOUT.nbytes}
     blocks = [s.value for s in reply.metrics if s.name == "pool_segment_blocks"]
@@ -379,39 +185,10 @@ def test_the_blocks_of_each_segment_are_counted() -> None:
     cluster = Cluster(blocks=4, lent=8)
     cluster.serve("a", list(range(6 * BLOCK)))
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-    assert isinstance(reply, m.MetricsReply)
     found = {name: [s.value for s in reply.metrics if s.name == name] for name in SEGMENT_GAUGES}
     used = [(size - free) / LAYOUT.nbytes for size, free in zip(*list(found.values())[:2])]
     assert sum(used) == 6
     assert found["pool_segment_blocks"] == used
-
-
-def test_the_queue_is_bounded() -> None:
-    cluster = Cluster(max_queue=1)
-    cluster.submit("a", list(range(100)))
-    cluster.submit("b", list(range(100)))
-    (refused,) = cluster.submit("c", list(range(100)))
-    assert isinstance(refused, m.Reject)
-    assert refused.retry_after_s >= 1
-
-
-def test_a_cancelled_request_leaves_nothing_whatever_its_stage() -> None:
-    for stage in ("waiting", "prefill", "decode"):
-        cluster = Cluster()
-        if stage == "waiting":
-            cluster.submit("first", list(range(500, 600)))
-        sent = cluster.submit("a", list(range(150)))
-        if stage == "decode":
-            cluster.prefill_done(sent[0])
-        told = cluster.tell("gateway-0", m.RequestCancelled("a"))
-        if stage == "prefill":
-            assert told == [m.CancelOn(1, "a", 1)]
-            cluster.says(1, m.RequestFailed, "a", "cancelled")
-        elif stage == "decode":
-            assert told == [m.CancelOn(2, "a", 1)]
-            cluster.says(2, m.DecodeEnded, "a")
-        assert "a" not in cluster.role.bodies
-        assert cluster.idle_bytes == (2 * LAYOUT.nbytes if stage == "waiting" else 0)
 
 
 @pytest.mark.parametrize(("answered", "outcome"), [(False, "cancelled"), (True, "finished")])
@@ -427,35 +204,12 @@ def test_a_stream_that_its_client_cuts_is_cancelled_and_one_with_a_stop_string_f
     assert [(one.labels["outcome"], one.value) for one in ended] == [(outcome, 1)]
 
 
-def test_a_request_cancelled_while_its_blocks_come_from_ssd_ends_when_they_are_there() -> None:
-    tokens = list(range(150))
-    keys = prefix_keys(tokens, BLOCK, b"model")
-    Cluster.digest_of.update(zip(keys, block_digests(tokens, BLOCK)))
-    cluster = Cluster(tier=tuple(keys))
-    (ask,) = cluster.submit("a", tokens)
-    cluster.tell("gateway-0", m.RequestCancelled("a"))
-    cluster.tell("rank-3", m.BlocksLoaded(3, 0, ask.number, [True, True], [SUMS, SUMS], 0.01))
-    assert cluster.role.bodies == {}
-    assert cluster.idle_bytes == 0
-    assert cluster.directory.stats()["keys_dram"] == 0
-
-
-def test_a_prefill_that_was_cancelled_too_late_does_not_go_to_decode() -> None:
-    cluster = Cluster()
-    (job,) = cluster.submit("a", list(range(150)))
-    cluster.tell("gateway-0", m.RequestCancelled("a"))
-    sent = cluster.prefill_done(job)
-    assert not any(kind(message) is m.StartDecode for message in sent)
-    assert cluster.role.bodies == {}
-
-
 def test_a_preempted_request_is_prefilled_again_with_its_answer_and_reuses_its_blocks() -> None:
     cluster = Cluster()
     (job,) = cluster.submit("a", list(range(150)))
     *_, decode = cluster.prefill_done(job)
     cluster.says(2, m.DecodeLoaded, "a")
     (again,) = cluster.tell("rank-2", left(m.Preempted, decode, [*range(150), *range(50)]))
-    assert isinstance(again.order, m.StartPrefill)
     assert again.order.load == job.order.store
     assert (len(again.order.store), again.body.answered) == (1, 50)
     sent = cluster.prefill_done(again)
@@ -489,11 +243,8 @@ def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() ->
     answered = [*tokens, *range(50)]
     keys, digests = prefix_keys(answered[:-1], BLOCK, b"model"), block_digests(answered[:-1], BLOCK)
     (granted,) = cluster.says(2, m.SwapWanted, "a", 199, keys, digests)
-    assert isinstance(granted, m.GrantSwap)
-    assert granted.places is not None
     assert granted.places[: len(job.order.store)] == [None] * len(job.order.store)
     (decode,) = cluster.tell("rank-2", left(m.Swapped, decode, answered))
-    assert isinstance(decode.order, m.StartDecode)
     assert (decode.body.token_ids, decode.body.answered, decode.order.attempt) == (answered, 50, 2)
     written = [place for place in granted.places if place is not None]
     assert [*decode.order.blocks, decode.order.tail] == [*job.order.store, *written]
@@ -566,21 +317,6 @@ def puts_wanted(
     return m.Report(event, [[0] * BLOCK] * len(keys))
 
 
-def test_blocks_filled_while_decoding_are_found_by_the_next_turn() -> None:
-    cluster = Cluster()
-    cluster.serve("a", list(range(128)))
-    turn = [*range(128), *range(500, 564), 1, 2]
-    keys, digests = prefix_keys(turn, BLOCK, b"model"), block_digests(turn, BLOCK)
-    wanted = puts_wanted([keys[2]], [digests[2]], [(keys[1], 2)])
-    (granted,) = cluster.tell("rank-2", wanted)
-    assert isinstance(granted, m.GrantPuts)
-    assert granted.places[0] is not None
-    cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
-    (job,) = cluster.submit("b", turn)
-    assert isinstance(job.order, m.StartPrefill)
-    assert job.order.cached["dram"] == 192
-
-
 def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs() -> None:
     cluster = Cluster(eviction="gdsf")
     cluster.serve("a", list(range(192)))
@@ -588,8 +324,6 @@ def test_the_eviction_policy_learns_what_each_block_hangs_on_and_what_it_costs()
     keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
     wanted = puts_wanted([keys[3]], [digests[3]], [(keys[2], 3)])
     (granted,) = cluster.tell("rank-2", wanted)
-    assert isinstance(granted, m.GrantPuts)
-    assert granted.places[0] is not None
     cluster.tell("rank-2", m.PutsEnded(2, 0, 1, [granted.places[0].object_id], [SUMS]))
     hits = cluster.directory.lookup(keys, digests, 0, touch=False)
     facts = [cluster.directory.object(hit.object_id or 0).facts for hit in hits]
@@ -617,20 +351,10 @@ def test_a_prompt_that_is_not_admitted_is_decoded_all_the_same_and_leaves_nothin
     assert cluster.directory.counters["puts_not_admitted"] == 2
 
 
-def test_a_block_that_the_pool_has_already_gets_no_place() -> None:
-    cluster = Cluster()
-    cluster.serve("a", list(range(128)))
-    keys, digests = prefix_keys(range(128), BLOCK, b"model"), block_digests(range(128), BLOCK)
-    wanted = puts_wanted(keys, digests, [(None, 0), (keys[0], 1)])
-    (granted,) = cluster.tell("rank-2", wanted)
-    assert granted == m.GrantPuts(2, 1, [None, None])
-
-
 def test_a_rank_that_reports_an_error_ends_the_cluster_and_is_named() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
     cluster.role.step([("rank-2", m.RankLost(2, 0, "failed: out of paper"))])
-    assert cluster.role.stop is not None
     told = [message for _, message in cluster.hub.sent]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
     assert cluster.role.stop.reason == "rank 2 (decode) failed: out of paper"
@@ -690,7 +414,6 @@ def test_the_metrics_tell_of_decisions_and_the_pool() -> None:
     cluster.serve("a", list(range(128)))
     cluster.serve("b", list(range(128)))
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(5))
-    assert isinstance(reply, m.MetricsReply)
     found = {(metric.name, metric.labels.get("tier")): metric for metric in reply.metrics}
     assert found["schedule_decision_seconds", None].value == 2
     assert found["schedule_decision_seconds", None].buckets[-1][1] == 2
@@ -704,7 +427,6 @@ def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank()
 
     def figures() -> dict[str, float]:
         (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-        assert isinstance(reply, m.MetricsReply)
         wanted = ("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running")
         found = [one for one in reply.metrics if one.name in wanted]
         return {one.labels.get("stage") or f"{one.name} {one.labels['rank']}": one.value for one in found}

@@ -21,7 +21,6 @@ def test_a_request_that_was_placed_is_explained_after_it_has_ended() -> None:
     cluster.serve("a", list(range(150)))
     cluster.serve("b", list(range(150)))
     found = asked(cluster, "b").explanation
-    assert found is not None
     assert (found.policy, found.outcome, found.reason) == ("kvcache-centric", "placed", "")
     (row,) = found.candidates
     assert (row.prefill, row.decode) == (1, 2)
@@ -33,8 +32,6 @@ def test_a_request_that_waits_or_was_refused_has_a_reason() -> None:
     for name in "abc":
         cluster.submit(name, list(range(150)))
     waits, refused = asked(cluster, "b").explanation, asked(cluster, "c").explanation
-    assert waits is not None
-    assert refused is not None
     assert (waits.outcome, waits.reason) == ("waits", "no decode instance has a free slot")
     assert (refused.outcome, refused.reason) == ("refused", "1 requests are waiting, the limit is 1")
 

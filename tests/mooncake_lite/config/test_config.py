@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import typing
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +63,17 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
             {"admission": "early"},
             "use one of none, bounded-queue, after-prefill, early-rejection, predictive, shed",
         ),
-        ({"policy": "best"}, "policy='best': use one of kvcache-centric, global-cache, "),
-        ({"queue": "lifo"}, "queue='lifo': use one of fcfs, "),
+        ({"queue": "lifo"}, "queue='lifo': use one of fcfs, srpt, aged-srpt, deadline, predicted, fair"),
         ({"slo_ttft_ms": -1.0}, "slo_ttft_ms=-1: give a number above 0, or leave it out"),
         ({"slo_tpot_ms": math.nan}, "slo_tpot_ms=nan: give a number above 0, or leave it out"),
+        ({"slo_tpot_ms": math.inf}, "slo_tpot_ms=inf: give a number above 0, or leave it out"),
         ({"queue_ageing": math.inf}, "queue_ageing=inf: give a number above 0"),
         ({"queue_ageing": 0.0}, "queue_ageing=0: give a number above 0"),
         ({"balancing_threshold": 0.99}, "balancing_threshold=0.99: give a number, 1 or more"),
         ({"balancing_threshold": math.nan}, "balancing_threshold=nan: give a number, 1 or more"),
         ({"trust": 1.01}, "trust=1.01: give a part of the decode slots, 0 to 1"),
+        ({"trust": -0.1}, "trust=-0.1: give a part of the decode slots, 0 to 1"),
         ({"trust": math.nan}, "trust=nan: give a part of the decode slots, 0 to 1"),
-        (
-            {"classes": '{"a": {"slo_ttft_ms": 0}}'},
-            "class a: slo_ttft_ms=0 must be above 0; leave it out for",
-        ),
         ({"admission": "shed"}, "there are none; set slo_ttft_ms or slo_tpot_ms, or a limit of a "),
         (
             {"admission": "after-prefill", "slo_tpot_ms": 50.0, "mode": "colocated"},
@@ -100,7 +96,6 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"engine": "emulated", "kv_codec": "int8"}, "kv_codec='int8' has no meaning with engine=emulated"),
         ({"mpi_profile": "quick"}, "mpi_profile='quick': use ft or fast"),
         ({"dtype": "float16"}, "dtype='float16': use float32 or bfloat16"),
-        ({"device": "tpu"}, "device='tpu': use cpu or cuda"),
         ({"dead_after_s": 1.0}, "dead_after_s=1.0: give a number of seconds, 2 or more"),
         ({"start_timeout_s": 1.0}, "start_timeout_s=1.0: give a number of seconds, 5 or more"),
         ({"dead_after_s": float("inf")}, "dead_after_s=inf: give a number of seconds"),
@@ -125,11 +120,6 @@ def test_every_block_of_whole_pages_that_divides_512_is_accepted(block_size: int
 def test_every_policy_that_can_run_live_is_accepted(name: str) -> None:
     assert ServeConfig(eviction=name).eviction == name
     assert ServeConfig().eviction == "lru"
-
-
-def test_a_configuration_does_not_change() -> None:
-    with pytest.raises(FrozenInstanceError):
-        ServeConfig().port = 1  # type: ignore[misc]
 
 
 def test_a_configuration_survives_the_way_through_plain_values() -> None:

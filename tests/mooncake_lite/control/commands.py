@@ -22,6 +22,7 @@
     saved 3 written x1                                 rank 3 says what became of saves
     evicted 3 x1 | removed 3 x1 | removed 3 x1 unsure
     command 1 rm x1 x2 [force] [hard] [soft 5]         a pool command; abandoned 1
+    listed #1 a/1 b/2                                  what a rank answers to the first ListOpen
     undelivered StartPrefill                           the latest order of this name could not be sent
     lost 3 died | gateway-lost died | stop why
 
@@ -228,6 +229,13 @@ def saved(context: Context, words: list[str]) -> ev.Event:
     return ev.BlocksSaved(int(words[1]), 0, context.keys(words[3:]), state)
 
 
+def listed(context: Context, words: list[str]) -> ev.Event:
+    asked = [order for order in context.orders if isinstance(order, fx.ListOpen)]
+    order = asked[int(words[1].removeprefix("#")) - 1]
+    work = [(name, int(attempt)) for name, _, attempt in (word.partition("/") for word in words[2:])]
+    return ev.OpenListed(order.rank, 0, order.number, work)
+
+
 def undelivered(context: Context, words: list[str]) -> ev.Event:
     return ev.Undelivered(context.order(getattr(fx, words[1])), "its queue is full")
 
@@ -261,6 +269,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     ),
     "command": pool_command,
     "abandoned": lambda context, words: ev.CommandAbandoned(int(words[1])),
+    "listed": listed,
     "undelivered": undelivered,
     "lost": lambda context, words: ev.RankLost(int(words[1]), 0, " ".join(words[2:])),
     "gateway-lost": lambda context, words: ev.GatewayLost("gateway", " ".join(words[1:])),

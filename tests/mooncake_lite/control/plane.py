@@ -30,23 +30,16 @@ class Plane:
     tier     keys on SSD at the start; their digests are equal to them
     """
 
-    def __init__(
-        self, blocks: int = 32, tier: Sequence[int] = (), decodes: int = 1, slots: int = 16, **options: Any
-    ) -> None:
-        roles = ["conductor", "prefill", *["decode"] * decodes, "store"]
-        self.store = len(roles) - 1
-        self.control = Control(
-            ControlConfig(
-                layout=(2, 1, BLOCK, 8, 4, "none"), roles=roles, nodes=[0] * len(roles), saves=True, **options
-            )
-        )
+    def __init__(self, blocks: int = 32, tier: Sequence[int] = (), **options: Any) -> None:
+        roles, layout = ["conductor", "prefill", "decode", "store"], (2, 1, BLOCK, 8, 4, "none")
+        config = ControlConfig(layout=layout, roles=roles, nodes=[0] * 4, saves=True, **options)
+        self.control = Control(config)
         self.now = 0.0
         nbytes = blocks * LAYOUT.nbytes
         self.on(ev.RankJoined(1, 0, 1, ("prefill",), 0, slots=1))
-        for rank in range(2, self.store):
-            self.on(ev.RankJoined(rank, 0, rank, ("decode",), 0, slots=slots))
-        self.on(ev.RankJoined(self.store, 0, self.store, ("store",), 0, segment_bytes=nbytes, tier=True))
-        self.on(ev.TierIndexed(self.store, 0, list(tier), list(tier), True))
+        self.on(ev.RankJoined(2, 0, 2, ("decode",), 0, slots=16))
+        self.on(ev.RankJoined(3, 0, 3, ("store",), 0, segment_bytes=nbytes, tier=True))
+        self.on(ev.TierIndexed(3, 0, list(tier), list(tier), True))
         ready = self.on(ev.GatewayReady("gateway-0"))
         assert only(fx.Readiness, ready).ready
 

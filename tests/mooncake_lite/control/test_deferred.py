@@ -10,7 +10,7 @@ from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.room import Room
-from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, SUMS, Plane, only
+from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, Plane, only
 
 pytestmark = pytest.mark.quick
 
@@ -59,33 +59,6 @@ def test_a_deferred_request_is_not_tried_again_before_enough_space_is_freed(trie
         plane.on(ev.PutsEnded(2, 0, number, [], [], places[number - 1]))
     assert tried == ["b"]
     only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, 7, [], [], places[6])))
-
-
-def test_a_put_that_fails_wakes_the_request_that_waits_for_its_space() -> None:
-    plane = Plane(blocks=2)
-    places = put(plane, 1, 91, 92)
-    assert not any(isinstance(effect, fx.StartPrefill) for effect in plane.arrive("b", 2 * BLOCK))
-    assert only(fx.StartPrefill, plane.on(ev.PutsEnded(2, 0, 1, [], [], places))).request_id == "b"
-
-
-def test_a_deferred_request_is_tried_again_when_its_prefix_has_grown() -> None:
-    """The new block must be saved before it can be evicted, so no space is free; but b can read it."""
-    plane = Plane(blocks=2)
-    (place,) = put(plane, 1, 1)
-    plane.arrive("b", 2 * BLOCK, [1, 2])
-    effects = plane.on(ev.PutsEnded(2, 0, 1, [place], [SUMS]))
-    assert [ref.object_id for ref in only(fx.StartPrefill, effects).load] == [place]
-
-
-def test_a_deferred_request_is_refused_when_a_pin_leaves_too_little_space_for_ever() -> None:
-    plane = Plane(blocks=4)
-    job = plane.serve("a", 2 * BLOCK, [1, 2])
-    plane.on(ev.BlocksSaved(plane.store, 0, [1, 2], "written"))
-    put(plane, 1, 91, 92)
-    assert len(job.store) == 2
-    plane.arrive("b", 4 * BLOCK)
-    effects = plane.on(ev.PoolCommand(1, "pin", [1, 2], hard=True))
-    assert only(fx.Reject, effects).request_id == "b"
 
 
 def test_a_decode_rank_without_space_keeps_no_request_from_another_one(tried: list[str]) -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.grants import TRANSFER_S, UNKNOWN_S, WORK_S, Grants
+from mooncake_lite.control.grants import WORK_S, Grants
 from mooncake_lite.control.life import Stage
-from store.quarantine import QUARANTINE_S
-from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, SUMS, Plane, only
+from tests.mooncake_lite.control.plane import SUMS, Plane, only
 
 pytestmark = pytest.mark.quick
 
@@ -42,60 +41,6 @@ def decoding(plane: Plane, name: str = "a") -> fx.StartDecode:
 # ------------------------------------------------------------------------------ work that is not reported
 
 
-def test_a_rank_that_reports_nothing_is_asked_and_a_request_that_it_lacks_is_tried_again() -> None:
-    plane = measured()
-    job = only(fx.StartPrefill, plane.arrive("a", 150))
-    assert wait(plane, WORK_S - 1.0) == []
-    asked = only(fx.ListOpen, wait(plane, 1.0))
-    assert asked.rank == PREFILL
-    assert not any(isinstance(effect, fx.Retried) for effect in listed(plane, asked, ("a", job.attempt)))
-    asked = only(fx.ListOpen, wait(plane, WORK_S))
-    lost = only(fx.Retried, listed(plane, asked, ("b", 1), ("a", job.attempt - 1)))
-    assert lost.reason == "rank 1 does not have the request"
-    assert plane.bytes_in("quarantined") == 3 * LAYOUT.nbytes, "its last report may have told of late bytes"
-    again = only(fx.StartPrefill, wait(plane, 0.6))
-    assert (again.request_id, again.attempt) == ("a", 2)
-    assert plane.prefilled(job) == [], "the first attempt is over"
-
-
-def test_a_rank_that_does_not_say_what_it_has_before_the_next_check_is_lost() -> None:
-    plane = measured()
-    plane.arrive("a", 150)
-    only(fx.ListOpen, wait(plane, WORK_S))
-    assert wait(plane, WORK_S - 1.0) == []
-    stop = only(fx.Stop, wait(plane, 1.0))
-    assert (stop.reason, stop.lost) == ("rank 1 (prefill) did not say what it works on", True)
-
-
-def test_a_question_that_cannot_be_sent_is_asked_again_and_costs_no_rank() -> None:
-    plane = measured()
-    plane.arrive("a", 150)
-    plane.on(ev.Undelivered(only(fx.ListOpen, wait(plane, WORK_S)), "its queue is full"))
-    asked = only(fx.ListOpen, wait(plane, WORK_S))
-    listed(plane, asked, ("a", 1))
-    assert not plane.control.stopped
-
-
-def test_an_order_that_was_given_after_the_question_is_not_lost_by_its_answer() -> None:
-    plane = measured()
-    order = decoding(plane)
-    asked = only(fx.ListOpen, wait(plane, WORK_S))
-    later = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("b", 150))))
-    assert later.rank == asked.rank
-    listed(plane, asked, ("a", order.attempt))
-    assert plane.control.requests.stage_of("b") is Stage.LOADING
-
-
-def test_an_answer_to_an_earlier_question_changes_nothing() -> None:
-    plane = measured()
-    plane.arrive("a", 150)
-    first = only(fx.ListOpen, wait(plane, WORK_S))
-    listed(plane, first, ("a", 1))
-    only(fx.ListOpen, wait(plane, WORK_S))
-    assert listed(plane, first) == []
-    assert plane.control.requests.stage_of("a") is Stage.PREFILLING
-
-
 def test_a_longer_prediction_gives_work_more_time() -> None:
     plane = measured()
     costs = plane.control.state.costs
@@ -105,25 +50,6 @@ def test_a_longer_prediction_gives_work_more_time() -> None:
     assert expected > WORK_S + 1.0
     assert not any(isinstance(effect, fx.ListOpen) for effect in wait(plane, expected - 0.5))
     only(fx.ListOpen, wait(plane, 0.6))
-
-
-def test_a_request_that_may_have_sent_tokens_fails_and_is_not_refused() -> None:
-    plane = Plane(blocks=4)
-    job = only(fx.StartPrefill, plane.arrive("a", 3 * BLOCK))
-    plane.on(ev.RequestFailed(PREFILL, 0, "a", job.attempt, "a cable"))
-    pinned = only(fx.StartPrefill, plane.arrive("p", 2 * BLOCK, [1, 2]))
-    plane.prefilled(pinned, finished=[0])
-    plane.on(ev.PoolCommand(1, "pin", keys=[1, 2], hard=True))
-    effects = wait(plane, 0.6)
-    assert "pool full" in only(fx.Fail, effects).reason
-    assert not any(isinstance(effect, fx.Reject) for effect in effects)
-
-
-def test_before_any_prompt_was_measured_work_has_five_minutes() -> None:
-    plane = Plane()
-    plane.arrive("a", 150)
-    assert wait(plane, UNKNOWN_S - 1.0) == []
-    only(fx.ListOpen, wait(plane, 1.0))
 
 
 def test_a_rank_may_answer_as_late_as_its_longest_work_allows() -> None:
@@ -138,90 +64,11 @@ def test_a_rank_may_answer_as_late_as_its_longest_work_allows() -> None:
     assert not plane.control.stopped
 
 
-def test_a_cancel_that_is_lost_comes_again_with_the_next_check() -> None:
-    plane = measured()
-    order = decoding(plane)
-    assert only(fx.CancelOn, plane.on(ev.RequestCancelled("a"))).attempt == order.attempt
-    again = listed(plane, only(fx.ListOpen, wait(plane, WORK_S)), ("a", order.attempt))
-    assert only(fx.CancelOn, again) == fx.CancelOn(DECODE, "a", order.attempt)
-    gone = listed(plane, only(fx.ListOpen, wait(plane, WORK_S)))
-    assert only(fx.Forget, gone) == fx.Forget("a", "cancelled")
-
-
-def test_the_end_of_an_answer_implies_that_its_kv_was_loaded() -> None:
-    plane = measured()
-    order = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 150))))
-    assert only(fx.Forget, plane.on(ev.DecodeEnded(DECODE, 0, "a", order.attempt))).outcome == "finished"
-    assert plane.control.directory.stats()["owners"] == 0
-
-
-def test_a_preemption_implies_that_the_kv_was_loaded() -> None:
-    plane = measured()
-    order = only(fx.StartDecode, plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 150))))
-    effects = plane.on(ev.Preempted(DECODE, 0, "a", order.attempt, 160, [], []))
-    assert only(fx.StartPrefill, effects).attempt == 2
-
-
 # ------------------------------------------------------------------------------ transfers
 
 
 def puts_wanted(number: int = 1) -> ev.PutsWanted:
     return ev.PutsWanted(DECODE, 0, number, [7, 8], [7, 8], [(None, 0), (7, 1)], ["gone", "gone"])
-
-
-def test_places_whose_put_is_never_reported_are_free_after_the_last_late_byte() -> None:
-    plane = Plane()
-    only(fx.GrantPuts, plane.on(puts_wanted()))
-    wait(plane, TRANSFER_S)
-    assert (plane.bytes_in("writing"), plane.bytes_in("quarantined")) == (0, 2 * LAYOUT.nbytes)
-    wait(plane, QUARANTINE_S)
-    assert plane.bytes_in("quarantined") == 0
-    assert None not in only(fx.GrantPuts, plane.on(puts_wanted(2))).places, "the blocks may be put again"
-
-
-def test_a_swap_that_cannot_be_granted_ends_by_itself_and_the_request_goes_on() -> None:
-    plane = Plane()
-    order = decoding(plane)
-    about = DECODE, 0, "a", order.attempt
-    grant = only(fx.GrantSwap, plane.on(ev.SwapWanted(*about, 160, [], [])))
-    plane.on(ev.Undelivered(grant, "its queue is full"))
-    assert plane.bytes_in("private") == 0
-    assert plane.control.requests.stage_of("a") is Stage.DECODING
-    assert only(fx.StartPrefill, plane.on(ev.Preempted(*about, 161, [], []))).request_id == "a"
-
-
-def test_a_swap_that_is_never_reported_frees_its_places_and_its_late_report_recomputes() -> None:
-    plane = measured()
-    order = decoding(plane)
-    about = DECODE, 0, "a", order.attempt
-    only(fx.GrantSwap, plane.on(ev.SwapWanted(*about, 160, [], [])))
-    for _ in range(4):
-        asked = [effect for effect in wait(plane, WORK_S) if isinstance(effect, fx.ListOpen)]
-        for one in asked:
-            listed(plane, one, ("a", order.attempt))
-    assert plane.bytes_in("quarantined") == 3 * LAYOUT.nbytes
-    assert only(fx.StartPrefill, plane.on(ev.Swapped(*about, 161, [], []))).request_id == "a"
-
-
-def test_a_save_that_is_never_reported_leaves_blocks_that_may_be_evicted() -> None:
-    plane = Plane(blocks=4)
-    save = only(
-        fx.SaveBlocks, plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK)), finished=[0])
-    )
-    plane.on(ev.BlocksSaved(STORE, 0, save.keys[:1], "durable"))
-    assert plane.bytes_in("unsaved") == LAYOUT.nbytes
-    wait(plane, TRANSFER_S)
-    stats = plane.control.directory.stats()
-    assert (stats["unsaved_bytes"], stats["saving"]) == (0, 0)
-
-
-def test_a_removal_that_a_tier_never_answers_ends_and_says_that_blocks_may_come_back() -> None:
-    plane = Plane(tier=[1, 2])
-    removal = plane.on(ev.PoolCommand(1, "rm", keys=[1, 2]))
-    assert only(fx.RemoveBlocks, removal).keys == [1, 2]
-    answer = only(fx.AnswerCommand, wait(plane, TRANSFER_S))
-    assert answer.ended
-    assert "2 of 2 blocks may come back" in answer.problem
 
 
 def test_all_grants_of_a_dead_rank_are_given_up_at_once_and_nothing_of_it_lands() -> None:
@@ -310,15 +157,6 @@ def test_a_rank_cannot_end_what_another_one_was_ordered() -> None:
     assert plane.on(ev.BlocksLoaded(DECODE, 0, load.number, [True] * 2, [SUMS] * 2, 0.1)) == []
     assert plane.control.requests.stage_of("a") is Stage.PROMOTING
     only(fx.StartPrefill, plane.on(ev.BlocksLoaded(STORE, 0, load.number, [True] * 2, [SUMS] * 2, 0.1)))
-
-
-@pytest.mark.parametrize("class_id", [-1, 99])
-def test_a_request_of_an_unknown_class_is_refused_alone(class_id: int) -> None:
-    plane = Plane()
-    effects = plane.arrive("a", 150, class_id=class_id)
-    assert only(fx.Reject, effects).reason == f"service class {class_id} is unknown"
-    assert only(fx.Forget, effects) == fx.Forget("a", "rejected")
-    only(fx.StartPrefill, plane.arrive("b", 150))
 
 
 def test_a_request_id_that_comes_twice_is_one_request() -> None:

@@ -16,7 +16,7 @@ def test_blocks_that_come_and_go_together_are_one_run_of_the_index() -> None:
     plane.serve("a", 6 * BLOCK + 1)
     assert (len(index), len(index.runs())) == (6, 1)
     keys = [hash_free("a", block) for block in range(6)]
-    plane.on(ev.BlocksSaved(plane.store, 0, keys[::-1], "durable"))
+    plane.on(ev.BlocksSaved(3, 0, keys[::-1], "durable"))
     assert (len(index), len(index.runs())) == (6, 1)
     plane.serve("b", 12 * BLOCK + 1)
     assert index.leading(keys).near(0) == 3, "13 places are wanted, 10 were free"

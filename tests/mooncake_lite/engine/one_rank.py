@@ -247,7 +247,6 @@ class OneRank:
         if self.pool is not None and self.reuses:
             job = replace(job, load=self.pool.leading(_keys(job.token_ids)))
         if self.split:
-            assert self.pool is not None
             blocks = -(-len(job.token_ids) // BLOCK_TOKENS)
             store = [self.pool.new_place() for _ in range(blocks - len(job.load))]
             job = replace(job, duties=frozenset({PREFILL}), store=store)
@@ -276,6 +275,7 @@ class OneRank:
                     self.seen["shared"] += outcome.shared > 0
                 case out.Computed():
                     self.seen["reused tokens"] += outcome.loaded
+                    self.seen["computed tokens"] += outcome.tokens
                 case out.Failed():
                     raise AssertionError(f"{outcome.job}: {outcome.reason}")
                 case out.Prefilled():
@@ -294,7 +294,6 @@ class OneRank:
     def _decode(self, done: out.Prefilled) -> None:
         """Send what a prefill rank has computed to the rank that decodes."""
         job = self._prefilling.pop(done.job._replace(branch=0))
-        assert self.pool is not None
         if self.reuses:
             self.pool.publish(_keys(job.token_ids)[len(job.load) :], job.store)
         going = []
@@ -322,14 +321,12 @@ class OneRank:
         if not swapped:
             self._prefill(job)
             return
-        assert self.pool is not None
         load = self.pool.swaps.pop(preempted.job)
         self._send(self.ranks[-1], replace(job, duties=frozenset({DECODE}), load=load))
 
     def _place(self, rank: Rank, said: out.Saved | out.PutFinished | out.SwapWanted) -> None:
         """Answer an offer, and note what has been written."""
         pool = self.pool
-        assert pool is not None
         if isinstance(said, out.PutFinished):
             assert not said.problem
             pool.publish(pool.offers.pop((id(rank), said.put)), said.places)

@@ -6,27 +6,11 @@ import random
 
 import pytest
 
-from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import Engine, Runner
-from mooncake_lite.engine.local import BLOCK_TOKENS, generate_all
+from mooncake_lite.engine.local import generate_all
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model, load_model
-from scheduler.instance import (
-    DECODE,
-    PREFILL,
-    Arrived,
-    Job,
-    Limits,
-    Pages,
-    Staging,
-    State,
-    begin,
-    new_prefix_cache,
-    next_step,
-    on,
-)
-from scheduler.instance.outcomes import Computed, Token
-from store.keys import next_key
+from scheduler.instance import Limits
+from tests.mooncake_lite.engine.one_rank import OneRank
 from tests.mooncake_lite.model.conftest import tiny_model
 
 LENGTHS = (1, 150, 7, 64, 33)
@@ -80,23 +64,9 @@ def test_the_answers_to_one_prompt_are_those_of_consecutive_seeds(sharing: str, 
 
 def branches(model: Model, prompt: list[int], sampling: Sampling, n: int, sharing: str) -> list[list[int]]:
     """The n answers of 12 tokens to one prompt, which is computed once."""
-    pages = Pages(40, PAGE_TOKENS)
-    prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
-    duties = frozenset({PREFILL, DECODE})
-    state = State(duties, pages, Staging(0, 0), BLOCK_TOKENS, Limits(16), next_key=next_key, prefix=prefix)
-    runner = Runner(Engine(model, 40, BLOCK_TOKENS))
-    said: list[list[int]] = [[] for _ in range(n)]
-    job = Job("a", 0, duties, prompt, 0, 12, 1000, sampling=sampling, n=n, salt=b"salt")
-    on(state, Arrived(job), 0.0)
-    computed = 0
-    while state.busy:
-        step = next_step(state, 0.0)
-        begin(state, step)
-        for outcome in on(state, runner.run(step), 0.0):
-            if isinstance(outcome, Token):
-                said[outcome.job.branch].append(outcome.token)
-            elif isinstance(outcome, Computed):
-                computed += outcome.tokens
-        state.check()
-    assert computed == len(prompt)
-    return said
+    rank = OneRank(model, 40, Limits(16), sharing)
+    rank.ask("a", prompt, sampling, 12, n)
+    rank.settle()
+    rank.assert_at_rest()
+    assert rank.seen["computed tokens"] == len(prompt)
+    return [rank.answers["a", branch] for branch in range(n)]

@@ -135,17 +135,8 @@ def test_the_callers_logits_stay_as_they_are() -> None:
     assert (logits[0] == LOGITS).all()
 
 
-def test_min_p_keeps_what_has_a_share_of_the_best() -> None:
-    probabilities = softmax(LOGITS)
-    floor = (probabilities[2] / probabilities[0] + probabilities[3] / probabilities[0]) / 2
-    found = shares(LOGITS, Sampling(min_p=float(floor), seed=7))
-    assert (found[:3] > 0).all()
-    assert found[3:].sum() == 0
-
-
 def test_a_min_p_of_one_keeps_the_best_and_its_equals() -> None:
     found = kept(softmax(np.array([1.0, 3.0, 2.0, 3.0], dtype=np.float32)), Sampling(min_p=1.0))
-    assert found is not None
     assert found.tolist() == [1, 3]
 
 
@@ -182,11 +173,6 @@ def test_a_bias_is_added_to_the_logits_of_its_tokens() -> None:
     assert greedy(Sampling(0.0, logit_bias={0: -100.0, 1: -100.0}), [], 0) == 2
 
 
-def test_no_end_token_is_chosen_before_min_tokens() -> None:
-    sampling = Sampling(0.0, logit_bias={5: 50.0}, min_tokens=2)
-    assert [greedy(sampling, range(10 + n), n) for n in range(4)] == [0, 0, 5, 5]
-
-
 def test_min_tokens_alone_also_keeps_the_end_token_away() -> None:
     ends = np.array([0.0, 1.0, 2.0, 0.0, 0.0, 3.0], dtype=np.float32)
     draws = [draw(Sampling(0.0, min_tokens=2), range(10), answered) for answered in range(4)]
@@ -218,7 +204,6 @@ def test_logprobs_are_the_models_before_temperature_and_penalties() -> None:
     expected = np.log(softmax(LOGITS))
 
     assert found.token == 3
-    assert found.logprobs is not None
     assert found.logprobs.chosen == pytest.approx(expected[3])
     assert [token for token, _ in found.logprobs.best] == [0, 1]
     assert [value for _, value in found.logprobs.best] == pytest.approx(expected[:2])

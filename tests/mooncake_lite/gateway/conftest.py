@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
-from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, make_model_folder
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, make_model_folder
 
 Start = Callable[..., tuple[GatewayProcess, FakeCluster]]
 
@@ -38,7 +41,7 @@ def start(run_dir: Path, model_folder: Path) -> Iterator[Start]:
             cluster = FakeCluster(run_dir, config.pop("keys", None))
             stack.callback(cluster.close)
             gateway = GatewayProcess(run_dir, config.pop("model_folder", model_folder), limits, **config)
-            stack.callback(lambda: gateway.process.poll() is None and gateway.process.kill())
+            stack.callback(lambda: gateway.process.poll() is None and gateway.close())
             if ready:
                 gateway.wait_ready()
             return gateway, cluster
@@ -61,11 +64,27 @@ def shared(model_folder: Path) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
 
 
 @pytest.fixture
-def gateway(shared: tuple[GatewayProcess, FakeCluster]) -> GatewayProcess:
+def cluster(shared: tuple[GatewayProcess, FakeCluster]) -> FakeCluster:
+    shared[1].forget()
+    return shared[1]
+
+
+@pytest.fixture
+def gateway(shared: tuple[GatewayProcess, FakeCluster], cluster: FakeCluster) -> GatewayProcess:
     return shared[0]
 
 
 @pytest.fixture
-def cluster(shared: tuple[GatewayProcess, FakeCluster]) -> FakeCluster:
-    shared[1].forget()
-    return shared[1]
+def http(gateway: GatewayProcess) -> httpx.Client:
+    return gateway.http
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return load_tokenizer(model_folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -115,6 +116,13 @@ class FakeCluster:
             assert self._news.wait_for(look, LIMIT_S), f"no {kind.__name__} came; got {self.received[-5:]}"
         return found[0]
 
+    def wait_cancelled(self, request_id: str) -> None:
+        self.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == request_id)
+
+    def all_of(self, kind: type[M]) -> list[M]:
+        """Every message of this kind that has come so far."""
+        return [message for message in self.received if isinstance(message, kind)]
+
     def forget(self) -> None:
         """Start a test with an empty memory and the usual behaviour."""
         with self._news:
@@ -209,6 +217,10 @@ def answer(
     cluster.tokens(2, m.Tokens(name, len(token_ids), [], end, {}, last, branch=branch))
 
 
+def first_token_only(cluster: FakeCluster, submit: m.Submit) -> None:
+    cluster.tokens(1, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[:1]))
+
+
 def write_settings(
     run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
 ) -> None:
@@ -230,8 +242,13 @@ def posted(path: str, body: bytes, version: str = "1.1") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+def rest_of(client: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    return b"".join(iter(lambda: client.recv(65536), b""))
+
+
 class GatewayProcess:
-    """A real gateway on a free port of loopback, in a run folder."""
+    """A real gateway on a free port of loopback, in a run folder; `http` is a client of it."""
 
     def __init__(
         self, run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
@@ -239,6 +256,7 @@ class GatewayProcess:
         self.run_dir = run_dir
         self.port = config.setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=LIMIT_S)
         write_settings(run_dir, model_folder, limits, **config)
         command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -253,7 +271,7 @@ class GatewayProcess:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()[1]
             try:
-                reply = httpx.get(f"{self.url}/health", trust_env=False, timeout=2)
+                reply = self.http.get("/health", headers={"Connection": "close"}, timeout=2)
             except httpx.TransportError:
                 time.sleep(POLL_S)  # the starting process needs the core
                 continue
@@ -261,8 +279,19 @@ class GatewayProcess:
                 return dict(reply.json())
         raise AssertionError(f"/health was never {status}")
 
+    def connect(self) -> socket.socket:
+        """A connection for what no HTTP client would send."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
+
+    def said_to(self, words: bytes) -> bytes:
+        """All that the gateway answers to these bytes, until it closes the connection."""
+        with self.connect() as client:
+            client.sendall(words)
+            return rest_of(client)
+
     def finish(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
         """Wait for the end; (exit code, what it wrote to stderr)."""
+        self.http.close()
         try:
             written = self.process.communicate(timeout=limit_s)[1]
         except subprocess.TimeoutExpired:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -73,7 +72,7 @@ def test_a_conversation_keeps_its_history_and_shows_what_was_cached(
     assert (done.returncode, done.stderr) == (0, "")
     assert "20 cached" in done.stdout
     assert "tok/s" in done.stdout
-    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    submits = cluster.all_of(m.Submit)
     assert len(submits) == 2
     assert submits[0].body.sampling.temperature == 0
     first = "system\nbe brief\nuser\nhello\nassistant\n"
@@ -82,15 +81,13 @@ def test_a_conversation_keeps_its_history_and_shows_what_was_cached(
     assert f"{first}{first}\nuser\n[b]x\nassistant\n" in done.stdout
 
 
-def test_the_end_of_input_ends_the_chat(gateway: GatewayProcess, cluster: FakeCluster, run: Run) -> None:
+def test_the_end_of_input_ends_the_chat(gateway: GatewayProcess, run: Run) -> None:
     done = run(["--url", f"{gateway.url}/v1/"], "")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_refused_question_is_told_and_forgotten(
-    gateway: GatewayProcess, cluster: FakeCluster, run: Run
-) -> None:
+def test_a_refused_question_is_told_and_forgotten(gateway: GatewayProcess, run: Run) -> None:
     done = run(["--url", gateway.url], "0123456789 " * 200 + "\nhello\n")
 
     assert done.returncode == 0
@@ -118,7 +115,11 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(start: Start, run: Run) -> None
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
     assert "--api-key or MOONCAKE_LITE_API_KEY" in wrong.stderr
     assert (right.returncode, right.stderr) == (0, "")
-    gateway.close()
+
+
+def begun(gateway: GatewayProcess, stdin: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CODE, "--url", gateway.url]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -131,14 +132,10 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("key", [signal.SIGINT, None], ids=["ctrl-c", "ctrl-d"])
 def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_chat_cleanly(
-    gateway: GatewayProcess, cluster: FakeCluster, terminal: tuple[int, int], key: int | None
+    gateway: GatewayProcess, terminal: tuple[int, int], key: int | None
 ) -> None:
     ours, theirs = terminal
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "--url", gateway.url],
-        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
+    process = begun(gateway, theirs)
     prompt = process.stdout.read(2)
     if key is None:
         os.write(ours, b"\x04")
@@ -153,19 +150,13 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
     gateway: GatewayProcess, cluster: FakeCluster
 ) -> None:
     cluster.behaviour = lambda cluster, submit: None
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "--url", gateway.url],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
+    process = begun(gateway, subprocess.PIPE)
     for _ in range(2):
         process.stdin.write("hello\n")
         process.stdin.flush()
         submit = cluster.wait_for(m.Submit)
         process.send_signal(signal.SIGINT)
-        cluster.wait_for(
-            m.RequestCancelled, lambda cancel, id=submit.request.request_id: cancel.request_id == id
-        )  # type: ignore[misc]
+        cluster.wait_cancelled(submit.request.request_id)
         cluster.received.clear()
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -176,7 +167,7 @@ def test_ctrl_c_in_an_answer_stops_its_work_and_a_second_one_ends_the_chat(
 
 
 def test_what_was_said_of_a_stopped_answer_stays_in_the_history(
-    gateway: GatewayProcess, cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+    gateway: GatewayProcess, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter(["half an ans", "", ""])
 
@@ -202,7 +193,7 @@ def test_the_temperature_is_low_unless_the_user_names_one(
     run(["--url", gateway.url], "hello\n")
     run(["--url", gateway.url, "--temperature", "0.7"], "hello\n")
 
-    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    submits = cluster.all_of(m.Submit)
     assert [submit.body.sampling.temperature for submit in submits] == [TEMPERATURE, 0.7]
     assert TEMPERATURE < 0.5
 
@@ -212,16 +203,14 @@ def test_a_temperature_that_the_model_names_is_used(start: Start, run: Run, tmp_
     (folder / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.6, "top_k": 20}')
     gateway, cluster = start(model_folder=folder)
     run(["--url", gateway.url], "hello\n")
-    httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello", "top_k": 3}, trust_env=False)
+    gateway.http.post("/v1/completions", json={"prompt": "hello", "top_k": 3})
     gateway.close()
 
-    submits = [message for message in cluster.received if isinstance(message, m.Submit)]
+    submits = cluster.all_of(m.Submit)
     assert [(it.body.sampling.temperature, it.body.sampling.top_k) for it in submits] == [(0.6, 20), (0.6, 3)]
 
 
-def test_an_answer_cannot_command_the_terminal(
-    gateway: GatewayProcess, cluster: FakeCluster, run: Run
-) -> None:
+def test_an_answer_cannot_command_the_terminal(gateway: GatewayProcess, run: Run) -> None:
     done = run(["--url", gateway.url], "a\x1b]0;title\x07b\n")
 
     assert "\x1b" not in done.stdout

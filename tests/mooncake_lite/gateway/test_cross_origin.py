@@ -10,17 +10,11 @@ import pytest
 
 from mooncake_lite import messages as m
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, first_token_only
 
 PAGE = "http://localhost:3000"
 STRANGER = "https://evil.example"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as client:
-        yield client
 
 
 def check_allowed(reply: httpx.Response, origin: str) -> None:
@@ -42,26 +36,24 @@ def test_a_preflight_is_answered_without_a_key(start: Start) -> None:
         "Access-Control-Request-Headers": wanted,
         "Access-Control-Request-Private-Network": "true",
     }
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-        for path in ("/v1/chat/completions", "/v1/models", "/health", "/metrics"):
-            reply = http.options(path, headers=preflight)
-            assert reply.status_code == 200
-            check_allowed(reply, PAGE)
-            assert reply.headers["access-control-allow-headers"] == wanted
-            assert "POST" in reply.headers["access-control-allow-methods"]
-            assert reply.headers["access-control-allow-private-network"] == "true"
-            stranger = http.options(path, headers=preflight | {"Origin": STRANGER})
-            assert stranger.status_code == 403
-            assert stranger.json()["error"]["message"].startswith(f"pages of {STRANGER} may not call")
-            check_not_allowed(stranger)
-        refused = http.get("/v1/models", headers={"Origin": PAGE})
+    for path in ("/v1/chat/completions", "/v1/models", "/health", "/metrics"):
+        reply = gateway.http.options(path, headers=preflight)
+        assert reply.status_code == 200
+        check_allowed(reply, PAGE)
+        assert reply.headers["access-control-allow-headers"] == wanted
+        assert "POST" in reply.headers["access-control-allow-methods"]
+        assert reply.headers["access-control-allow-private-network"] == "true"
+        stranger = gateway.http.options(path, headers=preflight | {"Origin": STRANGER})
+        assert stranger.status_code == 403
+        assert stranger.json()["error"]["message"].startswith(f"pages of {STRANGER} may not call")
+        check_not_allowed(stranger)
+    refused = gateway.http.get("/v1/models", headers={"Origin": PAGE})
 
     assert refused.status_code == 401
     check_allowed(refused, PAGE)
-    gateway.close()
 
 
-def test_a_preflight_for_another_method_names_the_methods(http: httpx.Client, cluster: FakeCluster) -> None:
+def test_a_preflight_for_another_method_names_the_methods(http: httpx.Client) -> None:
     preflight = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
     reply = http.options("/v1/completions", headers=preflight)
     assert reply.status_code == 400
@@ -93,15 +85,13 @@ def test_answers_errors_and_streams_can_be_read_by_the_page_and_others_get_none(
     for _, reply in replies(STRANGER):
         assert (reply.status_code, set(reply.json())) == (403, {"error"})
         check_not_allowed(reply)
-    assert not [message for message in cluster.received if isinstance(message, m.Submit)]
+    assert not cluster.all_of(m.Submit)
     assert "access-control-allow-origin" not in http.get("/health").headers
 
 
 def test_refusals_for_lack_of_room_can_be_read_by_the_page(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1, "connections": 2})
-    cluster.behaviour = lambda cluster, submit: cluster.tokens(
-        1, m.Tokens(submit.request.request_id, 0, [70])
-    )
+    cluster.behaviour = first_token_only
     ask = {"prompt": "x", "stream": True}
     with (
         httpx.Client(base_url=gateway.url, trust_env=False, headers={"Origin": PAGE}) as http,
@@ -110,26 +100,19 @@ def test_refusals_for_lack_of_room_can_be_read_by_the_page(start: Start) -> None
         lines = stream.iter_lines()
         next(lines)  # kept: a stream whose iterator is gone is closed
         refused = http.post("/v1/completions", json=ask)
-        crowded = httpx.get(f"{gateway.url}/version", headers={"Origin": PAGE}, trust_env=False)
+        crowded = gateway.http.get("/version", headers={"Origin": PAGE})
 
     assert (refused.status_code, crowded.status_code) == (429, 503)
     check_allowed(refused, PAGE)
     check_allowed(crowded, PAGE)
-    gateway.close()
 
 
-def said_to(gateway: GatewayProcess, words: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
-        client.sendall(words)
-        return b"".join(iter(lambda: client.recv(65536), b"")).lower()
-
-
-def test_an_answer_below_asgi_can_be_read_by_the_page(gateway: GatewayProcess, cluster: FakeCluster) -> None:
+def test_an_answer_below_asgi_can_be_read_by_the_page(gateway: GatewayProcess) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nOrigin: %s\r\n"
     head += b"Content-Type: application/json\r\n\r\n"
-    page = said_to(gateway, head % PAGE.encode() + b"no number\r\n")
-    stranger = said_to(gateway, b"garbage\r\n" + head % STRANGER.encode())
-    nonsense = said_to(gateway, b"garbage\r\n\r\n")
+    page = gateway.said_to(head % PAGE.encode() + b"no number\r\n").lower()
+    stranger = gateway.said_to(b"garbage\r\n" + head % STRANGER.encode()).lower()
+    nonsense = gateway.said_to(b"garbage\r\n\r\n").lower()
 
     assert b"\r\naccess-control-allow-origin: http://localhost:3000\r\n" in page
     for said in (page, stranger, nonsense):
@@ -140,20 +123,19 @@ def test_an_answer_below_asgi_can_be_read_by_the_page(gateway: GatewayProcess, c
 
 def test_a_star_allows_every_page(start: Start) -> None:
     gateway, _ = start(allowed_origins="*")
-    reply = httpx.get(f"{gateway.url}/health", headers={"Origin": STRANGER}, trust_env=False)
+    reply = gateway.http.get("/health", headers={"Origin": STRANGER})
     check_allowed(reply, "*")
-    assert b"access-control-allow-origin: *" in said_to(gateway, b"garbage\r\n\r\n")
-    gateway.close()
+    assert b"access-control-allow-origin: *" in gateway.said_to(b"garbage\r\n\r\n").lower()
 
 
 def test_a_list_of_origins_takes_the_place_of_those_of_this_machine(start: Start) -> None:
     gateway, _ = start(allowed_origins="https://app.example")
-    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
-        check_allowed(http.get("/health", headers={"Origin": "https://app.example"}), "https://app.example")
-        refused = http.get("/health", headers={"Origin": PAGE})
+    check_allowed(
+        gateway.http.get("/health", headers={"Origin": "https://app.example"}), "https://app.example"
+    )
+    refused = gateway.http.get("/health", headers={"Origin": PAGE})
     assert refused.status_code == 403
     check_not_allowed(refused)
-    gateway.close()
 
 
 @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/v1/completions", "/metrics", "/health"])
@@ -170,23 +152,19 @@ def test_a_page_by_whose_name_the_server_is_called_is_no_page_of_the_server(
         f"Host: '{host}' is no name of this server; `serve --allowed-hosts` allows names",
     )
     assert http.get(path, headers={"Host": host}).status_code == 421
-    assert not [message for message in cluster.received if isinstance(message, m.Submit | m.PoolQuery)]
+    assert not cluster.all_of(m.Submit | m.PoolQuery)
 
 
 def test_a_named_host_may_call_the_server_and_its_own_pages_too(start: Start) -> None:
     gateway, _ = start(allowed_hosts="llm.example", allowed_origins="")
-    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
-        for origin, status in ((None, 200), ("https://llm.example", 200), (STRANGER, 403), ("null", 403)):
-            headers = {"Host": "llm.example"} | ({"Origin": origin} if origin else {})
-            assert http.get("/health", headers=headers).status_code == status
-        assert http.get("/health", headers={"Host": socket.gethostname()}).status_code == 200
-    gateway.close()
+    for origin, status in ((None, 200), ("https://llm.example", 200), (STRANGER, 403), ("null", 403)):
+        headers = {"Host": "llm.example"} | ({"Origin": origin} if origin else {})
+        assert gateway.http.get("/health", headers=headers).status_code == status
+    assert gateway.http.get("/health", headers={"Host": socket.gethostname()}).status_code == 200
 
 
 def test_beyond_loopback_any_host_may_call_but_is_not_trusted_with_its_pages(start: Start) -> None:
     gateway, _ = start(host="0.0.0.0")
-    with httpx.Client(base_url=gateway.url, trust_env=False) as http:
-        assert http.get("/health", headers={"Host": "any.example"}).status_code == 200
-        own = {"Host": "any.example", "Origin": "http://any.example"}
-        assert http.get("/health", headers=own).status_code == 403
-    gateway.close()
+    assert gateway.http.get("/health", headers={"Host": "any.example"}).status_code == 200
+    own = {"Host": "any.example", "Origin": "http://any.example"}
+    assert gateway.http.get("/health", headers=own).status_code == 403

@@ -13,7 +13,7 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.half_closed import BEGINNING, AnswerAhead
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess, answer, posted, rest_of
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -26,13 +26,8 @@ def ask(version: str = "1.1", **fields: Any) -> bytes:
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as connection:
+    with gateway.connect() as connection:
         yield connection
-
-
-def rest_of(client: socket.socket) -> bytes:
-    """Everything until the server closes."""
-    return b"".join(iter(lambda: client.recv(65536), b""))
 
 
 def answers_in(said: bytes, count: int = 1) -> list[tuple[int, bytes]]:
@@ -118,11 +113,11 @@ def test_a_client_that_sent_no_more_and_leaves_later_is_cancelled(
     client.recv(1)
     client.close()
 
-    cluster.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == submit.request.request_id)
+    cluster.wait_cancelled(submit.request.request_id)
 
 
 def test_requests_that_were_sent_before_are_all_answered_and_the_connection_closes(
-    client: socket.socket, cluster: FakeCluster
+    client: socket.socket,
 ) -> None:
     client.sendall(ask() + HEALTH + ask(stream=True) + HEALTH + b"GET /hea")
     client.shutdown(socket.SHUT_WR)
@@ -130,7 +125,7 @@ def test_requests_that_were_sent_before_are_all_answered_and_the_connection_clos
     assert [status for status, _ in answers_in(rest_of(client), 4)] == [200] * 4
 
 
-def test_half_a_body_has_no_answer(client: socket.socket, cluster: FakeCluster) -> None:
+def test_half_a_body_has_no_answer(client: socket.socket) -> None:
     client.sendall(ask()[:-1])
     client.shutdown(socket.SHUT_WR)
 
@@ -140,7 +135,7 @@ def test_half_a_body_has_no_answer(client: socket.socket, cluster: FakeCluster) 
 def test_a_stop_is_told_to_a_client_that_sends_no_more(start: Start) -> None:
     gateway, cluster = start()
     cluster.behaviour = begin(1)
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+    with gateway.connect() as client:
         client.sendall(ask())
         client.shutdown(socket.SHUT_WR)
         ahead = client.recv(1)

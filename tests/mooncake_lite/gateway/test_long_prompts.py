@@ -10,11 +10,12 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -353,62 +354,53 @@ def test_a_process_that_cannot_start_is_an_error_for_its_request(
 
 
 def tokenize(gateway: GatewayProcess, text: str) -> dict[str, Any]:
-    reply = httpx.post(f"{gateway.url}/tokenize", json={"prompt": text}, trust_env=False, timeout=LIMIT_S)
+    reply = gateway.http.post("/tokenize", json={"prompt": text})
     assert reply.status_code == 200
     return dict(reply.json())
 
 
-def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
-    gateway, _ = start()
-    tokenize(gateway, LONG_TEXT)
+@contextmanager
+def in_work(gateway: GatewayProcess, path: str, text: str) -> Iterator[tuple[int, Future[httpx.Response]]]:
+    """While a suspended process has a long body: (the process, the reply to come)."""
+    tokenize(gateway, text)
     child = child_of(gateway.process.pid)
     os.kill(child, signal.SIGSTOP)
-    found: list[dict[str, Any]] = []
-    long = threading.Thread(target=lambda: found.append(tokenize(gateway, LONG_TEXT)))
-    long.start()
+    with ThreadPoolExecutor(1) as pool:
+        yield child, pool.submit(gateway.http.post, path, json={"prompt": text})
 
-    for _ in range(3):
-        reply = httpx.post(
-            f"{gateway.url}/v1/completions", content=BODY, headers=JSON, trust_env=False, timeout=LIMIT_S
-        )
-        assert reply.status_code == 200
-        assert found == []
 
-    os.kill(child, signal.SIGCONT)
-    long.join(LIMIT_S)
+def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
+    gateway, _ = start()
+    with in_work(gateway, "/tokenize", LONG_TEXT) as (child, reply):
+        for _ in range(3):
+            assert gateway.http.post("/v1/completions", content=BODY, headers=JSON).status_code == 200
+            assert not reply.done()
+        os.kill(child, signal.SIGCONT)
+        found = reply.result().json()
+
     tokens = tokenize(gateway, "hello world ")["tokens"]
-    assert found[0]["count"] == len(found[0]["tokens"]) > SHORT_BYTES // 10
-    assert found[0]["tokens"][: len(tokens) - 1] == tokens[:-1]
+    assert found["count"] == len(found["tokens"]) > SHORT_BYTES // 10
+    assert found["tokens"][: len(tokens) - 1] == tokens[:-1]
     gateway.close()
     assert_ends(child)
 
 
 def test_a_prompt_of_mean_length_does_not_wait_behind_a_very_long_one(start: Start) -> None:
     gateway, _ = start()
-    very_long = "hello world " * (MIDDLE_BYTES // 10)
-    tokenize(gateway, very_long)
-    child = child_of(gateway.process.pid)
-    os.kill(child, signal.SIGSTOP)
-    found: list[dict[str, Any]] = []
-    long = threading.Thread(target=lambda: found.append(tokenize(gateway, very_long)))
-    long.start()
-    assert tokenize(gateway, LONG_TEXT)["count"] > 0
-    assert found == []
-    os.kill(child, signal.SIGCONT)
-    long.join(LIMIT_S)
-    assert found[0]["count"] > 0
-    gateway.close()
+    with in_work(gateway, "/tokenize", "hello world " * (MIDDLE_BYTES // 10)) as (child, reply):
+        assert tokenize(gateway, LONG_TEXT)["count"] > 0
+        assert not reply.done()
+        os.kill(child, signal.SIGCONT)
+        assert reply.result().json()["count"] > 0
 
 
 def test_a_long_body_is_admitted_before_it_is_worked_on_and_gives_its_place_back(start: Start) -> None:
     gateway, cluster = start({"open_requests": 1})
-    url = f"{gateway.url}/v1/completions"
     for _ in range(2):
-        reply = httpx.post(url, json={"prompt": LONG_TEXT}, trust_env=False, timeout=LIMIT_S)
+        reply = gateway.http.post("/v1/completions", json={"prompt": LONG_TEXT})
         assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert httpx.post(url, content=BODY, headers=JSON, trust_env=False, timeout=LIMIT_S).status_code == 200
-    assert len([message for message in cluster.received if isinstance(message, m.Submit)]) == 1
-    gateway.close()
+    assert gateway.http.post("/v1/completions", content=BODY, headers=JSON).status_code == 200
+    assert len(cluster.all_of(m.Submit)) == 1
 
 
 def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> None:
@@ -423,7 +415,7 @@ def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> 
 def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: Start) -> None:
     gateway, _ = start()
     body = json.dumps({"prompt": LONG_TEXT}).encode()
-    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+    with gateway.connect() as client:
         client.sendall(posted("/tokenize", body))
         gateway_process = psutil.Process(gateway.process.pid)
         while not (children := gateway_process.children()):
@@ -436,24 +428,13 @@ def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: 
 
 def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(start: Start) -> None:
     gateway, _ = start()
-    tokenize(gateway, LONG_TEXT)
-    child = child_of(gateway.process.pid)
-    os.kill(child, signal.SIGSTOP)
-    found: list[httpx.Response] = []
+    with in_work(gateway, "/v1/completions", LONG_TEXT) as (child, reply):
+        deadline = time.monotonic() + LIMIT_S
+        while "open_requests 1.0" not in gateway.http.get("/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(POLL_S)
+        gateway.process.terminate()
 
-    def ask() -> None:
-        url, body = f"{gateway.url}/v1/completions", {"prompt": LONG_TEXT}
-        found.append(httpx.post(url, json=body, trust_env=False, timeout=LIMIT_S))
-
-    long = threading.Thread(target=ask)
-    long.start()
-    deadline = time.monotonic() + LIMIT_S
-    while "open_requests 1.0" not in httpx.get(f"{gateway.url}/metrics", trust_env=False).text:
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
-    gateway.close()
-    long.join(LIMIT_S)
-
-    assert found[0].status_code == 503
-    assert found[0].json()["error"]["message"].startswith("the service is stopping")
+    assert reply.result().status_code == 503
+    assert reply.result().json()["error"]["message"].startswith("the service is stopping")
     assert_ends(child)

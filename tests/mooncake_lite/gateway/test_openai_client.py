@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,13 +9,7 @@ import openai
 import pytest
 
 from mooncake_lite import messages as m
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, SERVED_ID, FakeCluster, GatewayProcess, answer
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S) as client:
-        yield client
+from tests.mooncake_lite.gateway.fake_cluster import SERVED_ID, FakeCluster, answer
 
 
 def test_a_chat_completion_has_the_template_around_it_and_tells_what_was_reused(
@@ -34,34 +27,23 @@ def test_a_chat_completion_has_the_template_around_it_and_tells_what_was_reused(
     assert reply.choices[0].message.content == "user\nhello world\nassistant\n"
     assert reply.choices[0].finish_reason == "stop"
     submit = cluster.wait_for(m.Submit)
-    assert reply.usage is not None
     assert reply.usage.prompt_tokens == len(submit.body.token_ids) == reply.usage.completion_tokens
     assert reply.usage.total_tokens == 2 * len(submit.body.token_ids)
-    assert reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 20
     assert submit.body.sampling == m.Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=7)
     assert submit.body.stop_ids == [1]
 
 
-def test_a_completion_is_16_tokens_long_unless_asked_for_more(
-    client: openai.OpenAI, cluster: FakeCluster
-) -> None:
+def test_a_completion_is_16_tokens_long_unless_asked_for_more(client: openai.OpenAI) -> None:
     prompt = "the quick brown fox jumps over the lazy dog, 0123456789 0123456789"
 
     short = client.completions.create(model=SERVED_ID, prompt=prompt)
     whole = client.completions.create(model="default", prompt=prompt, max_tokens=100)
 
     assert short.object == "text_completion"
-    assert short.usage is not None
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 16)
     assert prompt.startswith(short.choices[0].text)
     assert (whole.choices[0].finish_reason, whole.choices[0].text) == ("stop", prompt)
-
-
-def test_a_prompt_may_be_token_ids(client: openai.OpenAI, cluster: FakeCluster) -> None:
-    client.completions.create(model=SERVED_ID, prompt=[5, 6, 7])
-
-    assert cluster.wait_for(m.Submit).body.token_ids == [5, 6, 7]
 
 
 def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
@@ -87,14 +69,11 @@ def test_a_chat_stream_begins_with_the_role_and_ends_with_the_usage(
     assert text == "user\nhello world\nassistant\n"
     assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "stop"]
     assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == len(cluster.wait_for(m.Submit).body.token_ids)
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_a_completion_stream_has_no_usage_unless_asked_for(
-    client: openai.OpenAI, cluster: FakeCluster
-) -> None:
+def test_a_completion_stream_has_no_usage_unless_asked_for(client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(model=SERVED_ID, prompt="hello world", max_tokens=64, stream=True)
     )
@@ -104,7 +83,7 @@ def test_a_completion_stream_has_no_usage_unless_asked_for(
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_16_concurrent_streams_each_get_their_own_text(client: openai.OpenAI, cluster: FakeCluster) -> None:
+def test_16_concurrent_streams_each_get_their_own_text(client: openai.OpenAI) -> None:
     prompts = [f"stream number {i}: " + f"{i} lazy dogs " * (i + 1) for i in range(16)]
 
     def read(prompt: str) -> tuple[str, str]:
@@ -156,7 +135,7 @@ def test_a_failure_before_the_first_token_is_500(client: openai.OpenAI, cluster:
         client.chat.completions.create(model=SERVED_ID, messages=[{"role": "user", "content": "hello"}])
 
 
-def test_models_are_listed_and_found_by_name(client: openai.OpenAI, cluster: FakeCluster) -> None:
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [SERVED_ID]
     assert client.models.retrieve(SERVED_ID).owned_by == "mooncake-lite"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -238,5 +217,5 @@ def test_logprobs_of_a_completion(client: openai.OpenAI, cluster: FakeCluster, s
     ]
 
 
-def test_no_logprobs_come_unasked(client: openai.OpenAI, cluster: FakeCluster) -> None:
+def test_no_logprobs_come_unasked(client: openai.OpenAI) -> None:
     assert client.completions.create(model=SERVED_ID, prompt="hello").choices[0].logprobs is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -16,7 +15,7 @@ from mooncake_lite.gateway.bodies import ChatBody
 from mooncake_lite.gateway.endpoints import ENDPOINTS
 from mooncake_lite.gateway.openapi import describe
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess
+from tests.mooncake_lite.gateway.fake_cluster import FakeCluster, GatewayProcess
 
 OPERATION = {"operationId", "summary", "responses", "parameters", "requestBody", "security"}
 
@@ -119,12 +118,11 @@ def test_answers_are_of_the_types_that_the_document_names(
         (types.Health, "GET", "/health", None),
         (types.Version, "GET", "/version", None),
     ]
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-        for kind, method, path, body in replies:
-            reply = http.request(method, path, json=body).json()
-            known = msgspec.to_builtins(msgspec.convert(reply, kind))
-            assert reply.keys() == known.keys()
-        document = http.get("/openapi.json").json()
+    for kind, method, path, body in replies:
+        reply = gateway.http.request(method, path, json=body).json()
+        known = msgspec.to_builtins(msgspec.convert(reply, kind))
+        assert reply.keys() == known.keys()
+    document = gateway.http.get("/openapi.json").json()
 
     described = {kind for e in ENDPOINTS for kind in (e.answer, e.details) if kind not in (dict, None)}
     assert described - {kind for kind, *_ in replies} == {"text/plain"}
@@ -134,7 +132,6 @@ def test_answers_are_of_the_types_that_the_document_names(
 def test_the_document_needs_no_key(start: Start) -> None:
     gateway, _ = start(api_key="secret")
 
-    document = httpx.get(f"{gateway.url}/openapi.json", trust_env=False).json()
+    document = gateway.http.get("/openapi.json").json()
 
     assert document == describe(ENDPOINTS, has_key=True)
-    gateway.close()

@@ -30,25 +30,6 @@ def test_the_first_token_may_be_overtaken_by_the_decode_rank() -> None:
     assert order.push(late) == [late, Tokens("r", 1, [11, 12])]
 
 
-def test_tokens_sent_again_after_a_death_are_dropped() -> None:
-    order = InOrder(8)
-
-    turn = passed(order, [Tokens("r", 0, [10, 11, 12]), Tokens("r", 1, [11, 12, 13]), Tokens("r", 0, [10])])
-
-    assert [message.token_ids for message in turn] == [[10, 11, 12], [13]]
-    assert order.next == 4
-
-
-def test_an_end_without_tokens_waits_for_its_turn() -> None:
-    order = InOrder(8)
-
-    assert order.push(Tokens("r", 1, [], "stop")) == []
-    turn = order.push(Tokens("r", 0, [10]))
-
-    assert [message.finish for message in turn] == [None, "stop"]
-    assert order.ended
-
-
 def test_nothing_comes_after_the_end() -> None:
     order = InOrder(8)
     order.push(Tokens("r", 0, [10], "stop"))

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from mooncake_lite import messages as m
@@ -39,17 +38,15 @@ def reset(*answers: m.PoolEnded) -> ResetAnswer:
 def test_a_client_with_the_key_empties_the_cache_and_hears_how_many_blocks_went(start: Start) -> None:
     gateway, cluster = start(api_key="secret")
     cluster.pool_answers = [m.PoolEnded(blocks=5, kept=2), m.PoolEnded(blocks=2), m.PoolEnded("no room")]
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-        stranger = http.post("/reset_prefix_cache")
-        http.headers["Authorization"] = "Bearer secret"
-        done, failed = http.post("/reset_prefix_cache"), http.post("/reset_prefix_cache")
+    stranger = gateway.http.post("/reset_prefix_cache")
+    gateway.http.headers["Authorization"] = "Bearer secret"
+    done, failed = gateway.http.post("/reset_prefix_cache"), gateway.http.post("/reset_prefix_cache")
 
     assert stranger.status_code == 401
     assert (done.status_code, done.json()) == (200, {"removed_blocks": 7, "kept_blocks": 0})
     assert (failed.status_code, failed.json()["error"]["message"]) == (503, "no room")
-    queries = [message for message in cluster.received if isinstance(message, m.PoolQuery)]
+    queries = cluster.all_of(m.PoolQuery)
     assert queries == [m.PoolQuery("rm-all", force=True, number=number) for number in (1, 2, 3)]
-    gateway.close()
 
 
 @pytest.mark.quick

@@ -18,7 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import zmq
 
@@ -28,20 +27,23 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.rank_process import RankFile
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, answer, posted
+from tests.mooncake_lite.gateway.fake_cluster import (
+    LIMIT_S,
+    FakeCluster,
+    GatewayProcess,
+    answer,
+    first_token_only,
+    posted,
+)
 from tests.patience import patient
 from transport.curve import CurveKeys
 
 BODY = {"prompt": "hello", "stream": True}
 
 
-def first_token_only(cluster: FakeCluster, submit: m.Submit) -> None:
-    cluster.tokens(1, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[:1]))
-
-
 def pings(gateway: GatewayProcess) -> list[tuple[int, bytes]]:
     """Status and body of both forms of /ping."""
-    replies = [httpx.request(method, f"{gateway.url}/ping", trust_env=False) for method in ("GET", "POST")]
+    replies = [gateway.http.request(method, "/ping") for method in ("GET", "POST")]
     return [(reply.status_code, reply.content) for reply in replies]
 
 
@@ -70,7 +72,7 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
         pass
 
     for path in ("/v1/completions", "/reset_prefix_cache"):
-        refused = httpx.post(f"{gateway.url}{path}", json=BODY, trust_env=False)
+        refused = gateway.http.post(path, json=BODY)
         assert refused.status_code == 503
         assert "rank 2" in refused.json()["error"]["message"]
     assert pings(gateway) == [(503, b""), (503, b"")]
@@ -79,7 +81,6 @@ def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) 
     ready = {"status": "ok", "detail": "ready", "weights": "float32", "degraded": []}
     assert gateway.wait_health(200) == ready
     assert pings(gateway) == [(200, b""), (200, b"")]
-    gateway.close()
 
 
 def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start) -> None:
@@ -93,7 +94,6 @@ def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start
     cluster.tell_gateway(m.ClusterStatus(True, ""))
     while gateway.wait_health(200)["degraded"]:
         pass
-    gateway.close()
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -105,30 +105,27 @@ def test_a_flood_of_scrapes_and_the_pings_ask_the_conductor_once_per_kept_time(
     cluster.silent = silent
 
     def asked() -> list[float]:
-        return [item.asked_at_s for item in cluster.received if isinstance(item, m.MetricsRequest)]
+        return [item.asked_at_s for item in cluster.all_of(m.MetricsRequest)]
 
     def scrape(_: int) -> None:
-        with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-            while len(asked()) < 3:
-                reply = http.get("/metrics")
-                assert reply.status_code == 200
-                age_s = re.findall(r"^mooncake_lite_cluster_metrics_age_seconds (\S+)$", reply.text, re.M)[0]
-                assert silent or float(age_s) < patient(1.0)
+        while len(asked()) < 3:
+            reply = gateway.http.get("/metrics")
+            assert reply.status_code == 200
+            age_s = re.findall(r"^mooncake_lite_cluster_metrics_age_seconds (\S+)$", reply.text, re.M)[0]
+            assert silent or float(age_s) < patient(1.0)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(scrape, range(8)))
     assert all(later - one >= 0.9 for one, later in pairwise(asked()))
     cluster.silent = False
-    gateway.close()
 
 
 def test_the_hello_names_where_tokens_go(start: Start, run_dir: Path) -> None:
-    gateway, cluster = start()
+    _, cluster = start()
 
     hello = cluster.wait_for(m.GatewayHello)
 
     assert hello == m.GatewayHello("gateway-0", [f"ipc://{run_dir}/tokens-gateway-0"])
-    gateway.close()
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "silent"])
@@ -137,30 +134,28 @@ def test_a_conductor_that_vanishes_ends_open_requests_and_turns_health_503(
 ) -> None:
     gateway, cluster = start({"ping_s": 0.2}, dead_after_s=2.0)
     cluster.behaviour = first_token_only
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-        with http.stream("POST", "/v1/completions", json=BODY) as stream:
-            lines = stream.iter_lines()
-            data_of(lines)
-            if killed:
-                cluster.close()
-            else:
-                cluster.silent = True
-            error = data_of(lines)["error"]
-            assert (error["code"], error["type"]) == ("service_unavailable", "server_error")
-            assert list(lines)[-1:] != ["data: [DONE]"]
-        assert gateway.wait_health(503)["status"] == "lost"
-        assert http.post("/v1/completions", json=BODY).status_code == 503
-        assert http.get("/metrics").status_code == 200
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
+        lines = stream.iter_lines()
+        data_of(lines)
+        if killed:
+            cluster.close()
+        else:
+            cluster.silent = True
+        error = data_of(lines)["error"]
+        assert (error["code"], error["type"]) == ("service_unavailable", "server_error")
+        assert list(lines)[-1:] != ["data: [DONE]"]
+    assert gateway.wait_health(503)["status"] == "lost"
+    assert gateway.http.post("/v1/completions", json=BODY).status_code == 503
+    assert gateway.http.get("/metrics").status_code == 200
     if not killed:
         cluster.silent = False
         gateway.wait_ready()
-    gateway.close()
 
 
 def test_a_stop_ends_open_requests_with_an_error_and_the_process_within_the_grace(start: Start) -> None:
     gateway, cluster = start()
     cluster.behaviour = first_token_only
-    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, trust_env=False) as stream:
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
         lines = stream.iter_lines()
         data_of(lines)
         told = time.monotonic()
@@ -175,21 +170,21 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
     gateway, cluster = start()
     cluster.behaviour = lambda cluster, submit: None
     body = json.dumps(BODY).encode()
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+    with gateway.connect() as client:
         client.sendall(posted("/v1/completions", body))
         submit = cluster.wait_for(m.Submit)
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.finish(patient(3.0)) == (0, "")
         assert client.recv(20).startswith(b"HTTP/1.1 503")
 
-    cluster.wait_for(m.RequestCancelled, lambda cancel: cancel.request_id == submit.request.request_id)
+    cluster.wait_cancelled(submit.request.request_id)
 
 
 def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(start: Start) -> None:
     gateway, _ = start()
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LIMIT_S) as client:
+    with gateway.connect() as client:
         client.sendall(head)
         assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is being waited for
         gateway.process.send_signal(signal.SIGTERM)
@@ -206,7 +201,7 @@ def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
     cluster.behaviour = lambda cluster, submit: None
     why = "rank 2 (decode) died: its process 77 ended"
     body = json.dumps(BODY).encode()
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+    with gateway.connect() as client:
         client.sendall(posted("/v1/completions", body))
         cluster.wait_for(m.Submit)
         RankFile(gateway.run_dir, 0, "conductor").write("failed", why)
@@ -227,7 +222,6 @@ def test_a_gateway_ends_when_its_parent_is_killed(run_dir: Path, model_folder: P
         [sys.executable, "-c", code, str(run_dir), str(model_folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     watched = os.pidfd_open(pid)
     parent.kill()
@@ -315,9 +309,8 @@ def test_ranks_on_other_hosts_send_tokens_over_tcp_with_the_clusters_key(start: 
         cluster.tokens(7, m.Tokens(submit.request.request_id, 0, submit.body.token_ids, "stop"), tcp)
 
     cluster.behaviour = over_tcp
-    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    reply = gateway.http.post("/v1/completions", json={"prompt": "hello"})
     assert reply.json()["choices"][0]["text"] == "hello"
-    gateway.close()
 
 
 def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
@@ -332,9 +325,8 @@ def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
         answer(cluster, submit, submit.body.token_ids)
 
     cluster.behaviour = both
-    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    reply = gateway.http.post("/v1/completions", json={"prompt": "hello"})
     assert reply.json()["choices"][0]["text"] == "hello"
-    gateway.close()
 
 
 def test_a_gateway_without_keys_says_so_and_goes_on(start: Start) -> None:
@@ -343,7 +335,7 @@ def test_a_gateway_without_keys_says_so_and_goes_on(start: Start) -> None:
     cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
 
     assert len(cluster.wait_for(m.GatewayHello).token_endpoints) == 1
-    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hello"}, trust_env=False)
+    reply = gateway.http.post("/v1/completions", json={"prompt": "hello"})
     assert reply.status_code == 200
     gateway.process.terminate()
     code, written = gateway.finish()
@@ -366,12 +358,9 @@ def test_malformed_messages_are_dropped_and_counted(start: Start, run_dir: Path)
 
     wanted = "mooncake_lite_gateway_zmq_dropped_total 2.0"
     deadline = time.monotonic() + LIMIT_S
-    while wanted not in httpx.get(f"{gateway.url}/metrics", trust_env=False).text.splitlines():
+    while wanted not in gateway.http.get("/metrics").text.splitlines():
         assert time.monotonic() < deadline
-    assert (
-        httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, trust_env=False).status_code == 200
-    )
-    gateway.close()
+    assert gateway.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["before the first text", "in a stream"])
@@ -384,7 +373,7 @@ def test_a_mistake_inside_is_500_for_the_client_and_one_line_for_the_log(start: 
             cluster.tokens(1, m.Tokens(submit.request.request_id, at, [token]))
 
     cluster.behaviour = nonsense
-    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, trust_env=False) as stream:
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
         assert stream.status_code == (200 if index else 500)
         assert "internal error: OverflowError" in stream.read().decode()
     cluster.wait_for(m.RequestCancelled)

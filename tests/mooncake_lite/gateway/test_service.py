@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from math import inf
 
-import httpx
 import pytest
 
 from mooncake_lite import messages as m
@@ -13,7 +12,6 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.service import Service, Services
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S
 
 TENANTS = json.dumps({"alice": {"key": "a-key", "class": "batch"}, "bob": {"key": "b-key"}})
 INTERACTIVE, STANDARD, BATCH = range(3)
@@ -71,30 +69,28 @@ def test_a_limit_is_a_number_above_0(text: str) -> None:
 def test_the_cluster_is_told_the_class_the_tenant_and_the_limits(start: Start) -> None:
     gateway, cluster = start(tenants=TENANTS)
     headers = bearer("a-key") | {"X-SLO-TTFT-ms": "250"}
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=LIMIT_S) as http:
-        assert http.post("/v1/completions", json={"prompt": ["x", "y"]}, headers=headers).status_code == 200
-        submits = [message for message in cluster.received if isinstance(message, m.Submit)]
-        assert len(submits) == 2
-        for submit in submits:
-            assert (submit.request.class_id, submit.request.tenant, submit.request.slo_ttft_s) == (
-                BATCH,
-                "alice",
-                0.25,
-            )
-        refused = http.post(
-            "/v1/completions", json={"prompt": "x"}, headers=bearer("b-key") | {"x-service-class": "gold"}
+    assert (
+        gateway.http.post("/v1/completions", json={"prompt": ["x", "y"]}, headers=headers).status_code == 200
+    )
+    submits = cluster.all_of(m.Submit)
+    assert len(submits) == 2
+    for submit in submits:
+        assert (submit.request.class_id, submit.request.tenant, submit.request.slo_ttft_s) == (
+            BATCH,
+            "alice",
+            0.25,
         )
+    refused = gateway.http.post(
+        "/v1/completions", json={"prompt": "x"}, headers=bearer("b-key") | {"x-service-class": "gold"}
+    )
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert "no service class is called 'gold'; there are interactive, standard, batch" in error["message"]
+    assert error["param"] == "x-service-class"
+    for path, body in BODIES.items():
+        refused = gateway.http.post(path, json=body, headers=bearer("b-key") | {"x-slo-tpot-ms": "0"})
         assert refused.status_code == 400
         error = refused.json()["error"]
-        assert "no service class is called 'gold'; there are interactive, standard, batch" in error["message"]
-        assert error["param"] == "x-service-class"
-        for path, body in BODIES.items():
-            refused = http.post(path, json=body, headers=bearer("b-key") | {"x-slo-tpot-ms": "0"})
-            assert refused.status_code == 400
-            error = refused.json()["error"]
-            assert error.pop("message").startswith(
-                "x-slo-tpot-ms='0' must be a number of milliseconds above 0"
-            )
-            assert error == {"type": "invalid_request_error", "param": "x-slo-tpot-ms", "code": None}
-        assert http.get("/v1/models").status_code == 401
-    gateway.close()
+        assert error.pop("message").startswith("x-slo-tpot-ms='0' must be a number of milliseconds above 0")
+        assert error == {"type": "invalid_request_error", "param": "x-slo-tpot-ms", "code": None}
+    assert gateway.http.get("/v1/models").status_code == 401

@@ -87,4 +87,3 @@ def test_a_refusal_after_the_prefill_is_a_429_for_a_stream_too(start: Start) -> 
     chunks = client.completions.create(model=SERVED_ID, prompt="one", stream=True, max_tokens=100)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "one"
     client.close()
-    gateway.close()

@@ -21,6 +21,7 @@ from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, text, write_archive
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
@@ -80,6 +81,12 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: write_members(path, **{"regions/1a.py": b"pass", "lab.json": b'{"lab": 1}'}),
         "the archive was packed for lab 1, and lab 2 is graded",
     ),
+    "too_many_bytes": (lambda path: path.write_bytes(bytes(MOST_ARCHIVE_BYTES + 1)), "is not read"),
+    "flipped": (
+        lambda path: patched(path, {"2d": GOOD["2d"]}, lambda data: data[:200] + b"\xff" * 9 + data[209:]),
+        "regions/2d.py cannot be read",
+    ),
+    "no_task": (lambda path: write_archive(path, {}, **{"regions/2z.py": b"x"}), "is no task of lab 2"),
     "no_text": (
         lambda path: write_archive(path, {}, **{"regions/2d.py": b"\xff\xfe"}),
         "regions/2d.py is not UTF-8 text",

@@ -24,7 +24,7 @@ from mooncake_lite.labs.grading import Grade, grade_folder, read_marks
 from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
 from mooncake_lite.labs.scores import score
-from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES, read_submission
+from mooncake_lite.labs.submission import read_submission
 from tests.mooncake_lite.labs.sample_class import (
     SAMPLES,
     STUBS,
@@ -77,6 +77,14 @@ def points(grades: list[Grade]) -> dict[str, dict[str, int]]:
     }
 
 
+def of_one(tmp_path: Path, texts: dict[str, str], root: Path = ROOT, **options: bool) -> list[Grade]:
+    """The grades of a class of one student, Ada, in the folder `class` of the test."""
+    (tmp_path / "class").mkdir()
+    write_archive(tmp_path / "class" / "ada.zip", texts)
+    options = {"trusted": True} | options
+    return grade_folder(root, lab_in(root, 2), tmp_path / "class", "x", jobs=1, **options)
+
+
 def test_the_sample_class_gets_its_points_and_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,9 +100,7 @@ def test_the_sample_class_gets_its_points_and_is_told_why(
 
 
 def test_a_region_that_uses_names_of_its_own_gets_nothing_even_if_it_is_right(tmp_path: Path) -> None:
-    (tmp_path / "class").mkdir()
-    write_archive(tmp_path / "class" / "jo.zip", {"2d": SURVIVOR})
-    (grade,) = grade_folder(ROOT, LAB, tmp_path / "class", "sample", jobs=1, trusted=True)
+    (grade,) = of_one(tmp_path, {"2d": SURVIVOR})
     assert grade.automatic == 0
     assert "imports; a region uses only" in grade.scores["2d"].state
 
@@ -147,10 +153,7 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
 def test_a_task_has_one_time_limit_for_all_of_its_tests(tree: Path, tmp_path: Path) -> None:
     edit(tree / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
     slow = text("import time", "time.sleep(0.3)", "return 1")
-    (tmp_path / "class").mkdir()
-    write_archive(tmp_path / "class" / "ada.zip", {"2c": slow})
-    lab = lab_in(tree, 2)
-    (grade,) = grade_folder(tree, lab, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    (grade,) = of_one(tmp_path, {"2c": slow}, tree, check_names=False)
     why = "the tests of the task took longer than 1 s together"
     assert grade.messages == [f"2c: {why}"]
     said = list(grade.scores["2c"].failed_with("private").values())
@@ -167,9 +170,7 @@ TELLING = text(
 
 
 def test_inputs_of_the_private_seed_are_shown_to_the_teacher_alone(tmp_path: Path) -> None:
-    (tmp_path / "class").mkdir()
-    write_archive(tmp_path / "class" / "ada.zip", {"2b": TELLING})
-    grades = grade_folder(ROOT, LAB, tmp_path / "class", "x", jobs=1, trusted=True, check_names=False)
+    grades = of_one(tmp_path, {"2b": TELLING}, check_names=False)
     write_grades(LAB, grades, tmp_path / "grades.csv")
     calls = {
         seed: [
@@ -206,11 +207,9 @@ def test_without_a_sandbox_grading_stops_and_names_the_fix(
 def test_a_user_change_alone_is_not_enough_where_the_solutions_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "class").mkdir()
-    write_archive(tmp_path / "class" / "ada.zip", STUBS)
     monkeypatch.setattr(sandbox, "possible", lambda: ("uid", "unshare: Operation not permitted"))
     with pytest.raises(LabError, match=f"read the solutions in {ROOT}: .*labs release --autograder"):
-        grade_folder(ROOT, LAB, tmp_path / "class", "x", jobs=1, trusted=False)
+        of_one(tmp_path, STUBS, trusted=False)
 
 
 def test_trusted_says_what_it_cannot_promise(tmp_path: Path) -> None:
@@ -234,37 +233,6 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     found = read_submission(path, LAB)
     assert (found.regions, found.report) == ({}, "ok")
     assert any("2a.py has more than 65,536 bytes" in message for message in found.messages)
-
-
-@pytest.mark.quick
-def test_names_that_no_submission_has_are_left_out_by_name(tmp_path: Path) -> None:
-    names = {
-        "../../etc/passwd": b"x",
-        "/tmp/x": b"x",
-        "regions/2z.py": b"x",
-        "regions/２a.py": b"x",
-        "lösung.py": b"x",
-    }
-    found = read_submission(write_archive(tmp_path / "names.zip", {"2a": "pass"}, **names), LAB)
-    assert found.regions == {"2a": "pass"}
-    assert len(found.messages) == len(names)
-    assert all(
-        "is no part of a submission" in said or "is no task of lab 2" in said for said in found.messages
-    )
-
-
-@pytest.mark.quick
-def test_an_archive_that_is_none_gets_a_message(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(b"hello")
-    (tmp_path / "b.zip").write_bytes(b"PK\x05\x06" + bytes(18))
-    (tmp_path / "c.zip").write_bytes(bytes(MOST_ARCHIVE_BYTES + 1))
-    whole = write_archive(tmp_path / "d.zip", {"2a": "pass" * 99}).read_bytes()
-    (tmp_path / "d.zip").write_bytes(whole[:60] + b"\xff" * 9 + whole[69:])
-    said = {name: read_submission(tmp_path / f"{name}.zip", LAB).messages for name in "abcd"}
-    assert "the archive cannot be read" in said["a"][0]
-    assert said["b"] == []
-    assert "is not read" in said["c"][0]
-    assert said["d"]
 
 
 @pytest.mark.quick

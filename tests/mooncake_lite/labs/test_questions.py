@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import httpx
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
 
-from mooncake_lite.cli import cli, main
+from mooncake_lite.cli import main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
@@ -21,7 +20,7 @@ from mooncake_lite.labs.variant import class_of, sizes
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.explain import from_recording
 from tests import emulation
-from tests.mooncake_lite.labs.trees import ROOT
+from tests.mooncake_lite.labs.trees import ROOT, labs
 from tests.mooncake_lite.tracing.reading import read
 
 LAB = lab_in(ROOT, 0)
@@ -36,13 +35,6 @@ def folder(tree: Path) -> Path:
 
 def real() -> dict[str, Answer]:
     return real_answers(ROOT, LAB, class_of(ROOT).seed)
-
-
-def labs(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result
 
 
 # ------------------------------------------------------------------------------------------- commands

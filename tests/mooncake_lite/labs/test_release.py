@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from mooncake_lite import __version__
-from mooncake_lite.cli import cli, main
+from mooncake_lite.cli import main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
@@ -23,7 +22,7 @@ from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
 from mooncake_lite.labs.release import leaks, release, solutions
 from mooncake_lite.labs.variant import public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit, labs
 
 LAB = lab_in(ROOT, 2)
 SEED = "a long secret"
@@ -42,13 +41,6 @@ def tree(released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(released, tmp_path / "tree")
     monkeypatch.chdir(tmp_path / "tree")
     return tmp_path / "tree"
-
-
-def labs(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result
 
 
 def fill_in(tree: Path, texts: dict[str, str]) -> None:

@@ -6,6 +6,10 @@ import filecmp
 import shutil
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from mooncake_lite.cli import cli
+
 ROOT = Path(__file__).resolve().parents[3]
 PARTS = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials/labs", "tests/labs")
 
@@ -37,3 +41,11 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, f"{path}: {old!r} occurs {text.count(old)} times"
     path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def labs(*arguments: str) -> Result:
+    """Run `mooncake-lite labs` in the folder of the test; raises what the command raises."""
+    result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result

@@ -104,7 +104,6 @@ def test_a_child_dies_with_its_parent_and_hears_signals_that_the_parent_has_bloc
     )
     source = f"import signal, sys\nfrom mooncake_lite.launch.rank_process import *\n{parent}"
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     with process.stdout:
         pid = int(process.stdout.readline())
         assert process.stdout.readline() == "set()\n"
@@ -117,7 +116,6 @@ def test_a_child_dies_with_its_parent_and_hears_signals_that_the_parent_has_bloc
 
 def test_a_command_that_cannot_be_run_is_told_by_exit_code_127() -> None:
     child = start_child(["/nonexistent/program"], stderr=subprocess.PIPE)
-    assert child.stderr is not None
     with child.stderr:
         assert child.stderr.read() == b"/nonexistent/program: No such file or directory\n"
     assert child.wait(30) == 127

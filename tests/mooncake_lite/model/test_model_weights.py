@@ -226,12 +226,9 @@ def test_two_processes_that_load_the_default_model_share_its_weights(default_fol
     ]
     try:
         for process in processes:
-            assert process.stdout is not None
             assert process.stdout.readline() == "loaded\n"
         figures = []
         for process in processes:
-            assert process.stdin is not None
-            assert process.stdout is not None
             process.stdin.write("\n")
             process.stdin.flush()
             figures.append([int(number) for number in process.stdout.readline().split()])

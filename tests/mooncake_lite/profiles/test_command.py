@@ -50,9 +50,7 @@ def test_a_measured_profile_serves_its_model_and_the_fit_is_shown_beside_the_mea
     assert all(one.seconds > 0 for one in compute.passes)
     assert compute.time_scale == 0.5
     prefill, moves = profile.prefill, profile.moves
-    assert prefill is not None
     assert all(one.seconds > 0 and one.cached < one.num_tokens for one in prefill.prompts)
-    assert moves is not None
     assert moves.near_bytes_per_s
     assert moves.dram_bytes_per_s
     assert moves.ssd_bytes_per_s

@@ -177,7 +177,6 @@ def test_moving_40_gb_takes_what_46_gb_per_s_takes() -> None:
 
 def test_the_stored_fit_is_the_fit_of_its_points() -> None:
     prefill = paper().prefill
-    assert prefill is not None
     found = fit_prompts(prefill.prompts)
     assert found.seconds(50_000, 20_000) == pytest.approx(prefill.fit.seconds(50_000, 20_000))
     assert error_of(found, prefill.prompts).largest == pytest.approx(prefill.error.largest)

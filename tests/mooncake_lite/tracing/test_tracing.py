@@ -7,6 +7,7 @@ import json
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -313,11 +314,8 @@ def test_hosts_find_the_offset_of_their_clocks_in_exchanges() -> None:
     def host(rank: int) -> None:
         found[rank] = offset_to_rank_0(World(rank), clocks[rank])
 
-    threads = [threading.Thread(target=host, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(host, range(2)))
     assert abs(found[0].ahead_ns) <= found[0].error_ns
     assert abs(found[1].ahead_ns - behind_ns) <= found[1].error_ns
 

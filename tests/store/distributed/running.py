@@ -42,7 +42,6 @@ def master_thread(lease_ms: int = 10_000, curve: CurveKeys | None = None) -> Ite
 def rest(*stores: MooncakeDistributedStore) -> None:
     """Return when the master has nothing more to do for these: it answers what nobody waits for, too."""
     for store in stores:
-        assert store._client is not None
         store._client._link.ask(say.Drain)
 
 
@@ -59,11 +58,9 @@ def master_process(
     line += ["--default-kv-lease-ttl", str(lease_ms), *options]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     try:
-        assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
         assert ready, "the master does not say that it listens"
         found = re.search(r"at (\S+),", process.stdout.readline())
-        assert found is not None
         yield found[1], process
     finally:
         process.send_signal(signal.SIGTERM)
@@ -110,7 +107,6 @@ def program(text: str, *arguments: str, **variables: str) -> Iterator[subprocess
 
 def heard(process: subprocess.Popen[str]) -> str:
     """The next line of a program, within LIMIT_S."""
-    assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
     assert ready, "the program says nothing"
     return process.stdout.readline().strip()

@@ -97,7 +97,6 @@ def test_a_wish_says_what_a_config_means() -> None:
     config.soft_pin_action = SoftPinAction.ENABLE
     config.preferred_segment, config.preferred_segments = "a", ["b", "a"]
     wish = wish_of(config)
-    assert wish is not None
     assert (wish.replicas, wish.soft_pin_ms, wish.preferred) == (2, 1_800_000, ["a", "b"])
     config.soft_pin_ttl_ms = 5
     assert wish_of(config).soft_pin_ms == 5  # type: ignore[union-attr]

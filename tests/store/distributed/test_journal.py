@@ -123,7 +123,6 @@ def test_another_client_finds_at_once_what_was_put_without_a_message() -> None:
                 assert second.get(f"k{number}") == b"%04d" % number * 1000
             else:
                 assert second.is_exist(f"k{number}") == 1
-        assert first._client is not None
         figures = first._client._link.ask(StatsAsk).values
         assert figures["claims"] >= 300
         assert figures["claims_unknown"] == 0

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -214,11 +215,8 @@ def test_eight_threads_put_and_get_a_hundred_megabytes_each() -> None:
                 if store.get(f"t{thread}-{number}") != values[thread]:
                     wrong.append(f"get {thread} {number}")
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
         store.close()
         master.catalogue.check()
     assert wrong == []

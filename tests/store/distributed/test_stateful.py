@@ -95,7 +95,6 @@ class Lives(RuleBasedStateMachine):
         self.stores[seat] = None
         if crash:
             client = store._client
-            assert client is not None
             client._link.ask(say.Leave)  # what the master does when it sees the end of the process
         store.close()
         for name in lone:
@@ -185,7 +184,6 @@ class Lives(RuleBasedStateMachine):
             while (found := store.query_task(task)[0]) is not None and found.status.name == "PROCESSING":
                 with contextlib.suppress(IndexError):
                     store._copying._threads[-1].join(10)  # type: ignore[union-attr]
-            assert found is not None
             assert found.status.name == "SUCCESS"
             assert self.replicas(name) == (before | {to}) - ({source} if move and source != to else set())
             if to not in before:

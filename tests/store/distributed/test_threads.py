@@ -43,7 +43,6 @@ def test_a_copy_whose_thread_dies_has_failed_with_the_reason(monkeypatch: pytest
 def test_a_store_whose_beats_end_leaves_its_master_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with master_thread() as master, stores(address(master), 2) as (first, second):
         client = client_of(first)
-        assert client._keeper is not None
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "rest", lambda writer: a_bug() if writer is client._writer else None)
             client._keeper.join(LIMIT_S)

@@ -24,7 +24,6 @@ def main() -> None:
     engine = TransferEngine(world, 2**20, stall_s=2.0, path="two_sided")
     engine.local[:] = world.rank
     courier = engine._remote._courier
-    assert courier is not None
     card = f"{courier._hub.endpoints[0]} {courier._hub._curve.server_public}".encode()
     endpoint, key = world.allgather_bytes(card)[1].decode().split()
     world.barrier()

@@ -234,13 +234,6 @@ def test_a_cancel_while_loading_is_answered_at_once_and_the_other_groups_are_not
     assert not rank.machine.state.busy
 
 
-def test_a_cancel_for_another_attempt_changes_nothing() -> None:
-    rank = Rank(DECODE)
-    rank.hear(rank.decode([*range(6)], max_tokens=2))
-    assert not any(isinstance(message, m.DecodeEnded) for message in rank.hear(m.CancelOn(2, "a", 2)))
-    assert rank.until(m.DecodeEnded).request_id == "a"
-
-
 def test_a_prefill_that_is_cancelled_has_failed() -> None:
     rank = Rank(PREFILL)
     told = rank.hear(prefill([*range(30)], [], store=8), CANCEL)
@@ -284,20 +277,6 @@ def test_a_failed_store_says_that_bytes_may_still_reach_the_pool() -> None:
     rank.hear(prefill([*range(9)], [], store=3))
     failed = rank.until(m.RequestFailed)
     assert failed == m.RequestFailed(*ABOUT, "KV could not be moved: the line is cut", True)
-
-
-def test_the_only_running_request_steps_back_for_one_that_is_loading() -> None:
-    rank = Rank(DECODE, num_pages=7)
-    rank.hear(rank.decode([*range(5)], answered=2))
-    first = rank.until(m.Tokens)
-    rank.model.ends = lambda: False
-    rank.hear(decode("b", [*range(8)], rank.in_pool([*range(7)]), attempt=0, max_tokens=2))
-    preempted = rank.until(m.Preempted)
-    (tokens,), event = preempted.token_ids, preempted.event
-    assert tokens[:6] == [*range(5), *first.token_ids]
-    assert event == m.Preempted(*ABOUT, len(tokens), [], [])
-    rank.model.ends = lambda: True
-    assert rank.until(m.DecodeEnded).request_id == "b"
 
 
 def test_a_block_that_goes_back_to_the_pool_is_offered_with_what_it_hangs_on() -> None:

@@ -118,7 +118,6 @@ def test_a_tier_larger_than_its_disk_is_warned_about_and_opened(
     for ssd_bytes, warned in ((1 << 24, False), (1 << 60, True)):
         config = ServeConfig(ssd_dir=str(tmp_path), ssd_bytes=ssd_bytes)
         tier = open_tier(config, 0, SMALL, bytes(16))
-        assert tier is not None
         tier.close()
         out = capsys.readouterr().out
         assert out.count("\n") == warned

@@ -94,7 +94,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_more_lent_blocks_than_there_are_slots_reach_the_tier_unchanged(pair: Pair) -> None:
     fates = pair.save(pair.lend(range(BLOCKS)))
     assert {fate for some in fates.values() for fate in some} <= {"written", "durable"}
-    assert pair.store._writer is not None
     assert pair.store._writer.seal_now(patient(5.0))
     out = np.zeros(SMALL.nbytes, np.uint8)
     for key in range(BLOCKS):
@@ -142,7 +141,6 @@ def test_lent_blocks_are_saved_oldest_first_and_newest_first_when_stopping(pair:
 def load(pair: Pair, keys: range) -> m.BlocksLoaded:
     """Have blocks that the tier holds read into an emptied lent segment."""
     pair.save(pair.lend(keys))
-    assert pair.store._writer is not None
     assert pair.store._writer.seal_now(patient(5.0))
     pair.lent[:] = 0
     pair.store._load(m.LoadBlocks(STORE, 7, list(keys), [digest_of(key) for key in keys], pair.refs(keys)))
@@ -171,7 +169,6 @@ def test_an_order_whose_bytes_cannot_be_moved_ends_with_the_reason_and_the_next_
     keys = range(2, LOAD_SLOTS + 4)
     message = pair.lend(keys)
     pair.save(message)
-    assert pair.store._writer is not None
     assert pair.store._writer.seal_now(patient(5.0))
     places = pair.refs(range(len(keys)))
     pair.store._load(m.LoadBlocks(STORE, 7, message.keys, message.digests, places))
