@@ -18,6 +18,7 @@ import kernels_numba
 from kernels_numba import gpu_checks, gpu_figures, gpu_mover_checks, gpu_report
 from kernels_numba.gpu_runner import KILLED_S, LEAST_S, Record, results_of, run_items, together
 from tests.kernels_numba.rehearsal import on_cpu
+from tests.patience import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
@@ -271,20 +272,13 @@ list(gpu_runner.results_of("p", [sys.executable, "-c", child], 60.0))
 """
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     try:
-        wait_for(lambda: mark.exists() and mark.read_text() != "")
+        assert wait_until(lambda: mark.exists() and mark.read_text() != "")
         parent.terminate()
         assert parent.wait(20) == 143
-        wait_for(lambda: not Path(f"/proc/{mark.read_text()}").exists())
+        assert wait_until(lambda: not Path(f"/proc/{mark.read_text()}").exists())
     finally:
         parent.kill()
         parent.wait(20)
-
-
-def wait_for(condition: Any, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("part", ["blocks", "codecs"])

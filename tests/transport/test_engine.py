@@ -1,6 +1,5 @@
 """What the engine finds before it moves a byte: buffers, ranges, memory, addresses. No MPI."""
 
-import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import wait_until
 from transport import segments
 from transport.address import address_towards, reachable_address, tcp_endpoint
 from transport.batch import byte_view
@@ -133,13 +133,9 @@ def test_a_buffer_is_let_go_of_when_its_copies_have_ended(engine: Any) -> None:
     buffer = np.zeros(8 * 2**20, np.uint8)
     kept = weakref.ref(buffer)
     batch = engine.submit([read(buffer, buffer.nbytes)])
-    until = time.monotonic() + 20
-    while not batch.poll():  # the worker alone copies it
-        assert time.monotonic() < until
+    assert wait_until(batch.poll)  # the worker alone copies it
     del buffer, batch
-    while kept() is not None:
-        assert time.monotonic() < until, "the worker keeps it until the next one comes"
-        time.sleep(0.002)
+    assert wait_until(lambda: kept() is None), "the worker keeps it until the next one comes"
 
 
 def test_registered_buffers_of_others_are_reached_where_only_memory_is_allowed(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.mpi import ROOT
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from transport import socket_path, sockets_server
 from transport.batch import Batch
 from transport.errors import (
@@ -72,13 +72,6 @@ def greeted(server: BytesServer) -> tuple[Connection, float]:
     return connection, deadline
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return condition()
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, EAGER_BYTES, EAGER_BYTES + 1, 11 * MIB])
 def test_one_range_of_any_length_travels_both_ways(
     server: BytesServer, client: BytesClient, memory: np.ndarray, nbytes: int
@@ -89,7 +82,7 @@ def test_one_range_of_any_length_travels_both_ways(
     assert buffer[-1] == 0
     client.write(7, [(5, nbytes)], [255 - buffer], 10)
     assert np.array_equal(memory[5 : 5 + nbytes], 255 - buffer[:nbytes])
-    assert soon(lambda: server.counters["requests"] == 2)
+    assert wait_until(lambda: server.counters["requests"] == 2)
     assert (server.counters["bytes_read"], server.counters["bytes_written"]) == (nbytes, nbytes)
 
 
@@ -124,7 +117,7 @@ def test_many_threads_share_a_few_connections(
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(0, 8000, 1000)))
     assert wrong == []
-    assert soon(lambda: server.counters["requests"] == 160)
+    assert wait_until(lambda: server.counters["requests"] == 160)
     assert server.counters["connections"] <= 2
     assert server.counters["queued_bytes"] == 0
 
@@ -189,7 +182,7 @@ def test_bad_local_buffers_are_named_before_anything_is_sent(
 def test_who_does_not_know_the_secret_gets_nothing_and_is_counted(server: BytesServer) -> None:
     with pytest.raises(TransferRefused, match="secret"):
         BytesClient(*server.address, secrets.token_bytes(32), timeout_s=5)
-    assert soon(lambda: server.counters["strangers"] == 1)
+    assert wait_until(lambda: server.counters["strangers"] == 1)
     with socket.create_connection(server.address, 5) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         raw.settimeout(LIMIT_S)
@@ -197,7 +190,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_is_counted(server: BytesS
         while more := _rest(raw):
             received += more
     assert received[32:] in (b"", bytes(32)), "a stranger was told more than a nonce"
-    assert soon(lambda: server.counters["strangers"] == 2)
+    assert wait_until(lambda: server.counters["strangers"] == 2)
 
 
 def _rest(raw: socket.socket) -> bytes:
@@ -242,7 +235,7 @@ def test_malformed_frames_end_their_connection_alone(
     with pytest.raises(PeerLost):
         connection.receive([bytearray(1)], deadline)
     connection.close()
-    assert soon(lambda: server.counters["dropped"] == 1)
+    assert wait_until(lambda: server.counters["dropped"] == 1)
     client.read(7, [(0, 4)], [bytearray(4)], 5)
 
 
@@ -251,7 +244,7 @@ def test_lengths_that_do_not_match_are_refused(server: BytesServer) -> None:
     for request in (Read(7, [1, 2], [3]), Read(7, [-1], [1]), Write(7, [0], [-5])):
         data = encode(request)
         connection.send([len(data).to_bytes(4, "big") + data], deadline)
-    assert soon(lambda: server.counters["refused"] == 3)
+    assert wait_until(lambda: server.counters["refused"] == 3)
     connection.close()
 
 
@@ -315,11 +308,11 @@ def test_withdraw_waits_for_its_transfers_and_cuts_off_who_does_not_end(
     connection, deadline = greeted(server)
     data = encode(Read(8, [0], [64 * MIB]))
     connection.send([len(data).to_bytes(4, "big") + data], deadline)
-    assert soon(lambda: server.counters["queued_bytes"] == 64 * MIB)
+    assert wait_until(lambda: server.counters["queued_bytes"] == 64 * MIB)
     start = time.monotonic()
     server.withdraw(8, 0.2)
     assert 0.2 <= time.monotonic() - start < patient(3)
-    assert soon(lambda: server.counters["queued_bytes"] == 0)
+    assert wait_until(lambda: server.counters["queued_bytes"] == 0)
     connection.close()
     server.withdraw(7)
     with pytest.raises(BadTransfer, match=r"segment 7 is not exposed; these are: \[\]"):
@@ -371,7 +364,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_costs_no_transfer(
     monkeypatch.setattr(sockets_server, "IDLE_S", 0.01)
     buffer = bytearray(4)
     client.read(7, [(0, 4)], [buffer], 5)
-    assert soon(lambda: not server._connections)
+    assert wait_until(lambda: not server._connections)
     monkeypatch.undo()
     client.read(7, [(8, 4)], [buffer], 5)
     assert buffer == memory[8:12].tobytes()
@@ -424,7 +417,7 @@ def test_a_server_that_gets_no_thread_refuses_that_connection_and_takes_the_next
         patched.setattr(threading.Thread, "start", none_left)
         with pytest.raises(PeerLost):
             BytesClient(*server.address, SECRET, timeout_s=5)
-    assert soon(lambda: server.counters["refused"] == 1)
+    assert wait_until(lambda: server.counters["refused"] == 1)
     client = BytesClient(*server.address, SECRET, timeout_s=5)
     client.read(7, [(0, 4)], [bytearray(4)], 5)
     client.close()
@@ -451,5 +444,5 @@ def test_nobody_waits_while_a_lane_connects(monkeypatch: pytest.MonkeyPatch) -> 
             second.join(LIMIT_S)
             assert not second.is_alive()
             path.mark_lost(0, "for the test")
-            assert soon(lambda: len(ended) == 2)
+            assert wait_until(lambda: len(ended) == 2)
     assert all(isinstance(error, PeerLost) for error in ended)

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import wait_until
 from transport import copier, sockets_server
 from transport.batch import Batch
 from transport.copier import PIECE_BYTES, Copier
@@ -162,10 +162,7 @@ def test_the_courier_fails_its_exchanges_and_sends_later_jobs_elsewhere(courier:
     read, write = job_of("read"), job_of("write")
     courier.start(read)
     courier.start(write)
-    deadline = time.monotonic() + LIMIT_S
-    while len(courier._exchanges) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    assert wait_until(lambda: len(courier._exchanges) >= 2)
     courier._progress = boom  # type: ignore[method-assign]
     courier._hub.wake()
     assert ends.died() == ("courier", "KeyError: 'a bug of ours'")
@@ -272,10 +269,7 @@ def test_a_server_that_accepts_no_more_does_not_listen(ends: Ends, monkeypatch: 
 def test_a_heart_and_a_monitor_that_die_say_so(ends: Ends, tmp_path: Path) -> None:
     monitor = Monitor([f"ipc://{tmp_path}/heart"], ["a"], 0.05, LIMIT_S, on_fatal=ends.on_fatal)
     heart = Heart(monitor.endpoints[0], "a", 0.01, on_fatal=ends.on_fatal)
-    deadline = time.monotonic() + LIMIT_S
-    while not monitor.counters()["messages_out"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    assert wait_until(lambda: monitor.counters()["messages_out"])
     monitor._note = boom  # type: ignore[method-assign]
     assert ends.died() == ("monitor", "KeyError: 'a bug of ours'")
     heart._spoke.receive = boom  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.tutorials.processes import Session
 from tests.tutorials.runner import PageError, environment, run_page
 
@@ -172,10 +173,7 @@ def test_an_image_from_elsewhere_or_within_code_is_shown_only(tmp_path: Path) ->
 def test_a_session_is_stopped_with_all_its_process_groups(tmp_path: Path) -> None:
     command = 'python -c "import os, time; os.setpgid(0, 0); print(1, flush=True); time.sleep(60)" & wait'
     session = Session(command, tmp_path, environment(1), tmp_path / "out")
-    end = time.monotonic() + 20
-    while not session.output() and time.monotonic() < end:
-        pass
-
+    assert wait_until(session.output)
     assert len(session.members()) == 2
     assert not session.stop(limit_s=0.5)  # bash ends, its child in another group does not
     assert session.members() == []

@@ -12,7 +12,6 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +34,8 @@ from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.model.tokenizer import load_tokenizer
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, POLL_S, GatewayProcess, posted, write_settings
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, GatewayProcess, posted, write_settings
+from tests.patience import wait_until
 
 BODY = json.dumps({"prompt": "hello"}).encode()
 JSON = {"Content-Type": "application/json"}
@@ -429,10 +429,7 @@ def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: 
 def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(start: Start) -> None:
     gateway, _ = start()
     with in_work(gateway, "/v1/completions", LONG_TEXT) as (child, reply):
-        deadline = time.monotonic() + LIMIT_S
-        while "open_requests 1.0" not in gateway.http.get("/metrics").text:
-            assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+        assert wait_until(lambda: "open_requests 1.0" in gateway.http.get("/metrics").text, LIMIT_S)
         gateway.process.terminate()
 
     assert reply.result().status_code == 503

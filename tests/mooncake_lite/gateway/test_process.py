@@ -35,7 +35,7 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     first_token_only,
     posted,
 )
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from transport.curve import CurveKeys
 
 BODY = {"prompt": "hello", "stream": True}
@@ -357,9 +357,7 @@ def test_malformed_messages_are_dropped_and_counted(start: Start, run_dir: Path)
     context.term()
 
     wanted = "mooncake_lite_gateway_zmq_dropped_total 2.0"
-    deadline = time.monotonic() + LIMIT_S
-    while wanted not in gateway.http.get("/metrics").text.splitlines():
-        assert time.monotonic() < deadline
+    assert wait_until(lambda: wanted in gateway.http.get("/metrics").text.splitlines(), LIMIT_S)
     assert gateway.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +17,13 @@ from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
     MAX_MODEL_LEN,
-    POLL_S,
     SERVED_ID,
     FakeCluster,
     GatewayProcess,
     first_token_only,
     rest_of,
 )
+from tests.patience import wait_until
 
 JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -150,9 +149,10 @@ def test_long_bodies_that_come_slowly_leave_room_for_shorter_ones(start: Start) 
             assert refused.headers["retry-after"] == "1"
         fits = quarter[: 2**17] + b'"}'
         assert http.post("/tokenize", content=fits, headers=JSON).status_code == 200
-    deadline = time.monotonic() + LIMIT_S
-    while http.post("/tokenize", content=quarter, headers=JSON).status_code == 429:
-        assert time.monotonic() < deadline  # until the slow one is known to be gone
+    # Until the slow one is known to be gone.
+    assert wait_until(
+        lambda: http.post("/tokenize", content=quarter, headers=JSON).status_code != 429, LIMIT_S
+    )
 
 
 def test_a_path_that_is_not_there_is_404_and_a_wrong_method_405(http: httpx.Client) -> None:
@@ -387,7 +387,5 @@ def test_a_client_that_takes_nothing_for_too_long_loses_its_connection(start: St
         client.settimeout(LIMIT_S)
         client.connect(("127.0.0.1", gateway.port))
         client.sendall(head + body)
-        deadline = time.monotonic() + LIMIT_S
-        while gateway.http.get("/version").status_code == 503:  # the place is taken
-            assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+        # Until then its place is taken.
+        assert wait_until(lambda: gateway.http.get("/version").status_code != 503, LIMIT_S)

@@ -11,6 +11,7 @@ import pytest
 
 from store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from store.distributed.master import Master
+from tests.patience import wait_until
 from tests.store.distributed.running import MIB, address, master_thread, new_store, rest
 
 LEASE_MS = 1500
@@ -122,10 +123,7 @@ def test_what_can_never_fit_evicts_nothing(store: MooncakeDistributedStore) -> N
 def test_room_in_advance_comes_back(master: Master, store: MooncakeDistributedStore) -> None:
     larger = new_store(address(master), 128 * MIB)
     assert larger.put("bulk", OBJECT) == 0
-    deadline = time.monotonic() + 10
-    while master.catalogue.stats()["spares"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert master.catalogue.stats()["spares"] == 0
+    assert wait_until(lambda: master.catalogue.stats()["spares"] == 0, 10.0)
     assert larger.get("bulk") == OBJECT
     larger.close()
 
@@ -153,9 +151,7 @@ def test_an_object_that_no_hole_holds_is_scattered_and_nothing_is_evicted(
     target = new_store(address(master), 4 * MIB)
     task, code = other.create_move_task("large", store.get_hostname(), target.get_hostname())
     assert code == 0
-    while (found := other.query_task(task)[0]) is not None and found.status.name == "PROCESSING":
-        time.sleep(0.01)
-    assert found.status.name == "SUCCESS"
+    assert wait_until(lambda: other.query_task(task)[0].status.name == "SUCCESS")  # type: ignore[union-attr]
     assert other.get("large") == value
     for one in (other, target, store):
         one.close()

@@ -192,9 +192,7 @@ def test_room_of_a_writer_that_lost_its_line_is_kept_until_its_process_ends() ->
         link = link_of(writer)
         assert type(link.ask(say.PutStart, ["a"], [5000], say.Wish(), False).grants[0]) is say.Grant
         link._line._socket.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + LIMIT_S
-        while master.stats()["writing"] and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert wait_until(lambda: not master.stats()["writing"], LIMIT_S)
         assert master.stats()["held"] == 1
         assert lender.put("a", b"2") == 0, "the name is free"
         with stores(address(master), 1, 0) as (other,):

@@ -4,12 +4,11 @@ Rank 1 is asked, and serves nothing while it is deaf.
 """
 
 import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from tests.patience import wait_until
 from tests.transport.programs.harness import run
 from transport.engine import Batch, Transfer, TransferEngine
 from transport.errors import BadTransfer, EngineClosed, TransferCancelled
@@ -17,13 +16,6 @@ from transport.world import World
 
 MIB = 2**20
 LIMIT_S = 20.0
-
-
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def numbers(engine: TransferEngine) -> None:
@@ -54,7 +46,7 @@ def cancels(world: World, engine: TransferEngine) -> None:
                 continue
     world.barrier()
     if (courier := engine._remote._courier) is not None:
-        eventually(lambda: not courier._exchanges, "what was given up goes on")
+        assert wait_until(lambda: not courier._exchanges, LIMIT_S), "what was given up goes on"
     engine.check()
     world.barrier()
 

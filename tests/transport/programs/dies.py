@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.transport.programs.harness import run
 from transport.engine import Transfer, TransferEngine
 from transport.errors import PeerLost, TransferTimeout
@@ -25,13 +25,6 @@ LIMIT_S = 15.0
 
 STALL_S = {True: 5.0, False: 2.0}
 """By whether the survivors are told, or else have to find out by this silence."""
-
-
-def wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while process_exists(pid):
-        assert time.monotonic() < deadline, f"process {pid} does not end"
-        time.sleep(0.005)
 
 
 def read(engine: TransferEngine, rank: int, nbytes: int, timeout_s: float = LIMIT_S) -> np.ndarray:
@@ -55,10 +48,8 @@ def meet(world: World, engine: TransferEngine, survivors: range, *, leaving: boo
     for rank in survivors:
         with contextlib.suppress(*([PeerLost, TransferTimeout] if leaving else [])):
             engine.submit([Transfer("write", flag, rank, 0, flags + world.rank, 1)]).wait(LIMIT_S)
-    deadline = time.monotonic() + LIMIT_S
-    while not (engine.local[flags : flags + survivors.stop] == 255).all():
-        assert time.monotonic() < deadline, "the other survivors do not come"
-        time.sleep(0.002)
+    there = engine.local[flags : flags + survivors.stop]
+    assert wait_until(lambda: (there == 255).all(), LIMIT_S), "the other survivors do not come"
 
 
 def expect_loss(engine: TransferEngine, victim: int, told: bool) -> None:
@@ -90,7 +81,7 @@ def main() -> None:
     under_way = [engine.submit([Transfer("read", buffer, victim, 0, 0, buffer.nbytes)]) for _ in range(8)]
     others = [(rank, np.zeros(4 * MIB, np.uint8)) for rank in range(victim) for _ in range(8)]
     load = [engine.submit([Transfer("read", to, rank, 0, 0, to.nbytes)]) for rank, to in others]
-    wait_for_end(pids[victim])
+    assert wait_until(lambda: not process_exists(pids[victim]), LIMIT_S), "the victim does not end"
     if told:
         engine.mark_lost(victim, "its process ended")
     for batch in load:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.transport.programs.harness import run
 from transport.engine import Transfer, TransferEngine
 from transport.errors import BadTransfer, PeerLost, TransferCancelled, TransferError, TransferTimeout
@@ -19,13 +19,6 @@ from transport.world import World
 MIB = 2**20
 STALL_S = 0.5
 LIMIT_S = 10.0
-
-
-def wait_for(engine: TransferEngine, value: int) -> None:
-    deadline = time.monotonic() + 3 * LIMIT_S
-    while engine.local[-1] != value:
-        assert time.monotonic() < deadline, f"byte {value} does not come"
-        time.sleep(0.002)
 
 
 def tell(engine: TransferEngine, value: int) -> None:
@@ -103,7 +96,7 @@ def main() -> None:
         with pytest.raises(PeerLost, match="for the test"):
             engine.submit([Transfer("read", bytearray(9), 1, 0, 0, 9)]).wait(LIMIT_S)
     else:
-        wait_for(engine, 1)
+        assert wait_until(lambda: engine.local[-1] == 1, 3 * LIMIT_S), "the byte does not come"
     world.barrier()
     engine.close()
     engine.close()

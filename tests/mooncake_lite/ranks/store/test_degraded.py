@@ -20,6 +20,7 @@ from mooncake_lite.ranks.store.tier_folder import open_tier, too_large
 from store.tier import HDF5Tier
 from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.conductor.test_conductor_role import Cluster
+from tests.patience import wait_until
 from tests.store.samples import FINGERPRINT, SMALL
 
 pytestmark = pytest.mark.quick
@@ -104,8 +105,7 @@ def test_a_thread_of_the_tier_that_dies_ends_the_rank_with_its_name_and_the_reas
 def test_what_a_rank_says_carries_its_number_and_its_epoch(told: Told) -> None:
     told.role.announce()
     told.role._load(m.LoadBlocks(3, 1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
-    while not told.role._outbox:
-        time.sleep(0.001)
+    assert wait_until(lambda: told.role._outbox)
     told.role._remove(m.RemoveBlocks(3, [7]))
     told.role._send_outbox()
     assert {(message.rank, message.epoch) for message in told.messages} == {(3, 2)}
