@@ -31,14 +31,16 @@ def cluster(prefill: int = 1, decode: int = 1, slots: int = 4, max_queue: int = 
 
 
 def request(
-    name: str, tokens: int = 640, keys: tuple[int, ...] = (), wait_limit_s: float = 600.0
+    name: str, tokens: int = 640, keys: tuple[int, ...] = (), wait_limit_s: float = 600.0, n: int = 1
 ) -> s.Request:
-    return s.Request(name, tokens, keys, BLOCK_TOKENS, 16, wait_limit_s=wait_limit_s)
+    return s.Request(name, tokens, keys, BLOCK_TOKENS, 16, n=n, wait_limit_s=wait_limit_s)
 
 
-def placed(state: s.State, name: str, tokens: int = 640, keys: tuple[int, ...] = ()) -> s.Placement:
+def placed(
+    state: s.State, name: str, tokens: int = 640, keys: tuple[int, ...] = (), n: int = 1
+) -> s.Placement:
     """Choose for a request and put it into the books."""
-    wanted = request(name, tokens, keys)
+    wanted = request(name, tokens, keys, n=n)
     placement = choose(state, wanted, 0.0)
     assert isinstance(placement, s.Placement)
     state.place(wanted, placement, 0.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import scheduler as s
+from scheduler.placement import POLICIES
 from tests.scheduler.cluster import BLOCK_TOKENS, NO_TERMS, POLICY, choose, cluster, placed, request, started
 
 pytestmark = pytest.mark.quick
@@ -167,21 +168,25 @@ def test_a_choice_changes_no_answer_of_the_books(seed: int) -> None:
         asked.check()
 
 
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("seed", range(20))
-def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int) -> None:
+def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int, name: str) -> None:
     print("seed", seed)
-    rng = random.Random(seed)
+    rng, policy = random.Random(seed), POLICIES[name]()
     state = random_cluster(rng)
+    state.block_nbytes = 1 << 20
     for step in range(40):
         wanted = random_request(rng, f"r{step}")
-        choice, table = choose(state, wanted, float(step)), s.explain(POLICY, state, wanted, float(step))
+        choice = s.choose(policy, state, wanted, float(step))
+        table = s.explain(policy, state, wanted, float(step))
         if isinstance(choice, s.Wait):
             assert table == []
             state.forget(f"r{rng.randrange(step)}", float(step))
             continue
         assert isinstance(choice, s.Placement)
         assert len(table) == len(state.open_prefills())
-        assert (choice.prefill, choice.terms) == (table[0].prefill, table[0].terms)
+        first = table[0]
+        assert (choice.prefill, choice.decode, choice.terms) == (first.prefill, first.decode, first.terms)
         assert choice.terms.score == min(row.terms.score for row in table)
         state.place(wanted, choice, 0.0)
 
@@ -246,24 +251,17 @@ def test_an_instance_of_both_duties_without_a_free_decode_slot_is_no_candidate()
 
 def test_answers_to_one_prompt_take_a_slot_each_on_one_instance_until_they_end() -> None:
     state = cluster(decode=2, slots=4)
-
-    def of(name: str, n: int) -> s.Request:
-        return s.Request(name, 640, (), BLOCK_TOKENS, 16, n=n)
-
     for name, instance in (("a", 11), ("b", 12)):
-        choice = choose(state, of(name, 3), 0.0)
-        assert isinstance(choice, s.Placement)
-        assert choice.decode == instance
-        state.place(of(name, 3), choice, 0.0)
+        assert placed(state, name, n=3).decode == instance
         state.check()
-    assert isinstance(choose(state, of("c", 2), 0.0), s.Wait), "two slots are free, on two instances"
+    assert isinstance(choose(state, request("c", n=2), 0.0), s.Wait), "two slots are free, on two instances"
     state.keep_slots("b", 2)
     state.check()
-    choice = choose(state, of("c", 2), 0.0)
+    choice = choose(state, request("c", n=2), 0.0)
     assert isinstance(choice, s.Placement)
     assert choice.decode == 12
     state.forget("a", 0.0)
     assert state.decodes[11].free == 4
-    refused = choose(state, of("d", 5), 0.0)
+    refused = choose(state, request("d", n=5), 0.0)
     assert isinstance(refused, s.Rejection)
     assert refused.reason == "5 answers need as many decode slots, an instance has 4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import scheduler as s
 from scheduler.costs import CostConfig, Costs, LoadCost, PrefillCost, TransferCost
 from scheduler.placement import POLICIES
 from scheduler.placement.kvcache_centric import KVCacheCentric
+from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
 
@@ -20,19 +22,17 @@ KEYS = list(range(1, 11))
 """Ten blocks: 640 tokens, 6.4 s at 10 ms per token."""
 
 
-def cluster(instances: int = 3, far_bytes_per_s: float = 1e9) -> s.State:
+def cluster(
+    instances: int = 3, far_bytes_per_s: float = 1e9, rack_bytes_per_s: float = 0.0, racks: Sequence[int] = ()
+) -> s.State:
     """Prefill instances 1.. and store holders 21.., one of each per node; one decode instance."""
     costs = CostConfig(
         prefill=PrefillCost(0.0, 0.01),
-        transfer=TransferCost(5e9, far_bytes_per_s, 0.0),
+        transfer=TransferCost(5e9, far_bytes_per_s, 0.0, rack_bytes_per_s),
         load=LoadCost(5e9, 1e9, 0.0),
         is_guess=False,
     )
-    return with_instances(s.State(99, Costs(costs), block_nbytes=BLOCK_NBYTES), instances)
-
-
-def with_instances(state: s.State, instances: int) -> s.State:
-    """Add prefill instances 1.. and store holders 21.., one of each per node; one decode instance."""
+    state = s.State(99, Costs(costs), block_nbytes=BLOCK_NBYTES, racks=racks)
     for node in range(instances):
         state.add_instance(1 + node, node, ["prefill"], 1)
         state.index.add_holder(21 + node, node)
@@ -52,10 +52,8 @@ def chosen(name: str, state: s.State, request_id: str = "a", tokens: int = 700) 
 def busy(state: s.State, instance: int, tokens: int) -> None:
     """Let a prompt of so many tokens, 10 ms each, wait at an instance."""
     name = f"busy-{instance}"
-    terms = s.Terms(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
-    state.place(
-        s.Request(name, tokens, (), BLOCK_TOKENS, 16), s.Placement(name, instance, 11, False, 0, terms), 0.0
-    )
+    wanted = s.Request(name, tokens, (), BLOCK_TOKENS, 16)
+    state.place(wanted, s.Placement(name, instance, 11, False, 0, NO_TERMS), 0.0)
 
 
 # ------------------------------------------------------------------------------ baselines
@@ -70,25 +68,6 @@ def test_every_policy_only_takes_instances_whose_requests_would_have_a_decode_sl
     assert sorted(place.prefill for place in places) == [1, 2, 3]
     wanted = s.Request("late", 70, (), BLOCK_TOKENS, 16)
     assert isinstance(s.choose(POLICIES[name](), state, wanted, 0.0), s.Wait)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_first_row_of_the_explanation_is_the_choice(name: str) -> None:
-    state, policy = cluster(), POLICIES[name]()
-    state.index.stored_run(KEYS[:4], 0, 22, "dram")
-    busy(state, 1, 300)
-    for number in range(20):
-        wanted = s.Request(f"r{number}", 700, KEYS, BLOCK_TOKENS, 16)
-        choice, table = s.choose(policy, state, wanted, 0.0), s.explain(policy, state, wanted, 0.0)
-        assert isinstance(choice, s.Placement)
-        assert len(table) == 3
-        assert (choice.prefill, choice.decode, choice.terms) == (
-            table[0].prefill,
-            table[0].decode,
-            table[0].terms,
-        )
-        assert choice.terms.score == min(row.terms.score for row in table)
-        state.place(wanted, choice, 0.0)
 
 
 def test_random_draws_by_the_request_alone_and_reaches_every_instance() -> None:
@@ -271,17 +250,9 @@ def test_decode_goes_to_the_instance_that_will_be_fastest_with_the_request() -> 
 # ------------------------------------------------------------------------------ racks
 
 
-def racked(
-    racks: list[int], rack_bytes_per_s: float = 0.0, far_bytes_per_s: float = 1e9, nodes: int = 4
-) -> s.State:
-    """A prefill instance and a store holder on each node, as `cluster`, in these racks."""
-    costs = CostConfig(
-        prefill=PrefillCost(0.0, 0.01),
-        transfer=TransferCost(5e9, far_bytes_per_s, 0.0, rack_bytes_per_s),
-        load=LoadCost(5e9, 1e9, 0.0),
-        is_guess=False,
-    )
-    return with_instances(s.State(99, Costs(costs), block_nbytes=BLOCK_NBYTES, racks=racks), nodes)
+def racked(racks: list[int], rack_bytes_per_s: float = 0.0, far_bytes_per_s: float = 1e9) -> s.State:
+    """Four nodes of a `cluster` in these racks."""
+    return cluster(4, far_bytes_per_s, rack_bytes_per_s, racks)
 
 
 def test_topology_fetches_from_the_rack_what_would_take_too_long_from_elsewhere() -> None:

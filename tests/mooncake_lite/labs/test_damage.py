@@ -23,7 +23,7 @@ from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.submission import MOST_ARCHIVE_BYTES
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, text, write_archive
-from tests.mooncake_lite.labs.trees import ROOT, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit, labs
 
 LAB = lab_in(ROOT, 2)
 GOOD = reference(LAB)
@@ -176,20 +176,9 @@ def test_no_two_students_share_a_page() -> None:
 
 
 def test_a_table_that_cannot_be_written_stops_before_anything_is_graded(tmp_path: Path) -> None:
-    command = [
-        "labs",
-        "grade",
-        str(tmp_path),
-        "--lab",
-        "2",
-        "--seed",
-        "x",
-        "--out",
-        str(tmp_path / "no/x.csv"),
-    ]
-    result = CliRunner().invoke(cli, command, standalone_mode=False)
-    assert isinstance(result.exception, LabError)
-    assert "there is no folder" in str(result.exception)
+    grade = ["grade", str(tmp_path), "--lab", "2", "--seed", "x"]
+    with pytest.raises(LabError, match="there is no folder"):
+        labs(*grade, "--out", str(tmp_path / "no/x.csv"))
 
 
 def test_a_grader_that_fails_on_one_submission_goes_on_with_the_next(
@@ -261,6 +250,6 @@ def test_a_check_of_a_damaged_scaffold_is_red_and_names_what_to_restore(
 
 
 def test_an_archive_of_a_student_is_a_zip_with_these_members_alone(tree: Path) -> None:
-    CliRunner().invoke(cli, ["labs", "pack", "2", "--out", "x.zip"], standalone_mode=False)
+    labs("pack", "2", "--out", "x.zip")
     with zipfile.ZipFile(tree / "x.zip") as archive:
         assert archive.namelist() == ["lab.json", *(f"regions/{task}.py" for task in LAB.ids)]

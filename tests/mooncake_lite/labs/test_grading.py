@@ -35,7 +35,7 @@ from tests.mooncake_lite.labs.sample_class import (
     write_archive,
     write_class,
 )
-from tests.mooncake_lite.labs.trees import ROOT, edit
+from tests.mooncake_lite.labs.trees import ROOT, edit, sandboxed
 
 LAB = lab_in(ROOT, 2)
 
@@ -48,26 +48,7 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     yield
     assert list((tmp_path / "temporary").iterdir()) == []
-    assert sandboxed(str(tmp_path)) == []
-
-
-def sandboxed(folder: str) -> list[str]:
-    """Processes of sandboxes whose folder lies in this one."""
-    wanted = f"{sandbox.MARK}={folder}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
-def skip_without_sandbox() -> None:
-    level, why = sandbox.possible()
-    if level == "none":
-        pytest.skip(why)
+    assert [pid for pid, folder in sandboxed().items() if folder.startswith(str(tmp_path))] == []
 
 
 def points(grades: list[Grade]) -> dict[str, dict[str, int]]:
@@ -88,7 +69,9 @@ def of_one(tmp_path: Path, texts: dict[str, str], root: Path = ROOT, **options: 
 def test_the_sample_class_gets_its_points_and_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skip_without_sandbox()
+    level, why = sandbox.possible()
+    if level == "none":
+        pytest.skip(why)
     folder = write_class(tmp_path / "class", LAB)
     monkeypatch.setattr(socket, "socket", None)  # grading works offline
     grades = grade_folder(ROOT, LAB, folder, "sample", jobs=2, trusted=False, check_names=False)

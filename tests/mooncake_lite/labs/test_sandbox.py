@@ -20,10 +20,10 @@ import pytest
 from mooncake_lite.labs import sandbox, seccomp
 from mooncake_lite.labs.asking import Child, Stopped
 from mooncake_lite.labs.lab import Lab, labs_in
-from mooncake_lite.labs.sandbox import MARK, Confined, Limits, possible, run
+from mooncake_lite.labs.sandbox import Confined, Limits, possible, run
 from mooncake_lite.launch.mpirun import COMMON, PROFILES
 from tests.mooncake_lite.labs.elsewhere import python_as
-from tests.mooncake_lite.labs.trees import ROOT
+from tests.mooncake_lite.labs.trees import ROOT, sandboxed
 from tests.mpi import find_mpirun
 from tests.patience import patient
 
@@ -310,16 +310,7 @@ def test_without_namespaces_a_daemon_dies_too(tmp_path: Path) -> None:
 
 def marked_now() -> list[str]:
     """Processes of sandboxes that this test process has started: their folders say so."""
-    wanted = f"{MARK}=".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            values = [word for word in path.read_bytes().split(b"\0") if word.startswith(wanted)]
-        except OSError:
-            continue
-        if values and not os.path.exists(values[0].removeprefix(wanted)):
-            found.append(path.parent.name)
-    return found
+    return [pid for pid, folder in sandboxed().items() if not os.path.exists(folder)]
 
 
 HANGING = """

@@ -19,6 +19,8 @@ from scheduler.instance.prefix_radix import RadixPrefix
 
 PAGE = 2
 
+S = Chain(b"s")
+
 Tokens = tuple[int, ...]
 
 
@@ -57,6 +59,19 @@ def keys_of(
 def chain_of(token_ids: Sequence[int], size: int = 2 * PAGE, salt: bytes = b"s") -> Chain:
     """The chain of a sequence, with the keys of all its full blocks."""
     return Chain(salt, keys_of(salt, token_ids, size))
+
+
+def computed(prefix: HashPrefix | RadixPrefix, token_ids: list[int], chain: Chain = S) -> list[int]:
+    """Compute a sequence that shares what it can; its pages."""
+    shared = prefix.match(chain, token_ids, len(token_ids) - 1)
+    chosen = PageDraft(prefix.pages, prefix).keep_and_take(shared, prefix.pages.needed(len(token_ids)))
+    assert chosen is not None
+    prefix.pages.share(chosen[0])
+    prefix.pages.take(chosen[1])
+    pages = [*chosen[0], *chosen[1]]
+    prefix.insert(chain, token_ids, pages, len(token_ids))
+    prefix.check()
+    return pages
 
 
 @dataclass

@@ -7,9 +7,8 @@ import copy
 import pytest
 
 from scheduler.instance.pages import PageDraft, Pages
-from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_radix import RadixPrefix
-from tests.scheduler.instance.prefix_books import PAGE
+from tests.scheduler.instance.prefix_books import PAGE, computed
 
 pytestmark = pytest.mark.quick
 
@@ -19,10 +18,7 @@ def idle_prefixes(num_pages: int, *lengths: int) -> tuple[Pages, RadixPrefix]:
     pages = Pages(num_pages, PAGE)
     prefix = RadixPrefix(pages, PAGE)
     for number, length in enumerate(lengths):
-        mine = list(PageDraft(pages, prefix).take(length) or ())
-        pages.take(mine)
-        prefix.insert(Chain(b"s"), [number] * length * PAGE, mine, length * PAGE)
-        pages.give_back(mine)
+        pages.give_back(computed(prefix, [number] * length * PAGE))
     return pages, prefix
 
 

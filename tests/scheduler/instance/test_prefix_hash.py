@@ -7,51 +7,40 @@ import pytest
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_hash import HashPrefix
-from tests.scheduler.instance.prefix_books import PAGE, Books, chain_of, hash_of_blocks, keys_of
+from tests.scheduler.instance.prefix_books import PAGE, Books, chain_of, computed, hash_of_blocks, keys_of
 
 pytestmark = pytest.mark.quick
 
 PROMPT = list(range(10, 22))
 
 
-def computed(prefix: HashPrefix, chain: Chain, token_ids: list[int]) -> list[int]:
-    """Compute a sequence that shares nothing at first; its pages."""
-    chosen = PageDraft(prefix.pages, prefix).take(prefix.pages.needed(len(token_ids)))
-    assert chosen is not None
-    prefix.pages.take(chosen)
-    pages = list(chosen)
-    prefix.insert(chain, token_ids, pages, len(token_ids))
-    prefix.check()
-    return pages
-
-
 def test_a_block_is_stored_under_the_key_that_the_request_brought() -> None:
     prefix = HashPrefix(Pages(8, PAGE), 4)
-    pages = computed(prefix, Chain(b"s", [71, 72]), PROMPT[:8])
+    pages = computed(prefix, PROMPT[:8], Chain(b"s", [71, 72]))
     assert prefix.drain() == ([71, 72], [])
     assert prefix.match(Chain(b"s", [71, 72]), PROMPT[:8], 8) == tuple(pages)
 
 
 def test_a_key_that_belongs_to_other_tokens_is_no_hit_and_its_block_stays() -> None:
     prefix = HashPrefix(Pages(12, PAGE), 4)
-    first = computed(prefix, Chain(b"s", [71, 72]), PROMPT[:8])
+    first = computed(prefix, PROMPT[:8], Chain(b"s", [71, 72]))
     forged = Chain(b"s", [71, 72])
     assert prefix.match(forged, [1] * 8, 8) == ()
-    computed(prefix, forged, [1] * 8)
+    computed(prefix, [1] * 8, forged)
     assert prefix.match(Chain(b"s", [71, 72]), PROMPT[:8], 8) == tuple(first)
     assert prefix.match(forged, [1] * 8, 8) == ()
 
 
 def test_equal_tokens_and_an_equal_key_after_another_prefix_are_no_hit() -> None:
     prefix = HashPrefix(Pages(12, PAGE), 4)
-    computed(prefix, Chain(b"s", [71, 72]), [1, 1, 1, 1, 2, 2, 2, 2])
-    second = computed(prefix, Chain(b"s", [81, 72]), [3, 3, 3, 3, 2, 2, 2, 2])
+    computed(prefix, [1, 1, 1, 1, 2, 2, 2, 2], Chain(b"s", [71, 72]))
+    second = computed(prefix, [3, 3, 3, 3, 2, 2, 2, 2], Chain(b"s", [81, 72]))
     assert prefix.match(Chain(b"s", [81, 72]), [3, 3, 3, 3, 2, 2, 2, 2], 8) == tuple(second[:2])
 
 
 def test_an_equal_first_key_of_another_salt_is_no_hit() -> None:
     prefix = HashPrefix(Pages(12, PAGE), 4)
-    computed(prefix, Chain(b"s", [71]), PROMPT[:4])
+    computed(prefix, PROMPT[:4], Chain(b"s", [71]))
     assert prefix.match(Chain(b"t", [71]), PROMPT[:4], 4) == ()
 
 
@@ -74,7 +63,7 @@ def test_a_block_that_branches_share_in_part_comes_in_when_one_branch_is_left() 
 
 def test_a_block_is_evicted_as_a_whole() -> None:
     prefix = HashPrefix(Pages(6, PAGE), 4)
-    pages = computed(prefix, chain_of(PROMPT), PROMPT)
+    pages = computed(prefix, PROMPT, chain_of(PROMPT))
     prefix.pages.give_back(pages)
     draft = PageDraft(prefix.pages, prefix)
     assert draft.take(1) == (pages[4],)
@@ -88,7 +77,7 @@ def test_a_block_is_evicted_as_a_whole() -> None:
 
 def test_keys_are_told_once_and_not_at_all_when_the_block_came_and_went() -> None:
     prefix = HashPrefix(Pages(6, PAGE), 4)
-    pages = computed(prefix, chain_of(PROMPT), PROMPT)
+    pages = computed(prefix, PROMPT, chain_of(PROMPT))
     keys = keys_of(b"s", PROMPT, 4)
     prefix.pages.give_back(pages)
     prefix.drop(pages[4:])
@@ -97,10 +86,10 @@ def test_keys_are_told_once_and_not_at_all_when_the_block_came_and_went() -> Non
     prefix.drop(pages[2:4])
     prefix.clear()
     assert prefix.drain() == ([], [keys[1], keys[0]])
-    computed(prefix, chain_of(PROMPT[:4]), PROMPT[:4])
+    computed(prefix, PROMPT[:4], chain_of(PROMPT[:4]))
     assert prefix.drain() == (keys[:1], [])
     prefix.clear()
-    computed(prefix, chain_of(PROMPT[:4]), PROMPT[:4])
+    computed(prefix, PROMPT[:4], chain_of(PROMPT[:4]))
     assert prefix.drain() == ([], [])
 
 

@@ -7,11 +7,9 @@ import pytest
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_radix import Node, RadixPrefix
-from tests.scheduler.instance.prefix_books import PAGE, keys_of
+from tests.scheduler.instance.prefix_books import PAGE, S, computed, keys_of
 
 pytestmark = pytest.mark.quick
-
-S = Chain(b"s")
 
 
 def drawn(node: Node, indent: str = "") -> list[str]:
@@ -26,24 +24,6 @@ def drawn(node: Node, indent: str = "") -> list[str]:
 def tree(prefix: RadixPrefix, salt: bytes = b"s") -> list[str]:
     prefix.check()
     return drawn(prefix._roots[salt]) if salt in prefix._roots else []
-
-
-def computed(prefix: RadixPrefix, token_ids: list[int], chain: Chain = S) -> list[int]:
-    """Compute a sequence that shares what it can; its pages."""
-    shared = prefix.match(chain, token_ids, len(token_ids) - 1)
-    chosen = PageDraft(prefix.pages, prefix).keep_and_take(shared, prefix.pages.needed(len(token_ids)))
-    assert chosen is not None
-    prefix.pages.share(chosen[0])
-    prefix.pages.take(chosen[1])
-    pages = [*chosen[0], *chosen[1]]
-    prefix.insert(chain, token_ids, pages, len(token_ids))
-    return pages
-
-
-def test_a_sequence_is_one_run() -> None:
-    prefix = RadixPrefix(Pages(8, PAGE), PAGE)
-    computed(prefix, [1, 2, 3, 4, 5])
-    assert tree(prefix) == ["(1, 2) (3, 4) in [0, 1]"]
 
 
 def test_a_run_is_split_between_pages_where_two_sequences_part() -> None:
@@ -61,11 +41,12 @@ def test_a_run_is_split_between_pages_where_two_sequences_part() -> None:
     ]
 
 
-def test_a_run_grows_with_its_sequence() -> None:
+def test_a_sequence_is_one_run_that_grows_with_it() -> None:
     prefix = RadixPrefix(Pages(8, PAGE), PAGE)
-    tokens = [1, 2]
+    tokens = [1, 2, 3, 4, 5]
     pages = computed(prefix, tokens)
-    for token in (3, 4, 5, 6):
+    assert tree(prefix) == ["(1, 2) (3, 4) in [0, 1]"]
+    for token in (6, 7, 8):
         tokens.append(token)
         if len(tokens) % PAGE == 1:
             new = PageDraft(prefix.pages, prefix).take(1)
@@ -73,7 +54,7 @@ def test_a_run_grows_with_its_sequence() -> None:
             prefix.pages.take(new)
             pages += new
         prefix.insert(S, tokens, pages, len(tokens))
-    assert tree(prefix) == ["(1, 2) (3, 4) (5, 6) in [0, 1, 2]"]
+    assert tree(prefix) == ["(1, 2) (3, 4) (5, 6) (7, 8) in [0, 1, 2, 3]"]
 
 
 def test_a_sequence_that_is_the_beginning_of_another_adds_nothing() -> None:

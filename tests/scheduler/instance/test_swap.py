@@ -15,13 +15,16 @@ from tests.scheduler.instance.test_running_batch import decode, running
 pytestmark = pytest.mark.quick
 
 
-def full(rank: Rank) -> SwapWanted:
-    """Two sequences that decode until pages run out."""
+def full() -> tuple[Line, Rank, SwapWanted]:
+    """A rank whose two sequences decode until pages run out, with its line, and what it then asks for."""
+    line = Line()
+    line.open = True
+    rank = line.rank(DECODE, num_pages=6, preemption="swap")
     decode(rank, "old", 5, max_tokens=100, salt=b"s")
     decode(rank, "young", 5, max_tokens=100, salt=b"s")
     wanted = rank.until(SwapWanted)
     assert isinstance(wanted, SwapWanted)
-    return wanted
+    return line, rank, wanted
 
 
 def places(wanted: SwapWanted) -> list[str]:
@@ -29,8 +32,7 @@ def places(wanted: SwapWanted) -> list[str]:
 
 
 def test_a_swapped_sequence_goes_on_elsewhere_without_computing_a_token_again() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     assert wanted.job == JobId("young", 0)
     assert len(wanted.keys) == len(wanted.token_ids) // BLOCK
     rank.tell(SwapAnswered(wanted.job, places(wanted)))
@@ -49,8 +51,7 @@ def test_a_swapped_sequence_goes_on_elsewhere_without_computing_a_token_again() 
 
 
 def test_blocks_that_the_pool_has_are_not_written_again() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     (first, *rest) = places(wanted)
     rank.tell(SwapAnswered(wanted.job, [None, *rest]))
     rank.until(Swapped)
@@ -59,16 +60,14 @@ def test_blocks_that_the_pool_has_are_not_written_again() -> None:
 
 
 def test_a_sequence_of_which_the_pool_has_everything_leaves_at_once() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     (swapped,) = rank.tell(SwapAnswered(wanted.job, [None for _ in places(wanted)]))
     assert isinstance(swapped, Swapped)
     assert [task.job.request_id for task in rank.state.tasks.values()] == ["old"]
 
 
 def test_the_rest_of_the_batch_runs_as_far_as_its_pages_go_and_then_waits() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     for _ in range(6):
         rank.step()
     assert rank.step()[0].chunks == ()
@@ -79,8 +78,7 @@ def test_the_rest_of_the_batch_runs_as_far_as_its_pages_go_and_then_waits() -> N
 
 
 def test_a_sequence_for_which_the_pool_has_no_space_is_computed_again_later() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     (preempted,) = rank.tell(SwapAnswered(wanted.job, None))
     assert isinstance(preempted, Preempted)
     assert preempted.token_ids[:-1] == wanted.token_ids
@@ -88,10 +86,7 @@ def test_a_sequence_for_which_the_pool_has_no_space_is_computed_again_later() ->
 
 
 def test_a_swap_whose_transfer_fails_gives_the_kv_up_and_not_the_request() -> None:
-    line = Line()
-    rank = line.rank(DECODE, num_pages=6, preemption="swap")
-    line.open = True
-    wanted = full(rank)
+    line, rank, wanted = full()
     line.problem = "the line is cut"
     rank.tell(SwapAnswered(wanted.job, places(wanted)))
     preempted = rank.until(Preempted)
@@ -100,8 +95,7 @@ def test_a_swap_whose_transfer_fails_gives_the_kv_up_and_not_the_request() -> No
 
 
 def test_a_cancel_ends_a_swap_that_has_not_begun_and_lets_one_end_that_has() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     assert rank.cancel("young") == [Ended(wanted.job, "cancelled", len(wanted.token_ids) + 1 - 5)]
     assert rank.tell(SwapAnswered(wanted.job, places(wanted))) == []
     decode(rank, "young", 5, attempt=1, max_tokens=100)
@@ -121,8 +115,7 @@ def test_a_sequence_of_a_batch_that_recomputes_leaves_without_asking() -> None:
 
 
 def test_a_swap_without_an_answer_for_a_minute_gives_the_kv_up_and_a_late_answer_changes_nothing() -> None:
-    rank = Rank(DECODE, num_pages=6, preemption="swap")
-    wanted = full(rank)
+    _, rank, wanted = full()
     asked_at = rank.now
     assert rank.state.next_deadline(rank.now) == asked_at + ANSWER_S
     preempted = rank.until(Preempted)
@@ -133,10 +126,7 @@ def test_a_swap_without_an_answer_for_a_minute_gives_the_kv_up_and_a_late_answer
 
 
 def test_a_swap_that_was_answered_may_take_longer_than_a_minute() -> None:
-    line = Line()
-    rank = line.rank(DECODE, num_pages=6, preemption="swap")
-    line.open = True
-    wanted = full(rank)
+    line, rank, wanted = full()
     line.open = False
     rank.tell(SwapAnswered(wanted.job, places(wanted)))
     until = rank.now + 2 * ANSWER_S

@@ -11,6 +11,8 @@ ready 1
 degraded 0
 uptime_seconds 75
 """
+ONLY = "\n".join(PREFIX + line for line in SERVER.split("\n") if line)
+"""What /metrics says of a server alone."""
 
 
 def sample(at_s: float, lines: str, server: str = SERVER) -> Sample:

@@ -14,13 +14,12 @@ from mooncake_lite.tools.top.numbers import percent
 from mooncake_lite.tools.top.sample import read_samples
 from mooncake_lite.tools.top.screen import EMPTY, FULL
 from tests.mooncake_lite.tools.top.record import MARK
-from tests.mooncake_lite.tools.top.samples import SERVER
+from tests.mooncake_lite.tools.top.samples import ONLY
 from tests.mooncake_lite.tools.top.server import Answer, serving, text
 
 pytestmark = pytest.mark.quick
 
 RECORDING = Path(__file__).with_name("metrics.txt").read_text(encoding="utf-8")
-ONLY = "\n".join(f"mooncake_lite_{line}" for line in SERVER.split("\n") if line)
 
 
 def scrapes() -> list[tuple[float, str]]:

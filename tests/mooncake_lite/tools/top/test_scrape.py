@@ -19,13 +19,13 @@ from tests.mooncake_lite.tools.top.server import Answer, hang_up, serving, text
 pytestmark = pytest.mark.quick
 
 
+async def ask(url: str) -> Sample:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        return await scrape(client)
+
+
 def scraped(*answers: Answer) -> Sample:
     """The sample of a server that answers like this."""
-
-    async def ask(url: str) -> Sample:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            return await scrape(client)
-
     with serving(*answers) as server:
         return asyncio.run(ask(server.url))
 
@@ -66,20 +66,12 @@ def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         while not given_up.wait(0.02):
             handler.wfile.write(b"#\n")
 
-    async def ask(url: str) -> None:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
-                await scrape(client)
-
     with serving(drip) as server:
-        asyncio.run(ask(server.url))
+        with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
+            asyncio.run(ask(server.url))
         given_up.set()
 
 
 def test_nobody_listens() -> None:
-    async def ask() -> None:
-        async with httpx.AsyncClient(base_url="http://127.0.0.1:1", trust_env=False) as client:
-            await scrape(client)
-
     with pytest.raises(NoAnswer, match="connection"):
-        asyncio.run(ask())
+        asyncio.run(ask("http://127.0.0.1:1"))

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.mooncake_lite.tools.top.samples import SERVER
+from tests.mooncake_lite.tools.top.samples import ONLY
 from tests.mooncake_lite.tools.top.server import hang_up, serving, text
 from tests.patience import patient
 
-ONLY = "\n".join(f"mooncake_lite_{line}" for line in SERVER.split("\n") if line)
 LIMIT_S = 20.0
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
