@@ -94,7 +94,9 @@ def record() -> list[Frame]:
         time.sleep(TICK_S)
         before, known = demo.lines(), len(found)
         demo.read()
-        if top is not None and top.process.poll() is None:
+        if top is not None and b"Stopping it" in demo.printed.rpartition(b"top --url")[2]:
+            top.process.kill()  # before it sees that its cluster is gone
+        elif top is not None:
             top.read()
             picture = top.lines()
         found = KEY.findall(demo.printed)
@@ -102,8 +104,6 @@ def record() -> list[Frame]:
             frames.append((time.monotonic() - began, before, picture))
         for url in filter(None, found[known:]):
             top = Terminal("top", "--interval", "0.5", "--url", url.decode())
-        if top is not None and b"Stopping it" in demo.printed.rpartition(b"top --url")[2]:
-            top.process.kill()
     demo.read()
     if demo.process.returncode:
         sys.exit(f"the demo ended with exit code {demo.process.returncode}; nothing was drawn")

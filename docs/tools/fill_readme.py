@@ -70,8 +70,7 @@ FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "store", "get 1 MiB, p99", "Mooncake Store, TCP loopback",
-        "* In the slowest hundredth of these gets, ours takes {ours:.0f} us, Mooncake Store "
-        "{peer:.0f} us.",
+        "* The 99th percentile of these gets is {ours:.0f} us with ours, {peer:.0f} us with Mooncake Store.",
     ),
 )  # fmt: skip
 """(part of the benchmarks, row, peer or "", sentence)."""
@@ -118,8 +117,8 @@ def break_even() -> str:
     tokens_per_s = values("engine", "prefill of 2,048 tokens, float32", "")["ours"]
     mb_per_s = tokens_per_s * KV_BYTES_PER_TOKEN / 1e6
     return (
-        f"With our default model on two cores the line is at {mb_per_s:.0f} MB/s: it computes "
-        f"{tokens_per_s:.0f} tokens/s, and the KV of a token has 45 KiB."
+        f"With our default model, of which one process on two cores computes {tokens_per_s:.0f} tokens/s, "
+        f"that limit is {mb_per_s * 8e-3:.2f} Gbit/s ({mb_per_s:.0f} MB/s): the KV of a token has 45 KiB."
     )
 
 
