@@ -31,6 +31,9 @@ COLUMNS, LINES = 80, 34  # of both terminals
 KEY = re.compile(rb"top --url (\S+)\s|: first token after")
 """The picture just before the demo prints one of these is kept, and the last one."""
 
+LIMIT_S = 600.0
+"""For one play of the demo."""
+
 TICK_S, LOOP_S, LAST_S, SHORTEST_S = 0.2, 20.0, 4.0, 0.35
 CELL_X, CELL_Y, FONT_SIZE, MARGIN, TITLE_Y = 6, 12, 10, 10, 22
 GROUND, TEXT, FAINT = "#16181d", "#d0d0d0", "#8a8a8a"
@@ -44,7 +47,7 @@ Frame = tuple[float, list[str], list[str]]
 class Terminal:
     """A command of mooncake-lite in a terminal of its own, and all that it has printed."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, owner: contextlib.ExitStack, *words: str) -> None:
         self._screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
         self.printed = b""
@@ -55,6 +58,8 @@ class Terminal:
         argv = [sys.executable, "-m", "mooncake_lite", *words]
         self.process = subprocess.Popen(argv, stdin=child, stdout=child, stderr=child, env=env)
         os.close(child)
+        owner.callback(self.process.wait, LIMIT_S)
+        owner.callback(self.process.terminate)  # runs first; the demo then stops its cluster
 
     def read(self) -> None:
         """Take what was printed since the last call."""
@@ -85,12 +90,14 @@ def svg_of(cells: Sequence[pyte.screens.Char]) -> str:
     return texts
 
 
-def record() -> list[Frame]:
-    """Play the demo, watch each of its clusters, and return the key frames."""
-    demo, top, began = Terminal("demo"), None, time.monotonic()
+def record(owner: contextlib.ExitStack) -> list[Frame]:
+    """Play the demo, watch each of its clusters, and return the key frames. `owner` ends what still runs."""
+    demo, top, began = Terminal(owner, "demo"), None, time.monotonic()
     frames: list[Frame] = []
     found, picture = list[bytes](), [""] * LINES
     while demo.process.poll() is None:
+        if time.monotonic() - began > LIMIT_S:
+            sys.exit(f"the demo takes more than {LIMIT_S:.0f} s; nothing was drawn")
         time.sleep(TICK_S)
         before, known = demo.lines(), len(found)
         demo.read()
@@ -103,7 +110,7 @@ def record() -> list[Frame]:
         if len(found) > known:
             frames.append((time.monotonic() - began, before, picture))
         for url in filter(None, found[known:]):
-            top = Terminal("top", "--interval", "0.5", "--url", url.decode())
+            top = Terminal(owner, "top", "--interval", "0.5", "--url", url.decode())
     demo.read()
     if demo.process.returncode:
         sys.exit(f"the demo ended with exit code {demo.process.returncode}; nothing was drawn")
@@ -146,4 +153,5 @@ font-size="{FONT_SIZE}" fill="{TEXT}" xml:space="preserve" role="img">
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(record()), encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        PICTURE.write_text(draw(record(stack)), encoding="utf-8")

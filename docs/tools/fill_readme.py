@@ -118,7 +118,8 @@ def break_even() -> str:
     mb_per_s = tokens_per_s * KV_BYTES_PER_TOKEN / 1e6
     return (
         f"With our default model, of which one process on two cores computes {tokens_per_s:.0f} tokens/s, "
-        f"that limit is {mb_per_s * 8e-3:.2f} Gbit/s ({mb_per_s:.0f} MB/s): the KV of a token has 45 KiB."
+        f"that limit is {mb_per_s * 8e-3:.2f} Gbit/s ({mb_per_s:.0f} MB/s): "
+        f"the KV of a token has {KV_BYTES_PER_TOKEN // 1024} KiB."
     )
 
 

@@ -1,9 +1,9 @@
 """The order of eviction: the object whose lease ended longest ago comes first, soft-pinned objects last.
 
 Used by `books`. Readers extend leases by a store into the table, and the master gets no message about it. So
-a heap keeps the *earliest* end of each lease. An object that comes up is looked up in the table, and goes
-back into the heap if its lease ends later. Finding the coldest of a million objects looks at a few. Pure.
-Explained in docs/explain/leases.md.
+a heap keeps the *earliest* end of each lease. When an object reaches the top of the heap, the table tells
+the true end, and an object whose lease ends later goes back in. Of a million objects only a few are looked
+at. Pure. Explained in docs/explain/leases.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EvictionOrder:
     _cold    heap of (lease ends at the earliest, put, entry)
     _soft    heap of (soft pin ends, put, entry)
 
-    An entry without a slot (word 0) is gone. It is forgotten when it comes up, or when half of all are gone.
+    An entry without a slot (word 0) is gone. The heap drops it at the top, or when half of all are gone.
     """
 
     def __init__(self, lease_until: Callable[[Entry, int], int]):

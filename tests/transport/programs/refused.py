@@ -46,7 +46,7 @@ def main() -> None:
         assert (buffer == 1).all()
     else:
         counted = wait_until(lambda: engine.control_counters["strangers"], LIMIT_S)
-        assert counted, "nobody counts the stranger"
+        assert counted, "the stranger was not counted"
         world.barrier()
     world.barrier()
     assert (engine.control_counters["strangers"] > 0) == (world.rank == 1)
