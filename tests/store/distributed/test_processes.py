@@ -329,7 +329,9 @@ def test_the_master_ends_within_two_seconds_of_a_signal() -> None:
 def test_a_store_works_under_mpirun(tmp_path: Path) -> None:
     text = "import sys; from mpi4py import MPI; from store import MooncakeDistributedStore as S; s = S(); "
     text += "assert s.setup('127.0.0.1', 'x', 1 << 22, 1 << 22, 'tcp', '', sys.argv[1]) == 0; "
-    text += "assert s.put('a', b'1') == 0; print('got', s.get('a')); "
+    text += "assert s.put('a', b'1') == 0; "
+    text += "MPI.COMM_WORLD.Barrier(); "  # a put beside another's put of the name is 0 before the other ends
+    text += "print('got', s.get('a')); "
     text += "MPI.COMM_WORLD.Barrier(); s.close()"  # the segment that holds it stays until both got it
     with master_process() as (master, _):
         program = tmp_path / "program.py"
