@@ -13,7 +13,8 @@ its own, "kernels_numba.cuda_x" included, and then recurses without end.
 
 # Device functions are typed by Numba.
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: ANN201, ANN202
+# All of backend_ptx or backend_twins is offered on.
+# ruff: noqa: ANN201, ANN202, F403, F405
 
 from __future__ import annotations
 
@@ -49,48 +50,7 @@ QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
 if SIMULATED:
-    from kernels_numba.backend_twins import (
-        Memory,
-        as_bits,
-        as_float,
-        bfloat16_bits,
-        bfloat16_pair,
-        broadcast,
-        copy_async,
-        copy_commit,
-        copy_wait,
-        divide,
-        exp2,
-        float16_pair,
-        float32_single,
-        fused,
-        larger,
-        load8,
-        load16,
-        load_float,
-        load_int32,
-        load_int64,
-        load_matrices,
-        load_transposed,
-        load_uint16,
-        load_word,
-        mma_bfloat16,
-        mma_float16,
-        pack_bfloat16,
-        pack_float16,
-        plus,
-        quotient,
-        store8,
-        store16,
-        store_bfloat16,
-        store_float,
-        store_float16,
-        store_uint16,
-        store_word,
-        times,
-        warp_max,
-        warp_sum,
-    )
+    from kernels_numba.backend_twins import *
 
     def widen(element):
         """float32 of an element of a cache: itself, bfloat16 bits (uint16) or float16 bits (int16)."""
@@ -109,46 +69,7 @@ else:
     from numba.core import types
     from numba.cuda.extending import intrinsic
 
-    from kernels_numba.backend_ptx import (  # type: ignore[assignment]
-        as_bits,
-        as_float,
-        bfloat16_pair,
-        broadcast,
-        copy_async,
-        copy_commit,
-        copy_wait,
-        divide,
-        exp2,
-        float16_pair,
-        float32_single,
-        fused,
-        larger,
-        load8,
-        load16,
-        load_float,
-        load_int32,
-        load_int64,
-        load_matrices,
-        load_transposed,
-        load_uint16,
-        load_word,
-        mma_bfloat16,
-        mma_float16,
-        pack_bfloat16,
-        pack_float16,
-        plus,
-        quotient,
-        store8,
-        store16,
-        store_bfloat16,
-        store_float,
-        store_float16,
-        store_uint16,
-        store_word,
-        times,
-        warp_max,
-        warp_sum,
-    )
+    from kernels_numba.backend_ptx import *  # type: ignore[assignment]
 
     # Intrinsics, not device functions: those would ask the driver which GPU to compile for, and with
     # intrinsics kernels lower to PTX on machines that have none.
@@ -375,63 +296,3 @@ def multiprocessors(like: Any) -> int:
     if getattr(like, "__cuda_ndarray__", False):
         return cuda.get_current_device().MULTIPROCESSOR_COUNT
     return _multiprocessors(like.device.index)
-
-
-__all__ = [
-    "CHUNK_ALIGNMENT",
-    "SIMULATED",
-    "UNPACK",
-    "address_of",
-    "addresses",
-    "aligned",
-    "as_bits",
-    "as_bytes",
-    "as_float",
-    "bfloat16_pair",
-    "broadcast",
-    "check_shared",
-    "compiled",
-    "copy_async",
-    "copy_commit",
-    "copy_wait",
-    "cuda",
-    "divide",
-    "exp2",
-    "float16_pair",
-    "float32_single",
-    "fused",
-    "larger",
-    "launched",
-    "load8",
-    "load16",
-    "load_float",
-    "load_int32",
-    "load_int64",
-    "load_matrices",
-    "load_transposed",
-    "load_uint16",
-    "load_word",
-    "lower",
-    "mma_bfloat16",
-    "mma_float16",
-    "multiprocessors",
-    "narrow",
-    "on_device",
-    "on_its_device",
-    "pack_bfloat16",
-    "pack_float16",
-    "plus",
-    "quotient",
-    "store8",
-    "store16",
-    "store_bfloat16",
-    "store_float",
-    "store_float16",
-    "store_uint16",
-    "store_word",
-    "times",
-    "warp_max",
-    "warp_sum",
-    "widen",
-    "workspace",
-]
