@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from transport import sockets_messages as say
 from transport.batch import byte_view
 from transport.errors import (
     BadTransfer,
@@ -27,18 +28,6 @@ from transport.errors import (
     WireError,
 )
 from transport.socket_io import Connection, check_secret, greet
-from transport.sockets_messages import (
-    EAGER_BYTES,
-    MAX_RANGES,
-    REPLY_BYTES,
-    Coming,
-    Done,
-    Go,
-    Read,
-    Refused,
-    Reply,
-    Write,
-)
 from transport.sockets_server import BytesServer
 from transport.wire import Decoder
 
@@ -104,11 +93,11 @@ class BytesClient:
         views = _local_views(ranges, into, writable=True)
         deadline = time.monotonic() + timeout_s
         with self._connection(deadline) as connection:
-            for first in range(0, len(views), MAX_RANGES):
-                some = slice(first, first + MAX_RANGES)
+            for first in range(0, len(views), say.MAX_RANGES):
+                some = slice(first, first + say.MAX_RANGES)
                 offsets, lengths = _columns(ranges[some])
-                connection.send_message(Read(segment, offsets, lengths), deadline)
-                self._expect(connection, Coming, deadline)
+                connection.send_message(say.Read(segment, offsets, lengths), deadline)
+                self._expect(connection, say.Coming, deadline)
                 connection.receive(views[some], deadline)
 
     def write(
@@ -124,19 +113,19 @@ class BytesClient:
         unconfirmed = False  # bytes have left, and the server has not answered
         try:
             with self._connection(deadline) as connection:
-                for first in range(0, len(views), MAX_RANGES):
-                    some = slice(first, first + MAX_RANGES)
+                for first in range(0, len(views), say.MAX_RANGES):
+                    some = slice(first, first + say.MAX_RANGES)
                     offsets, lengths = _columns(ranges[some])
-                    request = Write(segment, offsets, lengths)
-                    if sum(lengths) > EAGER_BYTES:
+                    request = say.Write(segment, offsets, lengths)
+                    if sum(lengths) > say.EAGER_BYTES:
                         connection.send_message(request, deadline)
-                        self._expect(connection, Go, deadline)
+                        self._expect(connection, say.Go, deadline)
                         unconfirmed = True
                         connection.send(views[some], deadline)
                     else:
                         unconfirmed = True
                         connection.send_message(request, deadline, views[some])
-                    self._expect(connection, Done, deadline)
+                    self._expect(connection, say.Done, deadline)
                     unconfirmed = False
         except TransferError as error:
             # A server that refuses has taken the bytes off the connection and put them nowhere.
@@ -164,7 +153,7 @@ class BytesClient:
 
     def _expect(self, connection: Connection, kind: type, deadline: float) -> None:
         reply = connection.receive_message(_REPLIES, deadline)
-        if isinstance(reply, Refused):
+        if isinstance(reply, say.Refused):
             raise TransferRefused(f"{self.name} refused: {reply.reason}")
         if not isinstance(reply, kind):
             raise WireError(f"{self.name} answered {type(reply).__name__} instead of {kind.__name__}")
@@ -252,7 +241,7 @@ class BytesClient:
         return connection
 
 
-_REPLIES = Decoder(Reply, REPLY_BYTES)
+_REPLIES = Decoder(say.Reply, say.REPLY_BYTES)
 
 
 def _local_views(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from transport import sockets_messages as say
 from transport.errors import (
     ChannelError,
     PeerLost,
@@ -25,18 +26,6 @@ from transport.errors import (
 )
 from transport.lent import LentBuffers
 from transport.socket_io import Connection, check_secret, welcome
-from transport.sockets_messages import (
-    EAGER_BYTES,
-    MAX_RANGES,
-    REASON_CHARS,
-    REQUEST_BYTES,
-    Coming,
-    Done,
-    Go,
-    Read,
-    Refused,
-    Request,
-)
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 
@@ -208,7 +197,7 @@ class BytesServer:
                 self._end(connection)
 
     def _serve(self, connection: Connection) -> None:
-        decoder = Decoder(Request, REQUEST_BYTES)
+        decoder = Decoder(say.Request, say.REQUEST_BYTES)
         try:
             if not self._admitted(connection):
                 return
@@ -241,35 +230,35 @@ class BytesServer:
         self._count(connections=int(known), strangers=int(not known))
         return known
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _answer(self, connection: Connection, request: say.Request) -> None:
         total = sum(length for length in request.lengths if length > 0)
         deadline = time.monotonic() + STALL_S + total / SLOWEST_BYTES_PER_S
-        is_read = isinstance(request, Read)
+        is_read = isinstance(request, say.Read)
         try:
             loan = self._lent.borrow(
-                request.segment, request.offsets, request.lengths, is_read, MAX_RANGES, connection.shut
+                request.segment, request.offsets, request.lengths, is_read, say.MAX_RANGES, connection.shut
             )
         except TransferRefused as refusal:
             self._count(refused=1)
             deadline = time.monotonic() + STALL_S  # the length that was claimed buys no time
-            if not is_read and total <= EAGER_BYTES:
+            if not is_read and total <= say.EAGER_BYTES:
                 _drain(connection, total, deadline)
-            connection.send_message(Refused(str(refusal)[:REASON_CHARS]), deadline)
+            connection.send_message(say.Refused(str(refusal)[: say.REASON_CHARS]), deadline)
             return
         moved = False
         try:
             if is_read:
-                connection.send_message(Coming(), deadline, loan.views)
+                connection.send_message(say.Coming(), deadline, loan.views)
             else:
-                if total > EAGER_BYTES:
-                    connection.send_message(Go(), deadline)
+                if total > say.EAGER_BYTES:
+                    connection.send_message(say.Go(), deadline)
                 connection.receive(loan.views, deadline)
             moved = True
         finally:
             self._lent.give_back(loan, moved)
         self._count(requests=1, **{"bytes_read" if is_read else "bytes_written": total})
         if not is_read:
-            connection.send_message(Done(), deadline)
+            connection.send_message(say.Done(), deadline)
 
     def _count(self, **more: int) -> None:
         with self._changed:

@@ -14,28 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from mooncake_lite import messages as m
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.sockets import Sockets
-from mooncake_lite.messages import (
-    ClusterStatus,
-    Fail,
-    GatewayHello,
-    Message,
-    MetricsReply,
-    MetricsRequest,
-    OpenTokens,
-    PoolEnded,
-    PoolQuery,
-    Reject,
-    Release,
-    RequestCancelled,
-    Stop,
-    Submit,
-    Tokens,
-)
 from scheduler.admission import ADMISSIONS
 
 TICK_S = 0.1
@@ -71,7 +55,7 @@ class ClusterView:
         self.sockets = Sockets(
             settings.name, settings.control_endpoint, settings.tokens_endpoint, settings.curve
         )
-        self._status: ClusterStatus | None = None
+        self._status: m.ClusterStatus | None = None
         self._heard_at: float | None = None
         self._stopping = ""
         self._open: dict[str, OpenRequest] = {}
@@ -79,8 +63,8 @@ class ClusterView:
         self._asked_at_s = -math.inf
         self._news = asyncio.Event()
         self._num_removals = 0
-        self._removals: dict[int, asyncio.Future[PoolEnded]] = {}
-        self.report = MetricsReply(-math.inf, [])
+        self._removals: dict[int, asyncio.Future[m.PoolEnded]] = {}
+        self.report = m.MetricsReply(-math.inf, [])
 
     # ------------------------------------------------------------------ is it there?
 
@@ -141,7 +125,7 @@ class ClusterView:
             raise Refused(f"{len(self._open)} requests are open, which is the limit; come back later", 1.0)
         self._open[request_id] = request
 
-    def submit(self, request: OpenRequest, message: Submit) -> None:
+    def submit(self, request: OpenRequest, message: m.Submit) -> None:
         """Send a prompt of an admitted request to the conductor. Raises Unavailable if that is impossible."""
         request.raise_if_failed()
         request.expect(message, withheld=self._withholds)
@@ -161,7 +145,7 @@ class ClusterView:
         known = [self._open.pop(request_id, None) for request_id in request.ids]
         if any(known):
             for request_id in request.unfinished():
-                self.sockets.send(RequestCancelled(request_id))
+                self.sockets.send(m.RequestCancelled(request_id))
 
     def fail_all(self, reason: str) -> None:
         """Fail every open request, and every removal of blocks, with this reason."""
@@ -193,7 +177,7 @@ class ClusterView:
         if self.report.problem:
             raise Broken(self.report.problem)
 
-    async def remove_all_blocks(self, limit_s: float) -> PoolEnded:
+    async def remove_all_blocks(self, limit_s: float) -> m.PoolEnded:
         """Remove every block of the pool that is not being written; return the conductor's answer.
 
         Raises Unavailable when the cluster is not ready, or the answer does not come within limit_s.
@@ -204,7 +188,7 @@ class ClusterView:
         number = self._num_removals
         ended = self._removals[number] = asyncio.get_running_loop().create_future()
         try:
-            if not self.sockets.send(PoolQuery("rm-all", force=True, number=number)):
+            if not self.sockets.send(m.PoolQuery("rm-all", force=True, number=number)):
                 raise Unavailable("the conductor cannot be reached")
             async with asyncio.timeout(limit_s):
                 return await ended
@@ -248,37 +232,37 @@ class ClusterView:
             self._heard_at += late_s
 
     def _say_hello(self) -> None:
-        self.sockets.send(GatewayHello(self._settings.name, self.sockets.endpoints))
+        self.sockets.send(m.GatewayHello(self._settings.name, self.sockets.endpoints))
 
     def _ask_for_metrics(self) -> None:
         self._asked_at_s = time.monotonic()
-        self.sockets.send(MetricsRequest(self._asked_at_s))
+        self.sockets.send(m.MetricsRequest(self._asked_at_s))
 
-    def _on_tokens(self, message: Tokens) -> None:
+    def _on_tokens(self, message: m.Tokens) -> None:
         request = self._open.get(message.request_id)
         if request is not None:
             request.deliver(message)
 
-    def _on_control(self, message: Message) -> None:
+    def _on_control(self, message: m.Message) -> None:
         self._heard_at = time.monotonic()
-        if isinstance(message, ClusterStatus):
+        if isinstance(message, m.ClusterStatus):
             self._status = message
-        elif isinstance(message, MetricsReply):
+        elif isinstance(message, m.MetricsReply):
             self.report = message
             self._news.set()
-        elif isinstance(message, PoolEnded):
+        elif isinstance(message, m.PoolEnded):
             if (ended := self._removals.get(message.number)) is not None and not ended.done():
                 ended.set_result(message)
-        elif isinstance(message, Reject):
+        elif isinstance(message, m.Reject):
             self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
-        elif isinstance(message, Release):
+        elif isinstance(message, m.Release):
             if (request := self._open.get(message.request_id)) is not None:
                 request.release(message.request_id)
-        elif isinstance(message, Fail):
+        elif isinstance(message, m.Fail):
             self._give_up(message.request_id, Broken(message.reason))
-        elif isinstance(message, OpenTokens):
+        elif isinstance(message, m.OpenTokens):
             self._open_tcp(message.host)
-        elif isinstance(message, Stop):
+        elif isinstance(message, m.Stop):
             self.stop(message.reason)
             self._on_stop(message.reason, message.grace_s)
 

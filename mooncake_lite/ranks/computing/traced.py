@@ -9,20 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mooncake_lite.messages import (
-    DecodeEnded,
-    DecodeLoaded,
-    Message,
-    Preempted,
-    PrefillEnded,
-    PromptComputed,
-    Report,
-    RequestFailed,
-    Start,
-    StartDecode,
-    StartPrefill,
-    Swapped,
-)
+from mooncake_lite import messages as m
 from mooncake_lite.ranks.computing.jobs import blocks_to_load
 from mooncake_lite.ranks.computing.loop import StepRunner
 from mooncake_lite.ranks.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace
@@ -42,25 +29,25 @@ class ComputeTrace(RankTrace):
 
     # ------------------------------------------------------------------------------ messages
 
-    def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
+    def received(self, messages: Sequence[m.Message], wait_s: float, began_ns: int) -> None:
         """Note messages, and open the span of each new job."""
         super().received(messages, wait_s, began_ns)
         for message in messages:
-            if isinstance(message, Start):
+            if isinstance(message, m.Start):
                 self._open_job(message)
 
-    def sent(self, message: Message) -> None:
+    def sent(self, message: m.Message) -> None:
         """Note a message, and move the span of its job on."""
         super().sent(message)
-        event = message.event if isinstance(message, Report) else message
-        if isinstance(event, DecodeLoaded | PromptComputed):
+        event = message.event if isinstance(message, m.Report) else message
+        if isinstance(event, m.DecodeLoaded | m.PromptComputed):
             self.requests.stage((event.request_id, event.attempt), "decode")
-        elif isinstance(event, PrefillEnded | RequestFailed):
+        elif isinstance(event, m.PrefillEnded | m.RequestFailed):
             self._end_job(event, all_branches=True)
-        elif isinstance(event, DecodeEnded | Preempted | Swapped):
+        elif isinstance(event, m.DecodeEnded | m.Preempted | m.Swapped):
             self._end_job(event, all_branches=False)
 
-    def _open_job(self, message: Start) -> None:
+    def _open_job(self, message: m.Start) -> None:
         order, body = message.order, message.body
         args = {
             "request": order.request_id,
@@ -69,8 +56,8 @@ class ComputeTrace(RankTrace):
             "blocks to load": len(blocks_to_load(order)),
         }
         key = order.request_id, order.attempt
-        self._branches[key] = len(body.answers) or 1 if isinstance(order, StartDecode) else body.n
-        if isinstance(order, StartPrefill):
+        self._branches[key] = len(body.answers) or 1 if isinstance(order, m.StartDecode) else body.n
+        if isinstance(order, m.StartPrefill):
             self._stored.add(key)
         name = type(order).__name__.removeprefix("Start").lower()
         self.requests.open(key, f"{name} {order.request_id}", args=args)
@@ -78,7 +65,9 @@ class ComputeTrace(RankTrace):
         self.requests.stage(key, "load")
 
     def _end_job(
-        self, message: PrefillEnded | DecodeEnded | RequestFailed | Preempted | Swapped, all_branches: bool
+        self,
+        message: m.PrefillEnded | m.DecodeEnded | m.RequestFailed | m.Preempted | m.Swapped,
+        all_branches: bool,
     ) -> None:
         """Close the span of a job when its last branch has ended."""
         key = message.request_id, message.attempt
@@ -86,7 +75,7 @@ class ComputeTrace(RankTrace):
         if self._branches[key] <= 0:
             del self._branches[key]
             self._stored.discard(key)
-            failed = isinstance(message, RequestFailed | Preempted | Swapped)
+            failed = isinstance(message, m.RequestFailed | m.Preempted | m.Swapped)
             self.requests.close(key, {"end": type(message).__name__} if failed else {})
 
     # ------------------------------------------------------------------------------ steps

@@ -15,25 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from mooncake_lite import messages as m
 from mooncake_lite.errors import ThreadDied
-from mooncake_lite.messages import (
-    BlocksChecked,
-    BlocksCopied,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksSaved,
-    CheckBlocks,
-    CompactTier,
-    CopyBlocks,
-    Degraded,
-    LoadBlocks,
-    Message,
-    RemoveBlocks,
-    SaveBlocks,
-    Stop,
-    TierEvicted,
-    TierIndexed,
-)
 from mooncake_lite.model.sizes import LOAD_SLOTS, SAVE_SLOTS
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
 from mooncake_lite.ranks.store.lent_blocks import LentCheck, LentLoads, LentSaves
@@ -88,13 +71,13 @@ class StoreRole:
         self._roles = roles
         self._self = number, epoch  # the first fields of every event
         self._layout = layout
-        self._copies: list[tuple[CopyBlocks, Batch]] = []
+        self._copies: list[tuple[m.CopyBlocks, Batch]] = []
         self.segment = transfers.local
         self._transfers = transfers
         self._conductor = conductor
         self._must_stop = must_stop
         self._tier = tier
-        self._outbox: deque[Message] = deque()  # these are filled by the writer's and the readers' threads
+        self._outbox: deque[m.Message] = deque()  # these are filled by the writer's and the readers' threads
         self._lent_saved: deque[list[int]] = deque()
         self._lent_read: deque[list[list[int] | None]] = deque()
         self._lent_checks: list[LentCheck] = []
@@ -110,11 +93,11 @@ class StoreRole:
              "tier_blocks_saved_total", "tier_blocks_dropped_total", "copied_bytes_total"), 0.0
         )  # fmt: skip
         self._reported_at = 0.0
-        self.stop: Stop | None = None
+        self.stop: m.Stop | None = None
         self.may_leave = False
 
     def _start_writer(self, tier: HDF5Tier) -> TierWriter:
-        def tell(message: Message) -> None:
+        def tell(message: m.Message) -> None:
             self._outbox.append(message)
             self._conductor.wake()
 
@@ -122,7 +105,7 @@ class StoreRole:
             def report(keys: list[int]) -> None:
                 if state != "durable":
                     self._lent_saved.append(keys)
-                tell(BlocksSaved(*self._self, keys, state))
+                tell(m.BlocksSaved(*self._self, keys, state))
 
             return report
 
@@ -132,9 +115,9 @@ class StoreRole:
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
             on_bad=saved("bad"),
-            on_evicted=lambda keys: tell(TierEvicted(*self._self, keys)),
-            on_removed=lambda keys: tell(BlocksRemoved(*self._self, keys, True)),
-            on_kept=lambda keys: tell(BlocksRemoved(*self._self, keys, False)),
+            on_evicted=lambda keys: tell(m.TierEvicted(*self._self, keys)),
+            on_removed=lambda keys: tell(m.BlocksRemoved(*self._self, keys, True)),
+            on_kept=lambda keys: tell(m.BlocksRemoved(*self._self, keys, False)),
             on_fatal=self._thread_died,
             health=self._health,
         )
@@ -153,7 +136,7 @@ class StoreRole:
             self._lent_read.append(sums)
         else:
             ok, found = [s is not None for s in sums], [s or [] for s in sums]
-            self._outbox.append(BlocksLoaded(*self._self, number, ok, found, seconds))
+            self._outbox.append(m.BlocksLoaded(*self._self, number, ok, found, seconds))
         self._conductor.wake()
 
     def announce(self) -> None:
@@ -164,7 +147,7 @@ class StoreRole:
         for start in range(0, max(1, len(keys)), INDEX_CHUNK):
             end = start + INDEX_CHUNK
             self._conductor.send(
-                TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
+                m.TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
             )
 
     def run(self) -> None:
@@ -173,19 +156,19 @@ class StoreRole:
             if self._died:
                 raise ThreadDied(self._died)
             for message in self._conductor.receive(COPY_WAIT_S if self._moving else IDLE_WAIT_S):
-                if isinstance(message, SaveBlocks):
+                if isinstance(message, m.SaveBlocks):
                     self._save(message)
-                elif isinstance(message, LoadBlocks):
+                elif isinstance(message, m.LoadBlocks):
                     self._load(message)
-                elif isinstance(message, CopyBlocks):
+                elif isinstance(message, m.CopyBlocks):
                     self._copy(message)
-                elif isinstance(message, CheckBlocks):
+                elif isinstance(message, m.CheckBlocks):
                     self._check(message)
-                elif isinstance(message, RemoveBlocks):
+                elif isinstance(message, m.RemoveBlocks):
                     self._remove(message)
-                elif isinstance(message, CompactTier) and self._writer is not None:
+                elif isinstance(message, m.CompactTier) and self._writer is not None:
                     self._writer.compact()
-                elif isinstance(message, Stop):
+                elif isinstance(message, m.Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
             self._finish_copies()
@@ -228,20 +211,20 @@ class StoreRole:
 
     # ------------------------------------------------------------------------------ work
 
-    def _save(self, message: SaveBlocks) -> None:
+    def _save(self, message: m.SaveBlocks) -> None:
         if self._writer is None:
-            self._outbox.append(BlocksSaved(*self._self, message.keys, "dropped"))
+            self._outbox.append(m.BlocksSaved(*self._self, message.keys, "dropped"))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
             if ref.rank != self.number:
                 self._lent_saves.add(ref, key, digest, sums)
             elif not self._submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
-                self._outbox.append(BlocksSaved(*self._self, [key], "dropped"))
+                self._outbox.append(m.BlocksSaved(*self._self, [key], "dropped"))
 
     def _submit(self, key: int, digest: int, sums: Sequence[int], block: np.ndarray) -> bool:
         return self._writer is not None and self._writer.submit(key, digest, sums, block)
 
-    def _load(self, message: LoadBlocks) -> None:
+    def _load(self, message: m.LoadBlocks) -> None:
         """Read blocks from the tier into a segment. A bad block is a miss and is never served."""
         if self._reader is None:
             self._loaded(message.number, [None] * len(message.keys), 0.0)
@@ -263,7 +246,7 @@ class StoreRole:
             sums = self._reader.read_now(reads)
             self._loaded(number, sums, time.perf_counter() - began)
 
-    def _copy(self, message: CopyBlocks) -> None:
+    def _copy(self, message: m.CopyBlocks) -> None:
         """Begin to read blocks of other ranks into the own segment."""
         moves = [
             Transfer("read", (0, target.offset), source.rank, 0, source.offset, target.nbytes)
@@ -282,9 +265,9 @@ class StoreRole:
                 ref.nbytes for ref, good in zip(message.targets, sums) if good
             )
             writing = bool(batch.may_still_land)
-            self._conductor.send(BlocksCopied(*self._self, message.number, sums, writing))
+            self._conductor.send(m.BlocksCopied(*self._self, message.number, sums, writing))
 
-    def _check(self, message: CheckBlocks) -> None:
+    def _check(self, message: m.CheckBlocks) -> None:
         """Compare blocks with their checksums."""
         if message.refs[0].rank != self.number:
             self._lent_checks.append(LentCheck(self._transfers, self._layout, message))
@@ -293,7 +276,9 @@ class StoreRole:
         good = [self._layout.checksums(block) == sums for block, sums in zip(blocks, message.checksums)]
         self._checked(message, good, blocks[0])
 
-    def _checked(self, message: CheckBlocks, good: list[bool], block: np.ndarray, problem: str = "") -> None:
+    def _checked(
+        self, message: m.CheckBlocks, good: list[bool], block: np.ndarray, problem: str = ""
+    ) -> None:
         """Report compared blocks, after writing the bytes of a good block to a file if wanted."""
         if message.path and all(good) and not problem:
             try:
@@ -302,22 +287,22 @@ class StoreRole:
                     file.write(block.data)
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
-        self._conductor.send(BlocksChecked(*self._self, message.number, good, problem))
+        self._conductor.send(m.BlocksChecked(*self._self, message.number, good, problem))
 
-    def _remove(self, message: RemoveBlocks) -> None:
+    def _remove(self, message: m.RemoveBlocks) -> None:
         """Remove blocks from the tier. Blocks that cannot be deleted are no longer served."""
         if self._tier is None or self._writer is None:
-            self._outbox.append(BlocksRemoved(*self._self, message.keys, True))
+            self._outbox.append(m.BlocksRemoved(*self._self, message.keys, True))
         elif not self._writer.remove(message.keys):
             self._tier.forget(message.keys)
-            self._outbox.append(BlocksRemoved(*self._self, message.keys, False))
+            self._outbox.append(m.BlocksRemoved(*self._self, message.keys, False))
 
     def _advance_lent(self, *, newest_first: bool = False) -> None:
         """Advance the work on lent blocks."""
         while self._lent_saved:
             self._lent_saves.reported(self._lent_saved.popleft())
         if lost := self._lent_saves.advance(newest_first=newest_first):
-            self._outbox.append(BlocksSaved(*self._self, lost, "dropped"))
+            self._outbox.append(m.BlocksSaved(*self._self, lost, "dropped"))
         answers = [self._lent_loads.advance()]
         while self._lent_read:
             answers.append(self._lent_loads.arrived(self._lent_read.popleft()))
@@ -332,20 +317,20 @@ class StoreRole:
     def _send_outbox(self) -> None:
         while self._outbox:
             message = self._outbox.popleft()
-            if isinstance(message, BlocksSaved) and message.state != "durable":
+            if isinstance(message, m.BlocksSaved) and message.state != "durable":
                 name = "saved" if message.state == "written" else "dropped"
                 self._counters[f"tier_blocks_{name}_total"] += len(message.keys)
-            elif isinstance(message, BlocksLoaded):
+            elif isinstance(message, m.BlocksLoaded):
                 self._counters["tier_blocks_bad_total"] += message.ok.count(False)
                 self._counters["tier_load_seconds_total"] += message.seconds
             try:
                 self._conductor.send(message)
             except WireError as error:
-                if not isinstance(message, BlocksLoaded):
+                if not isinstance(message, m.BlocksLoaded):
                     raise
                 # The request that they are for fails, alone.
                 count = len(message.ok)
-                failed = BlocksLoaded(
+                failed = m.BlocksLoaded(
                     *self._self, message.number, [False] * count, [[]] * count, 0.0, str(error)
                 )
                 self._conductor.send(failed)
@@ -363,7 +348,7 @@ class StoreRole:
         for kind, over in OVER.items():
             text, told = troubles.get(kind, ""), self._troubles.get(kind, "")
             if text != told:
-                self._conductor.send(Degraded(self.number, kind, text))
+                self._conductor.send(m.Degraded(self.number, kind, text))
             if bool(text) != bool(told):
                 print(f"mooncake-lite: rank {self.number} (store): {text or over}", flush=True)
         self._troubles = troubles

@@ -11,18 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from mooncake_lite.messages import (
-    BlockRef,
-    BlocksChecked,
-    BlocksCopied,
-    BlocksLoaded,
-    BlocksSaved,
-    CheckBlocks,
-    CopyBlocks,
-    LoadBlocks,
-    Message,
-    SaveBlocks,
-)
+from mooncake_lite import messages as m
 from mooncake_lite.ranks.traced import RankTrace
 from mooncake_lite.tracing.calls import note_calls
 from mooncake_lite.tracing.lanes import Spans
@@ -43,7 +32,7 @@ class StoreTrace(RankTrace):
         self._turn = ""
         self._turn_began_ns = 0
 
-    def received(self, messages: Sequence[Message], wait_s: float, began_ns: int) -> None:
+    def received(self, messages: Sequence[m.Message], wait_s: float, began_ns: int) -> None:
         """End the turn that this call follows, note messages, and open the span of each order."""
         if self._turn:
             self.steps.work(self._turn, self._turn_began_ns, ended_ns=began_ns)
@@ -53,36 +42,36 @@ class StoreTrace(RankTrace):
         kinds = dict.fromkeys(type(message).__name__ for message in messages)
         self._turn, self._turn_began_ns = ", ".join(kinds), self.tracer.now_ns()
 
-    def _begin(self, message: Message) -> None:
-        if isinstance(message, LoadBlocks):
+    def _begin(self, message: m.Message) -> None:
+        if isinstance(message, m.LoadBlocks):
             self._open(("load", message.number), "load from SSD", message.refs)
-        elif isinstance(message, CopyBlocks):
+        elif isinstance(message, m.CopyBlocks):
             self._open(("copy", message.number), "copy hot blocks", message.targets)
-        elif isinstance(message, CheckBlocks):
+        elif isinstance(message, m.CheckBlocks):
             self._open(("check", message.number), "check blocks", message.refs)
-        elif isinstance(message, SaveBlocks):
+        elif isinstance(message, m.SaveBlocks):
             self._num_saves += 1
             left = set(message.keys)
             self._saving.update((key, (self._num_saves, left)) for key in message.keys)
             self._open(("save", self._num_saves), "save to SSD", message.refs)
 
-    def _open(self, key: tuple[str, int], name: str, refs: Sequence[BlockRef]) -> None:
+    def _open(self, key: tuple[str, int], name: str, refs: Sequence[m.BlockRef]) -> None:
         args = {"blocks": len(refs), "bytes": sum(ref.nbytes for ref in refs)}
         self._orders.open(key, name, args=args)
 
-    def sent(self, message: Message) -> None:
+    def sent(self, message: m.Message) -> None:
         """Note an answer, and close the span of its order."""
         super().sent(message)
-        if isinstance(message, BlocksLoaded):
+        if isinstance(message, m.BlocksLoaded):
             self._orders.close(("load", message.number), {"missing": message.ok.count(False)})
-        elif isinstance(message, BlocksCopied):
+        elif isinstance(message, m.BlocksCopied):
             self._orders.close(("copy", message.number))
-        elif isinstance(message, BlocksChecked):
+        elif isinstance(message, m.BlocksChecked):
             self._orders.close(("check", message.number), {"bad": message.good.count(False)})
-        elif isinstance(message, BlocksSaved):
+        elif isinstance(message, m.BlocksSaved):
             self._saved(message)
 
-    def _saved(self, message: BlocksSaved) -> None:
+    def _saved(self, message: m.BlocksSaved) -> None:
         """Close orders of which every block is written, dropped or bad."""
         for key in message.keys:
             if key in self._saving:
