@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from transport import requests as say
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.errors import (
@@ -28,19 +29,6 @@ from transport.errors import (
 from transport.exchange import Exchange, Key
 from transport.jobs import MAX_RANGES, Ended, TransferJob
 from transport.lent import LentBuffers
-from transport.requests import (
-    ANY_MESSAGE,
-    MESSAGE_BYTES,
-    Accept,
-    Cancel,
-    Cancelled,
-    Done,
-    Help,
-    ReadRequest,
-    Refuse,
-    Request,
-    WriteRequest,
-)
 from transport.slices import Stream
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
@@ -108,7 +96,7 @@ class Courier:
         first = CurveKeys.generate().to_bytes() if world.rank == 0 else None
         curve = CurveKeys.generate(client=CurveKeys.from_bytes(world.bcast_bytes(first)))
         names = {str(rank) for rank in others}
-        decoder = Decoder(ANY_MESSAGE, MESSAGE_BYTES)
+        decoder = Decoder(say.ANY_MESSAGE, say.MESSAGE_BYTES)
         away = [world.hostnames[rank] for rank in others if world.node_of[rank] != world.node_of[world.rank]]
         bind = tcp_endpoint(reachable_address(away, address) if away else "127.0.0.1", "*")
         self._hub = Hub([bind], decoder, curve, may_join=names.__contains__)
@@ -137,7 +125,7 @@ class Courier:
 
     def help_from(self, rank: int) -> None:
         """Ask this rank to enter MPI for a moment."""
-        self._tell(lambda: self._send(rank, Help()))
+        self._tell(lambda: self._send(rank, say.Help()))
 
     def mark_lost(self, rank: int, reason: str) -> None:
         """Fail requests to this rank, those under way and later ones."""
@@ -239,7 +227,7 @@ class Courier:
             return
         if stream.finished and (exchange.receiving or exchange.confirmed):
             if exchange.receiving:
-                self._send(exchange.rank, Done(exchange.number, mine=exchange.job is not None))
+                self._send(exchange.rank, say.Done(exchange.number, mine=exchange.job is not None))
             del self._exchanges[key]
             if exchange.job is not None:
                 self._ended(exchange.job, None, True)
@@ -277,9 +265,9 @@ class Courier:
         if job.op == "read":
             exchange.stream = self._stream(exchange, job.views)
             self._advance(key, exchange, now)  # the receives are there before the bytes
-            self._send(job.rank, ReadRequest(number, job.segment, job.offsets, lengths))
+            self._send(job.rank, say.ReadRequest(number, job.segment, job.offsets, lengths))
         else:
-            self._send(job.rank, WriteRequest(number, job.segment, job.offsets, lengths))
+            self._send(job.rank, say.WriteRequest(number, job.segment, job.offsets, lengths))
 
     def _stream(self, exchange: Exchange, views: list[np.ndarray]) -> Stream:
         """Make the stream of an exchange.
@@ -298,7 +286,7 @@ class Courier:
         if exchange.stream is not None:
             exchange.kept = exchange.stream.abandon()
         if exchange.job is not None and not told and exchange.rank not in self._lost:
-            self._send(exchange.rank, Cancel(exchange.number))
+            self._send(exchange.rank, say.Cancel(exchange.number))
             # A write that has no stream was never accepted: none of its bytes have left.
             exchange.unconfirmed = exchange.op == "write" and exchange.stream is not None
         self._let_go(key, exchange, exchange.touched_s)
@@ -321,7 +309,7 @@ class Courier:
         elif exchange.loan is not None:
             self._lent.give_back(exchange.loan, False)
             if exchange.rank not in self._lost:
-                self._send(exchange.rank, Cancelled(exchange.number))
+                self._send(exchange.rank, say.Cancelled(exchange.number))
 
     def _is_over(self, request: Any) -> bool:
         try:
@@ -337,7 +325,7 @@ class Courier:
     def _cut(self, key: Key) -> None:
         """Cut off an exchange that is served, because its segment is withdrawn."""
         if key in self._exchanges:
-            self._send(key[1], Refuse(key[2], "the segment was withdrawn"))
+            self._send(key[1], say.Refuse(key[2], "the segment was withdrawn"))
             self._fail(key, TransferError("the segment was withdrawn", key[1]))
 
     def _lose(self, rank: int, reason: str) -> None:
@@ -351,35 +339,35 @@ class Courier:
 
     def _on_message(self, peer: int, message: Any, now: float) -> None:
         self._moved_s = now
-        if isinstance(message, ReadRequest | WriteRequest):
+        if isinstance(message, say.ReadRequest | say.WriteRequest):
             self._serve(peer, message, now)
             return
-        if isinstance(message, Help):
+        if isinstance(message, say.Help):
             self._helping_until_s = now + HELPING_S
             return
         # A Done names whose number it is as its sender sees it; all others speak of the asker's.
-        ours = not message.mine if isinstance(message, Done) else not isinstance(message, Cancel)
+        ours = not message.mine if isinstance(message, say.Done) else not isinstance(message, say.Cancel)
         key = (ours, peer, message.number)
         exchange = self._exchanges.get(key)
         if exchange is None:  # it was given up, or has ended
-            if isinstance(message, Cancel):
-                self._send(peer, Cancelled(message.number))
+            if isinstance(message, say.Cancel):
+                self._send(peer, say.Cancelled(message.number))
             return
         exchange.touched_s = now
-        if isinstance(message, Accept) and exchange.job is not None and exchange.stream is None:
+        if isinstance(message, say.Accept) and exchange.job is not None and exchange.stream is None:
             exchange.stream = self._stream(exchange, exchange.job.views)
-        elif isinstance(message, Done):
+        elif isinstance(message, say.Done):
             exchange.confirmed = True
-        elif isinstance(message, Refuse):
+        elif isinstance(message, say.Refuse):
             reason = f"rank {peer} refused: {message.reason}"
             self._fail(key, TransferRefused(reason, peer), told=exchange.stream is None)
-        elif isinstance(message, Cancelled):
+        elif isinstance(message, say.Cancelled):
             exchange.unconfirmed = False
-        elif isinstance(message, Cancel):
+        elif isinstance(message, say.Cancel):
             self._fail(key, TransferError("cancelled", peer))
 
-    def _serve(self, peer: int, request: Request, now: float) -> None:
-        op = "read" if isinstance(request, ReadRequest) else "write"
+    def _serve(self, peer: int, request: say.Request, now: float) -> None:
+        op = "read" if isinstance(request, say.ReadRequest) else "write"
         key = (False, peer, request.number)
         if key in self._exchanges:  # another one's loan would never be given back
             return
@@ -392,13 +380,13 @@ class Courier:
                 request.segment, request.offsets, request.lengths, op == "read", MAX_RANGES, cut
             )
         except TransferRefused as refusal:
-            self._send(peer, Refuse(request.number, str(refusal)))
+            self._send(peer, say.Refuse(request.number, str(refusal)))
             return
         exchange = Exchange(op, peer, request.number, now, None, loan=loan)
         exchange.stream = self._stream(exchange, loan.views)
         self._exchanges[key] = exchange
         if op == "write":
-            self._send(peer, Accept(request.number))
+            self._send(peer, say.Accept(request.number))
         self._advance(key, exchange, now)
 
     def _send(self, rank: int, message: msgspec.Struct) -> None:
