@@ -17,38 +17,53 @@ class Action(Message, frozen=True):
     """Base of all effects but BlockStored and BlockRemoved."""
 
 
+class RequestAction(Action, frozen=True):
+    """Base of what clients, gateways and traces hear about a request."""
+
+    request_id: str
+
+
+class RankOrder(Action, frozen=True):
+    """Base of the orders to one rank."""
+
+    rank: int
+
+
+class RequestOrder(RankOrder, frozen=True):
+    """Base of the orders about a request. attempt: counts its tries; events of another one are ignored."""
+
+    request_id: str
+    attempt: int
+
+
 # ------------------------------------------------------------------------------ to clients
 
 
-class Reject(Action, frozen=True):
+class Reject(RequestAction, frozen=True):
     """Refuse a request (HTTP 429): before any work is spent on it, unless admission is after-prefill."""
 
-    request_id: str
     reason: str
     retry_after_s: float
 
 
-class Fail(Action, frozen=True):
+class Fail(RequestAction, frozen=True):
     """Tell the client why its request cannot be finished."""
 
-    request_id: str
     reason: str
 
 
-class Forget(Action, frozen=True):
+class Forget(RequestAction, frozen=True):
     """End a request. Exactly one Forget follows each RequestArrived.
 
     outcome   "rejected", "failed", "cancelled" or "finished"
     """
 
-    request_id: str
     outcome: str
 
 
-class Decided(Action, frozen=True):
+class Decided(RequestAction, frozen=True):
     """Report that a policy has placed a request. terms: the numbers that explain the choice."""
 
-    request_id: str
     attempt: int
     prefill: int
     decode: int
@@ -56,19 +71,16 @@ class Decided(Action, frozen=True):
     terms: Terms
 
 
-class Release(Action, frozen=True):
+class Release(RequestAction, frozen=True):
     """Let a client have its tokens: from here on the request can no longer be refused.
 
     Only where admission withholds the first token; see scheduler.admission.
     """
 
-    request_id: str
 
-
-class Moved(Action, frozen=True):
+class Moved(RequestAction, frozen=True):
     """Report that a request decodes elsewhere than was decided. tbt_s: predicted between tokens."""
 
-    request_id: str
     attempt: int
     decode: int
     tbt_s: float
@@ -77,29 +89,27 @@ class Moved(Action, frozen=True):
 # ------------------------------------------------------------------------------ to compute ranks
 
 
-class Branched(Action, frozen=True):
+class Branched(RequestAction, frozen=True):
     """Report that a branch of a request goes on as a request of its own, under this name.
 
     It has lost its pages, and its siblings have not. A Forget of its own follows.
     """
 
-    request_id: str
     branch: int
     name: str
 
 
-class Retried(Action, frozen=True):
+class Retried(RequestAction, frozen=True):
     """A try of a request has failed: its prompt is computed again, and first tokens are drawn again.
 
     The gateway passes on no token twice.
     """
 
-    request_id: str
     attempt: int
     reason: str
 
 
-class StartPrefill(Action, frozen=True):
+class StartPrefill(RequestOrder, frozen=True):
     """Have a prompt prefilled.
 
     load        places of the KV of the first blocks, ready in the pool
@@ -111,9 +121,6 @@ class StartPrefill(Action, frozen=True):
     reads       whether to read `load`, where the rank's pages lack it; otherwise computing is faster
     """
 
-    rank: int
-    request_id: str
-    attempt: int
     load: list[BlockRef]
     store: list[BlockRef]
     tail: BlockRef | None
@@ -123,21 +130,18 @@ class StartPrefill(Action, frozen=True):
     reads: bool = True
 
 
-class StartDecode(Action, frozen=True):
+class StartDecode(RequestOrder, frozen=True):
     """Have a prefilled request decoded. blocks: its full blocks in their order; tail as in StartPrefill.
 
     branches   that go on after their first token
     """
 
-    rank: int
-    request_id: str
-    attempt: int
     blocks: list[BlockRef]
     tail: BlockRef | None
     branches: list[int]
 
 
-class StartServe(Action, frozen=True):
+class StartServe(RequestOrder, frozen=True):
     """Have a prompt computed and its answer decoded by one rank.
 
     load        places of the KV of the first blocks, ready in the pool, leased until PromptComputed
@@ -147,9 +151,6 @@ class StartServe(Action, frozen=True):
     reads       whether to read `load`, where the rank's pages lack it; otherwise computing is faster
     """
 
-    rank: int
-    request_id: str
-    attempt: int
     load: list[BlockRef]
     cached: dict[str, int]
     queued_s: float
@@ -161,48 +162,38 @@ StartOrder = StartPrefill | StartDecode | StartServe
 """Orders that begin work on a request."""
 
 
-class CancelOn(Action, frozen=True):
+class CancelOn(RequestOrder, frozen=True):
     """Have a rank drop a request, or one branch of it. The rank answers with the end of what it drops.
 
     branch   -1: all
     """
 
-    rank: int
-    request_id: str
-    attempt: int
     branch: int = -1
 
 
-class ForgetPages(Action, frozen=True):
+class ForgetPages(RankOrder, frozen=True):
     """Have a compute rank reuse nothing that lies in its pages now."""
 
-    rank: int
 
-
-class ListOpen(Action, frozen=True):
+class ListOpen(RankOrder, frozen=True):
     """Ask a compute rank what it works on. OpenListed answers under the same number."""
 
-    rank: int
     number: int
 
 
-class GrantPuts(Action, frozen=True):
+class GrantPuts(RankOrder, frozen=True):
     """Answer PutsWanted with one place per key, None where the block is not wanted."""
 
-    rank: int
     number: int
     places: list[BlockRef | None]
 
 
-class GrantSwap(Action, frozen=True):
+class GrantSwap(RequestOrder, frozen=True):
     """Answer SwapWanted.
 
     places   one per block, the partial one too: None where the pool has the block. None: there is no space
     """
 
-    rank: int
-    request_id: str
-    attempt: int
     branch: int
     places: list[BlockRef | None] | None
 
@@ -210,43 +201,39 @@ class GrantSwap(Action, frozen=True):
 # ------------------------------------------------------------------------------ to store ranks
 
 
-class LoadBlocks(Action, frozen=True):
+class LoadBlocks(RankOrder, frozen=True):
     """Have blocks read from the tier of a rank into the places of `refs`, all in one segment."""
 
-    rank: int
     number: int
     keys: list[int]
     digests: list[int]
     refs: list[BlockRef]
 
 
-class SaveBlocks(Action, frozen=True):
+class SaveBlocks(RankOrder, frozen=True):
     """Have visible blocks written behind to the tier of a rank."""
 
-    rank: int
     refs: list[BlockRef]
     keys: list[int]
     digests: list[int]
     checksums: list[list[int]]
 
 
-class CopyBlocks(Action, frozen=True):
+class CopyBlocks(RankOrder, frozen=True):
     """Have a store rank read blocks of other ranks into its own segment, one to one."""
 
-    rank: int
     number: int
     sources: list[BlockRef]
     targets: list[BlockRef]
 
 
-class CheckBlocks(Action, frozen=True):
+class CheckBlocks(RankOrder, frozen=True):
     """Have a store rank compare blocks with their checksums.
 
     command   the pool command that needs the comparison
     path      file that the rank writes the bytes of the only block to; "" for none
     """
 
-    rank: int
     number: int
     command: int
     refs: list[BlockRef]
@@ -254,17 +241,14 @@ class CheckBlocks(Action, frozen=True):
     path: str = ""
 
 
-class RemoveBlocks(Action, frozen=True):
+class RemoveBlocks(RankOrder, frozen=True):
     """Have keys removed from the tier of a rank for good. Keys that it does not have are ignored."""
 
-    rank: int
     keys: list[int]
 
 
-class CompactTier(Action, frozen=True):
+class CompactTier(RankOrder, frozen=True):
     """Have those files of a tier rewritten that are small or half dead."""
-
-    rank: int
 
 
 # ------------------------------------------------------------------------------ everything else

@@ -7,6 +7,7 @@ Explained in docs/explain/control.md.
     Event
       RankEvent       a rank causes it: rank, epoch
         RequestEvent  about a request that the rank was given: request_id, attempt
+          BranchEvent about a branch of it that has to leave the rank's pages
 
 The control plane ignores an event of another epoch or another attempt. The conductor drops an event that
 names another rank than the connection that it came on.
@@ -36,6 +37,19 @@ class RequestEvent(RankEvent, frozen=True):
 
     request_id: str
     attempt: int
+
+
+class BranchEvent(RequestEvent, frozen=True):
+    """Base of the events about a branch that has to leave the pages of a rank that decodes it.
+
+    num_tokens     tokens of prompt and answer so far
+    keys, digests  of each full block of these tokens; empty when nothing may be reused
+    """
+
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+    branch: int = 0
 
 
 # ------------------------------------------------------------------------------ members
@@ -200,41 +214,25 @@ class DecodeEnded(RequestEvent, frozen=True):
     steps_s: float = 0.0
 
 
-class Preempted(RequestEvent, frozen=True):
-    """A rank that decodes had no free page and has dropped a branch of a request.
+class Preempted(BranchEvent, frozen=True):
+    """A rank that decodes had no free page and has dropped a branch of a request: all of its tokens are to be
+    prefilled.
 
-    num_tokens       tokens of prompt and answer so far, all to be prefilled
-    keys, digests    of each full block of these tokens
     may_still_write  bytes may still land in the places of a swap that has failed
     """
 
-    num_tokens: int
-    keys: list[int]
-    digests: list[int]
-    branch: int = 0
     may_still_write: bool = False
 
 
-class SwapWanted(RequestEvent, frozen=True):
+class SwapWanted(BranchEvent, frozen=True):
     """A rank that decodes has no free page. It asks where the KV of a request may go.
 
-    num_tokens     tokens whose KV the rank has
-    keys, digests  of each full block of these tokens; empty when nothing may be reused
+    num_tokens   here: tokens whose KV the rank has
     """
 
-    num_tokens: int
-    keys: list[int]
-    digests: list[int]
-    branch: int = 0
 
-
-class Swapped(RequestEvent, frozen=True):
-    """The rank has written the blocks with places in GrantSwap, and dropped the request. As in Preempted."""
-
-    num_tokens: int
-    keys: list[int]
-    digests: list[int]
-    branch: int = 0
+class Swapped(BranchEvent, frozen=True):
+    """The rank has written the blocks with places in GrantSwap, and dropped the request."""
 
 
 # ------------------------------------------------------------------------------ blocks

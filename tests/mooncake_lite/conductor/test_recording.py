@@ -266,6 +266,6 @@ def test_a_write_that_takes_a_part_of_the_bytes_is_continued(
 
 
 def test_every_event_can_be_read_from_a_recording() -> None:
-    bases = (ev.Event, ev.RankEvent, ev.RequestEvent)
+    bases = (ev.Event, ev.RankEvent, ev.RequestEvent, ev.BranchEvent)
     kinds = {kind for base in bases for kind in base.__subclasses__()} - set(bases)
     assert kinds == set(get_args(ev.AnyEvent))
