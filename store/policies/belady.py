@@ -12,13 +12,13 @@ L. A. Belady, "A study of replacement algorithms for a virtual-storage computer"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from store.policies.contract import BlockFacts, Policy
-from store.ranking import Ranking
+from store.policies.contract import BlockFacts
+from store.policies.ranked import Ranked
 
 
-class Belady(Policy):
+class Belady(Ranked):
     """A ranking by the next use, the latest first.
 
     _future      every reference there will be, in order
@@ -29,7 +29,6 @@ class Belady(Policy):
     def __init__(self, capacity: int, future: Sequence[int]):
         """future: the items of all references to come, which on_insert and on_access then follow."""
         super().__init__(capacity)
-        self._ranking = Ranking[int]()
         self._references = 0
         self._future = future
         self._next_use = [len(future)] * len(future)
@@ -50,23 +49,9 @@ class Belady(Policy):
         self._references += 1
         self._ranking.rank(item, -self._next_use[index])
 
-    def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Forget an item's rank, but not its future."""
-        self._ranking.remove(item)
-
-    def victims(self, now: float) -> Iterator[int]:
-        """Yield the items, the one whose next use is furthest away first."""
-        return self._ranking.ascending()
-
-    def __len__(self) -> int:
-        return len(self._ranking)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranking)
-
     def check(self) -> None:
         """Assert that every item is ranked by a use that is yet to come."""
-        self._ranking.check()
+        super().check()
         for item in self:
             use = -self._ranking.key(item)
             assert use == len(self._future) or (use >= self._references and self._future[use] == item)

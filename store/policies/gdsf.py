@@ -15,13 +15,11 @@ compute the block again. A block with an unknown cost adds nothing to L; without
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from store.policies.contract import BlockFacts, Policy
-from store.ranking import Ranking
+from store.policies.contract import BlockFacts
+from store.policies.ranked import Ranked
 
 
-class GDSF(Policy):
+class GDSF(Ranked):
     """A ranking by worth.
 
     _age     L
@@ -31,7 +29,6 @@ class GDSF(Policy):
 
     def __init__(self, capacity: int):
         super().__init__(capacity)
-        self._ranking = Ranking[int]()
         self._age = 0.0
         self._uses: dict[int, int] = {}
         self._value: dict[int, float] = {}
@@ -51,21 +48,11 @@ class GDSF(Policy):
         """Remove an item. The worth of a victim, the least of all, is the new age."""
         if evicted:
             self._age = max(self._age, self._ranking.key(item))
-        self._ranking.remove(item)
+        super().on_remove(item, evicted=evicted)
         del self._uses[item], self._value[item]
-
-    def victims(self, now: float) -> Iterator[int]:
-        """Yield the items, the least worth first."""
-        return self._ranking.ascending()
-
-    def __len__(self) -> int:
-        return len(self._ranking)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranking)
 
     def check(self) -> None:
         """Assert that every item is counted and ranked."""
-        self._ranking.check()
+        super().check()
         assert set(self._ranking) == set(self._uses) == set(self._value)
         assert all(uses >= 1 for uses in self._uses.values())

@@ -12,18 +12,12 @@ among equal counts, and time among equal positions, is our reading of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from store.policies.contract import BlockFacts, Policy
-from store.ranking import Ranking
+from store.policies.contract import BlockFacts
+from store.policies.ranked import Ranked
 
 
-class LengthAware(Policy):
+class LengthAware(Ranked):
     """A ranking by (uses, -position)."""
-
-    def __init__(self, capacity: int):
-        super().__init__(capacity)
-        self._ranking = Ranking[int]()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
         """Insert an item with a use count of 1, at its position in the prompt."""
@@ -34,21 +28,7 @@ class LengthAware(Policy):
         uses, depth = self._ranking.key(item)
         self._ranking.rank(item, (uses + 1, depth))
 
-    def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Remove an item and forget its count."""
-        self._ranking.remove(item)
-
-    def victims(self, now: float) -> Iterator[int]:
-        """Yield the items, the least used first, and of these the deepest."""
-        return self._ranking.ascending()
-
-    def __len__(self) -> int:
-        return len(self._ranking)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranking)
-
     def check(self) -> None:
         """Assert the invariant of the ranking."""
-        self._ranking.check()
+        super().check()
         assert all(uses >= 1 and depth <= 0 for uses, depth in map(self._ranking.key, self))

@@ -12,18 +12,12 @@ scheme", 2010. Ours ranks in a heap, O(log n), as the other policies here do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from store.policies.contract import BlockFacts, Policy
-from store.ranking import Ranking
+from store.policies.contract import BlockFacts
+from store.policies.ranked import Ranked
 
 
-class LFU(Policy):
+class LFU(Ranked):
     """A ranking by number of uses."""
-
-    def __init__(self, capacity: int):
-        super().__init__(capacity)
-        self._ranking = Ranking[int]()
 
     def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
         """Insert an item with a use count of 1."""
@@ -33,21 +27,7 @@ class LFU(Policy):
         """Count a use."""
         self._ranking.rank(item, self._ranking.key(item) + 1)
 
-    def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Remove an item and forget its count."""
-        self._ranking.remove(item)
-
-    def victims(self, now: float) -> Iterator[int]:
-        """Yield the items, the least frequently used first."""
-        return self._ranking.ascending()
-
-    def __len__(self) -> int:
-        return len(self._ranking)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranking)
-
     def check(self) -> None:
         """Assert the invariant of the ranking."""
-        self._ranking.check()
+        super().check()
         assert all(self._ranking.key(item) >= 1 for item in self)
