@@ -15,27 +15,32 @@ from scheduler.instance.step import SaveBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class JobOutcome:
+    """Base of the outcomes of one job."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(JobOutcome):
     """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed.
 
     shared   tokens whose KV lay in pages of this rank already
     blocks   number of blocks that were read: the last ones of Job.load, or none
     """
 
-    job: JobId
     load_s: float
     shared: int = 0
     blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(JobOutcome):
     """The prompt of a job is computed: `tokens` of them, the others had been loaded.
 
     scores   logprobs of the prompt's tokens but the first, if the job is scored; opaque
     """
 
-    job: JobId
     compute_s: float
     tokens: int
     loaded: int
@@ -43,7 +48,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class Token(JobOutcome):
     """A job's next token of the answer.
 
     index     its number within the answer
@@ -51,7 +56,6 @@ class Token:
     logprobs  of the token, opaque; None where the request does not ask for them
     """
 
-    job: JobId
     index: int
     token: int
     finish: str | None
@@ -59,14 +63,13 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(JobOutcome):
     """Several tokens of an answer that goes on, from the passes of a leap.
 
     index     number of the first one within the answer
     times_s   when each was drawn
     """
 
-    job: JobId
     index: int
     tokens: Seq[int]
     times_s: Seq[float]
@@ -91,16 +94,15 @@ class Iterated:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(JobOutcome):
     """A job has left the running batch because its answer is complete."""
 
-    job: JobId
     decode_s: float
     answered: int
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(JobOutcome):
     """The end of a job whose KV is in the pool.
 
     first_tokens   drawn for each branch
@@ -108,7 +110,6 @@ class Prefilled:
     checksums      of each block of Job.store, opaque
     """
 
-    job: JobId
     first_tokens: Seq[int]
     finishes: Seq[str | None]
     checksums: Seq[Any]
@@ -118,40 +119,37 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(JobOutcome):
     """The end of a job that decoded, or that was cancelled.
 
     finish   "finished" or "cancelled"
     """
 
-    job: JobId
     finish: str
     answered: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(JobOutcome):
     """The end of a job that cannot be finished, with all branches that are left.
 
     may_still_write   bytes of a failed transfer may still reach the places of Job.store
     for_good          another try here would fail as well
     """
 
-    job: JobId
     reason: str
     may_still_write: bool = False
     for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Preempted:
+class Preempted(JobOutcome):
     """The end of a job whose pages other jobs need. Its KV must be computed again.
 
     keys             of the full blocks of token_ids; empty when nothing may be reused
     may_still_write   bytes of a failed transfer may still reach the places of a swap
     """
 
-    job: JobId
     token_ids: Seq[int]
     answered: int
     keys: Seq[int] = ()
@@ -159,26 +157,24 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
-class SwapWanted:
+class SwapWanted(JobOutcome):
     """A job must leave its pages, and asks for a place in the pool for its KV.
 
     token_ids   whose KV is in the pages: all but the last one
     keys        of their full blocks; empty when nothing may be reused
     """
 
-    job: JobId
     token_ids: Seq[int]
     keys: Seq[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
+class Swapped(JobOutcome):
     """The end of a job whose pages other jobs need. All of its KV is in the pool: any rank may resume it.
 
     keys   of the full blocks of token_ids; empty when nothing may be reused
     """
 
-    job: JobId
     token_ids: Seq[int]
     answered: int
     keys: Seq[int] = ()
