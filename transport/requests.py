@@ -20,54 +20,50 @@ MESSAGE_BYTES = 128 * 1024
 """Largest message: jobs.MAX_RANGES offsets and lengths of 9 bytes each, and the other fields."""
 
 
-class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Ask for ranges of a segment of the receiver, with the tag that belongs to `number`."""
+class Numbered(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of the messages about one exchange. number: chosen by the courier that asked for it."""
 
     number: int
+
+
+class Ranges(Numbered, frozen=True):
+    """Base of the requests for ranges of a segment of the receiver."""
+
     segment: int
     offsets: list[int]
     lengths: list[int]
 
 
-class WriteRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Ask to write ranges of a segment of the receiver."""
-
-    number: int
-    segment: int
-    offsets: list[int]
-    lengths: list[int]
+class ReadRequest(Ranges, frozen=True):
+    """Ask for ranges, with the tag that belongs to `number`."""
 
 
-class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WriteRequest(Ranges, frozen=True):
+    """Ask to write ranges."""
+
+
+class Accept(Numbered, frozen=True):
     """Accept a WriteRequest: its receives are posted."""
 
-    number: int
 
-
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Done(Numbered, frozen=True):
     """Report that every byte has arrived. `mine`: the sender of this message chose the number."""
 
-    number: int
     mine: bool
 
 
-class Refuse(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Refuse(Numbered, frozen=True):
     """Reject a request, because of `reason`."""
 
-    number: int
     reason: str
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Cancel(Numbered, frozen=True):
     """Give up a request of the sender."""
 
-    number: int
 
-
-class Cancelled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Cancelled(Numbered, frozen=True):
     """Answer Cancel: nothing of the request will be read or written here any more."""
-
-    number: int
 
 
 class Help(msgspec.Struct, frozen=True, tag=True, array_like=True):
