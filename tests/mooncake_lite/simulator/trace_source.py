@@ -1,7 +1,6 @@
-"""The requests of a trace, as lengths and keys: the workload of runs on recorded load.
+"""The requests of a trace, as lengths and keys: a workload for `experiment.play`.
 
-Used by `experiment.py`. Equal ids of the trace are equal keys, and so equal prefixes. Explained in
-docs/explain/experiments.md.
+Equal ids of the trace are equal keys, and so equal prefixes.
 """
 
 from __future__ import annotations
