@@ -13,7 +13,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -175,9 +174,7 @@ class _Channel:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

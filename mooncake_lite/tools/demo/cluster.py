@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -75,9 +74,7 @@ class Cluster:
             self._process = start_child(self._argv, new_session=True, **streams, **self._child)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_ready(self, limit_s: float, tell: Callable[[str], None] = lambda text: None) -> float:
