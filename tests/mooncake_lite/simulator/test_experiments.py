@@ -19,8 +19,8 @@ from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.compare import Comparison, Row
 from mooncake_lite.simulator.experiment_commands import PROFILE, finite
+from mooncake_lite.simulator.trace_source import TraceRequests
 from mooncake_lite.simulator.traces import TraceRequest
-from tests.mooncake_lite.simulator.trace_source import TraceRequests
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

@@ -1,6 +1,7 @@
-"""The requests of a trace, as lengths and keys: a workload for `experiment.play`.
+"""The requests of a trace, as lengths and keys: the workload of runs on recorded load.
 
-Equal ids of the trace are equal keys, and so equal prefixes.
+Used by `experiment.py`. Equal ids of the trace are equal keys, and so equal prefixes. Explained in
+docs/explain/experiments.md.
 """
 
 from __future__ import annotations
