@@ -43,7 +43,7 @@ FIGURES: tuple[tuple[str, str, str, str], ...] = (
     (
         "kernels", "gather 71 MB, codec none", "NumPy indexing",
         "* Gathering pages into a pool block runs at {ours:.0f} GB/s; torch's copy of contiguous memory at "
-        "{limit:.0f} GB/s.",
+        "{limit:.0f} GB/s (our stores do not read first what they overwrite).",
     ),
     (
         "transport", "read 1 MiB, same node", "MPI request and reply",
