@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.runtime import FAST, PART, njit
+from kernels_numba.runtime import PART, njit
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
@@ -146,7 +146,7 @@ _C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(c) for c in EXP2_FIT)
 _FLOOR, _HALF, _ZERO = np.float32(EXP2_FLOOR), np.float32(0.5), np.float32(0.0)
 
 
-@njit(**PART, fastmath=FAST, inline="never")
+@njit(**PART, fastmath={"contract"}, inline="never")
 def exp2_of_negative(x: Any) -> Any:
     """2**x for float32 x <= 0, 0 below -126, NaN for NaN; relative error under 2e-7.
 

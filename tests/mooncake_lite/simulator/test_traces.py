@@ -44,7 +44,10 @@ def test_a_trace_is_read_in_its_order(tmp_path: Path) -> None:
         ({**GOOD, "timestamp": -1}, "timestamp -1.0"),
         ({**GOOD, "output_length": -1}, "must not be negative"),
         ("\xff", "2: "),
-        (json.dumps(GOOD)[:-1] + ', "more": ' + "[" * 5000 + "]" * 5000 + "}", "2: maximum recursion depth"),
+        (
+            json.dumps(GOOD)[:-1] + ', "more": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "2: maximum recursion depth",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
