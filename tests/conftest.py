@@ -16,8 +16,16 @@ from hypothesis import is_hypothesis_test, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from mooncake_lite.tools.demo import cluster
+
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("tests")
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):  # two workers choose no port twice
+    cluster.FIRST_PORT, cluster.PORTS = 20_000 + 6_000 * (int(worker) % 2), 6_000
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

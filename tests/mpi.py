@@ -23,6 +23,7 @@ import pytest
 
 from mooncake_lite.launch.mpirun import COMMON, PROFILES
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "MOONCAKE_LITE_TEST_RUN"
@@ -113,7 +114,7 @@ def run_mpi(
                 cwd=ROOT,
             )
             try:
-                returncode = _wait(process, mark, start + timeout_s, files)
+                returncode = _wait(process, mark, start + patient(timeout_s), files)
             finally:
                 killed = reap(mark)
                 process.wait()
@@ -162,7 +163,7 @@ def shared_files(pid: int) -> set[str]:
 
 def reap(mark: str, grace_s: float = 1.0) -> list[str]:
     """Kill what still runs after grace_s. Returns the command lines of what had to be killed."""
-    deadline = time.monotonic() + grace_s
+    deadline = time.monotonic() + patient(grace_s)
     while (pids := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     killed = []

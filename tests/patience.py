@@ -20,9 +20,9 @@ def patient(limit_s: float) -> float:
     return limit_s * min(1.0 + os.getloadavg()[0] / cores, MOST)
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = 20.0) -> bool:
-    """Look again and again whether condition() holds. False when it did not within limit_s."""
-    until = time.monotonic() + limit_s
+def wait_until(condition: Callable[[], object], limit_s: float | None = None) -> bool:
+    """Look again and again whether condition() holds. False if not within limit_s; None: 20 s or more."""
+    until = time.monotonic() + (patient(20.0) if limit_s is None else limit_s)
     while not (holds := condition()) and time.monotonic() < until:
         time.sleep(0.02)
     return bool(holds)

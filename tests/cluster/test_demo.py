@@ -16,6 +16,7 @@ SHORT_ANSWERS = {"a": 8, "b": 40, "c": 8}
 """The prompt of b ends in the middle of a block, which 40 tokens fill."""
 
 
+@pytest.mark.timeout(900)  # four starts, and twelve answers of the real model
 def test_the_demo_gives_the_same_tokens_from_every_source(
     tmp_path: Path, soak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

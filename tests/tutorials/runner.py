@@ -19,7 +19,7 @@ from tests.tutorials.pages import Step, figures, matches, rewrite, steps
 from tests.tutorials.processes import POLL_S, PythonWorker, Session
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
-STEP_LIMIT_S = 150.0
+STEP_LIMIT_S = 280.0
 """One command at most: the first start of a cluster compiles kernels, and may take 90 s."""
 
 _KILL = re.compile(r"kill(?: -(?:SIG)?([A-Z0-9]+))? %(\d+)")

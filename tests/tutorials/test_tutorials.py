@@ -23,6 +23,7 @@ def _pulled() -> None:
     resolve_model("default")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     rewrite = request.config.getoption("--rewrite-tutorials", default=False)

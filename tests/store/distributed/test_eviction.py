@@ -14,7 +14,7 @@ from store.distributed.master import Master
 from tests.patience import wait_until
 from tests.store.distributed.running import MIB, address, master_thread, new_store, rest
 
-LEASE_MS = 1500
+LEASE_MS = 4000
 OBJECT = bytes(MIB - 64)
 
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.patience import patient
 from tests.transport.programs.harness import run
 from transport.engine import Transfer, TransferEngine
 from transport.errors import BadTransfer
@@ -92,7 +93,7 @@ def main() -> None:
     windows = [] if world.survives_a_rank else ["one_sided"]
     for path in ("", "two_sided", "sockets", *windows):
         move_over(world, path, np.random.default_rng([seed, world.rank]), rounds)
-    assert world.finish(5), "MPI did not end"
+    assert world.finish(patient(5)), "MPI did not end"
 
 
 def move_over(world: World, path: str, rng: np.random.Generator, rounds: int) -> None:

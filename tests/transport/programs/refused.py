@@ -6,7 +6,7 @@ The initiator's own check is passed by on purpose: a target trusts nobody.
 import numpy as np
 import pytest
 
-from tests.patience import wait_until
+from tests.patience import patient, wait_until
 from tests.transport.programs.harness import run
 from transport.channel import CurveKeys, Spoke
 from transport.engine import Transfer, TransferEngine
@@ -20,7 +20,7 @@ LIMIT_S = 10.0
 
 def main() -> None:
     world = World.start(limit_s=20)
-    engine = TransferEngine(world, 2**20, stall_s=2.0, path="two_sided")
+    engine = TransferEngine(world, 2**20, stall_s=patient(2.0), path="two_sided")
     engine.local[:] = world.rank
     courier = engine._remote._courier
     card = f"{courier._hub.endpoints[0]} {courier._hub._curve.server_public}".encode()
@@ -51,7 +51,7 @@ def main() -> None:
     world.barrier()
     assert (engine.control_counters["strangers"] > 0) == (world.rank == 1)
     engine.close()
-    assert world.finish(5)
+    assert world.finish(patient(5))
     print(f"rank {world.rank} ok")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.patience import patient
 from tests.transport.programs.harness import run
 from transport.engine import TransferEngine
 from transport.errors import SegmentError
@@ -17,7 +18,7 @@ def main() -> None:
     engine = TransferEngine(world, 4096 * world.rank)
     assert engine.sizes == [4096 * rank for rank in range(world.size)]
     engine.close()
-    assert world.finish(5)
+    assert world.finish(patient(5))
     print(caught.value)
 
 

@@ -212,7 +212,7 @@ def main() -> None:
     engine.check()
     assert world.rank == 0 or (engine.served_bytes["read"] > 0 and engine.serving_bytes == 0)
     engine.close()
-    assert world.finish(5), "MPI did not end"
+    assert world.finish(patient(5)), "MPI did not end"
     print(f"rank {world.rank} ok", flush=True)
 
 
