@@ -30,18 +30,13 @@ FIRST_PORT, PORTS = 20_000, 12_000
 """Below the range of outgoing connections, which begins at 32768 by default: one could take a port of that
 range before the server starts to listen. Tests that run at the same time choose from parts of it."""
 
-_given: set[int] = set()
-
 
 def free_port() -> int:
-    """Choose a TCP port of the loopback interface on which no process listens now, a new one each time."""
+    """Choose a TCP port of the loopback interface on which no process listens now."""
     while True:
         port = FIRST_PORT + secrets.randbelow(PORTS)
-        if port in _given:  # its server may not listen yet
-            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            _given.add(port)
             return port
 
 
