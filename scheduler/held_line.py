@@ -89,6 +89,13 @@ class HeldLine:
             self.sequences -= held.request.n
         return held
 
+    def remove_slots(self, slots: int) -> None:
+        """Remove so many free slots of an instance that is lost."""
+        self.slots.remove(slots)
+        for name in list(self._by_length):
+            if self._held[name].request.n > self.slots.trusted:
+                self._by_length.remove(name)
+
     def change_key(self, request_id: str, key: Key) -> None:
         """Give a request that waits another key."""
         self._held[request_id] = replace(self._held[request_id], key=key)

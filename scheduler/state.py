@@ -24,6 +24,7 @@ Rules. A method asserts what its caller owes; `check()` asserts the rest, and te
                    books do not know the pool.
   One key          A held request keeps its key when it is placed, so a queue counts each request once.
                    on_leave() may change the keys of others, but never the key FIRST.
+  Lost instances   remove_instance() wants every request forgotten, or moved, that needs the instance.
   Forgetting       forget() accepts any request in any place. An unknown id changes nothing, because a request
                    that pauses between two tries is in none of these books.
   Columns          They repeat the books and change in the same call, because policies compare columns.
@@ -122,6 +123,30 @@ class State:
             self._free_decode_slots += slots
             self.held.slots.add(slots)
         self.freed_slots += 1
+        self._make_columns()
+
+    def on_instance(self, instance: int) -> list[str]:
+        """Return the requests that need an instance: it prefills them, or decodes them."""
+        return [
+            name
+            for name, placed in self._placed.items()
+            if placed.placement.decode == instance
+            or (placed.placement.prefill == instance and not placed.decodes)
+        ]
+
+    def remove_instance(self, instance: int) -> None:
+        """Remove an instance that is lost. No request may need it any more."""
+        assert not self.on_instance(instance), f"requests need instance {instance}"
+        self._may_start.pop(instance, None)
+        self.prefills.pop(instance, None)
+        decode = self.decodes.pop(instance, None)
+        if decode is not None:
+            self.decode_slots -= decode.slots
+            self._free_decode_slots -= decode.slots
+            self.held.remove_slots(decode.slots)
+        for key, holder, tier in self.pages.places():
+            if holder == instance:
+                self.pages.removed(key, holder, tier)
         self._make_columns()
 
     def _make_columns(self) -> None:
@@ -360,8 +385,10 @@ class State:
             return
         self.decode_load.forget(request_id)
         self._deferred.pop(request_id, None)
-        prefill = self.prefills[placed.placement.prefill]
-        if request_id in prefill.queue:
+        prefill = self.prefills.get(placed.placement.prefill)
+        if prefill is None:
+            assert placed.decodes  # its prefill instance was lost after the prefill
+        elif request_id in prefill.queue:
             self._leave_queue(prefill, placed)
             self._stop_waiting(placed.request, started=False)
             self._look_at(prefill)

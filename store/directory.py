@@ -84,6 +84,19 @@ class Directory(GeneralVerbs):
         self._segments[rank] = segment
         self._order.add(segment)
 
+    def has_segment(self, rank: int) -> bool:
+        """Tell whether this rank has a segment."""
+        return rank in self._segments
+
+    @property
+    def has_segments(self) -> bool:
+        """Tell whether any rank has a segment."""
+        return bool(self._segments)
+
+    def set_saver(self, rank: int, saver: int) -> None:
+        """Have the tier of another rank save the blocks that this rank's segment gets from now on."""
+        self._segment(rank).saver = saver
+
     def remove_segment(self, rank: int) -> list[str]:
         """Remove a lost rank, its DRAM and its tier; return the owners that lost an object or a lease.
 
@@ -335,6 +348,11 @@ class Directory(GeneralVerbs):
         object_ids = self._late.of_writer(rank)
         self._free(object_ids)
         return len(object_ids)
+
+    def hold_writer(self, rank: int) -> None:
+        """Keep what is quarantined because of this rank, which may live and cannot be reached, until
+        `settle_writer`."""
+        self._late.hold(rank)
 
     # ---------------------------------------------------------------------------------- tier
 

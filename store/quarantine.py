@@ -20,23 +20,25 @@ class Quarantine:
     """The objects into whose ranges late bytes may still land, by id.
 
     _entries  object_id -> (until, writer), in the order of the times
+    _held     the same, without an end: their writer cannot be reached
     _writers  writer -> ids of the objects that it may still write; objects without a known writer are left
               out
 
-    Invariant: the times of _entries do not decrease; _writers holds the same objects.
+    Invariant: the times of _entries do not decrease; _writers holds the objects of both.
     """
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
         self._entries: OrderedDict[int, tuple[float, int | None]] = OrderedDict()
+        self._held: dict[int, int] = {}
         self._writers: dict[int, dict[int, None]] = {}
 
     def __len__(self) -> int:
         """Return the number of objects in quarantine."""
-        return len(self._entries)
+        return len(self._entries) + len(self._held)
 
     def __contains__(self, object_id: int) -> bool:
-        return object_id in self._entries
+        return object_id in self._entries or object_id in self._held
 
     def add(self, object_id: int, now: float, writer: int | None) -> None:
         """Quarantine an object until `now` + limit_s, or until this writer is lost."""
@@ -46,7 +48,11 @@ class Quarantine:
 
     def remove(self, object_id: int) -> None:
         """End the quarantine of an object. Raises KeyError for one that is not here."""
-        _, writer = self._entries.pop(object_id)
+        writer: int | None
+        if object_id in self._held:
+            writer = self._held.pop(object_id)
+        else:
+            _, writer = self._entries.pop(object_id)
         if writer is not None:
             del self._writers[writer][object_id]
             if not self._writers[writer]:
@@ -55,6 +61,12 @@ class Quarantine:
     def of_writer(self, rank: int) -> list[int]:
         """Return the objects that this rank may still write."""
         return list(self._writers.get(rank, ()))
+
+    def hold(self, writer: int) -> None:
+        """Let the quarantines because of this writer last until it is known to be dead."""
+        for object_id in self.of_writer(writer):
+            self._entries.pop(object_id, None)
+            self._held[object_id] = writer
 
     def ended(self, now: float) -> list[int]:
         """Return the objects whose time is over. They stay until `remove`."""
@@ -74,5 +86,6 @@ class Quarantine:
         times = [until for until, _ in self._entries.values()]
         assert times == sorted(times)
         by_writer = {(writer, i) for writer, ids in self._writers.items() for i in ids}
-        assert by_writer == {(writer, i) for i, (_, writer) in self._entries.items() if writer is not None}
+        timed = {(writer, i) for i, (_, writer) in self._entries.items() if writer is not None}
+        assert by_writer == timed | {(writer, i) for i, writer in self._held.items()}
         assert all(self._writers.values()), "a writer of nothing"

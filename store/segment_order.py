@@ -128,6 +128,8 @@ class SegmentOrder:
         for line in self._lines_of(segment):
             line.room.remove(rank)
             line.cold.discard(rank)
+        if not self._lines[segment.node].room:
+            del self._lines[segment.node]
         self._until.discard(rank)
         self._crowded.discard(rank)
         self._unasked.pop(rank, None)

@@ -223,6 +223,7 @@ class TransferEngine:
 
         Any thread may call this, also twice.
         """
+        self._world.mark_lost()
         self._remote.mark_lost(rank, reason)
 
     def close(self) -> None:

@@ -102,11 +102,16 @@ class Heart:
 
 @dataclass(slots=True)
 class _Peer:
-    """One name that beats. heard_s: time of its last beat on this process's clock; None before the first."""
+    """One name that beats. heard_s: time of its last beat on this process's clock; None before the first.
+
+    ending     why it was killed, and killed_s when; "" while it may live
+    """
 
     heard_s: float | None
     expected_s: float
     pid: int | None = None
+    ending: str = ""
+    killed_s: float = 0.0
 
 
 class Monitor:
@@ -118,11 +123,13 @@ class Monitor:
     dead_s      silence after which a peer is lost; STUCK_FACTOR times that for a watched process that exists
                 and is not suspended
     first_s     longest time until the first beat of a peer
-    on_lost     called on the Monitor's thread with (name, reason); must be short and must not raise
+    on_lost     called on the Monitor's thread with (name, reason, whether its end was seen); must be short
+                and must not raise
     on_fatal    called when that thread dies
 
-    A process whose number watch_pid() told is lost at once when it ends. If this thread did not run for a
-    while (a stopped or starved process), silence in that time does not count for any peer.
+    A process whose number watch_pid() told is lost at once when it ends. A silent one is killed first, so
+    that it writes nothing more when it is reported. If this thread did not run for a while (a stopped or
+    starved process), silence in that time does not count for any peer.
     """
 
     def __init__(
@@ -133,7 +140,7 @@ class Monitor:
         dead_s: float = 3.0,
         curve: CurveKeys | None = None,
         *,
-        on_lost: Callable[[str, str], None] | None = None,
+        on_lost: Callable[[str, str, bool], None] | None = None,
         on_fatal: OnFatal | None = None,
         first_s: float = 120.0,
     ):
@@ -145,6 +152,7 @@ class Monitor:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._wanted: list[tuple[str, int]] = []
+        self._to_end: list[tuple[str, str]] = []
         self._watch = ProcessWatch()
         self._hub = Hub(
             endpoints,
@@ -167,6 +175,12 @@ class Monitor:
         with self._lock:
             self._peers.setdefault(name, _Peer(None, time.monotonic()))
             self._wanted.append((name, pid))
+        self._hub.wake()
+
+    def end(self, name: str, reason: str) -> None:
+        """End a peer: kill its process, if it is watched, and report its loss for this reason."""
+        with self._lock:
+            self._to_end.append((name, reason))
         self._hub.wake()
 
     def lost(self) -> dict[str, str]:
@@ -194,8 +208,8 @@ class Monitor:
             for name, message in beats:
                 self._note(name, message, now)
             self._start_watches()
-            for name, reason in self._dead(now):
-                self._report(name, reason)
+            for name, reason, ended in self._dead(now):
+                self._report(name, reason, ended)
         self._watch.close()
         self._hub.close()
 
@@ -232,19 +246,28 @@ class Monitor:
         if fd is not None:
             self._hub.unwatch_fd(fd)
 
-    def _dead(self, now: float) -> list[tuple[str, str]]:
-        """Return (name, reason) of peers that are newly lost."""
-        found: list[tuple[str, str]] = []
-        for name, pid, fd in self._watch.ended():
-            self._unwatch(fd)
-            found.append((name, f"its process {pid} ended"))
+    def _dead(self, now: float) -> list[tuple[str, str, bool]]:
+        """Return (name, reason, whether its end was seen) of peers that are newly lost."""
         with self._lock:
-            gone = {name for name, _ in found}
-            for name, peer in self._peers.items():
-                reason = self._silence(peer, now)
-                if reason and name not in gone:
-                    found.append((name, reason))
-            return [(name, reason) for name, reason in found if self._counts(name)]
+            to_end, self._to_end = self._to_end, []
+            to_end += [(name, self._silence(peer, now)) for name, peer in self._peers.items()]
+            found = [lost for name, reason in to_end if reason for lost in self._killed(name, reason, now)]
+            for name, pid, fd in self._watch.ended():
+                self._unwatch(fd)
+                found.append((name, self._peers[name].ending or f"its process {pid} ended", True))
+            return [one for one in found if self._counts(one[0])]
+
+    def _killed(self, name: str, reason: str, now: float) -> list[tuple[str, str, bool]]:
+        """Kill a peer whose process is watched. Returns its loss if that is impossible, or takes too long."""
+        peer = self._peers[name]
+        if not self._counts(name):
+            return []
+        if peer.pid is None or (peer.ending and now - peer.killed_s > self._dead_s):
+            return [(name, reason, False)]
+        if not peer.ending:
+            peer.ending, peer.killed_s = reason, now
+            self._watch.kill(name)
+        return []
 
     def _silence(self, peer: _Peer, now: float) -> str:
         """Return why this peer counts as dead by its silence; "" when it does not."""
@@ -262,8 +285,8 @@ class Monitor:
     def _counts(self, name: str) -> bool:
         return name not in self._lost and name not in self._left
 
-    def _report(self, name: str, reason: str) -> None:
+    def _report(self, name: str, reason: str, ended: bool) -> None:
         with self._lock:
             self._lost[name] = reason
         if self._on_lost is not None:
-            self._on_lost(name, reason)
+            self._on_lost(name, reason, ended)

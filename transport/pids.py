@@ -5,8 +5,10 @@ Used by `membership` and by the store's master, from one thread. Explained in do
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 from pathlib import Path
 
 
@@ -70,6 +72,15 @@ class ProcessWatch:
             self._named[fd] = name
             self._epoll.register(fd, select.EPOLLIN)
         return fd
+
+    def kill(self, name: str) -> None:
+        """Kill a process that is watched, and no other one that has got its number since."""
+        pid, fd = self._fds[name]
+        with contextlib.suppress(ProcessLookupError):
+            if fd is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
 
     def ended(self) -> list[tuple[str, int, int | None]]:
         """Return (name, pid, closed file descriptor) of each process that has ended since the last call."""

@@ -177,6 +177,10 @@ class World:
         """Call this collective clean-up in finish(), last first, unless a rank was lost."""
         self._to_free.append(free)
 
+    def mark_lost(self) -> None:
+        """Note that a rank is lost: from now on nothing collective is done, and finish() frees nothing."""
+        self._lost = True
+
     def finish(self, limit_s: float = 3.0, lost: bool = False) -> bool:
         """End MPI; True when it ended within limit_s. If not, the caller leaves with os._exit().
 
@@ -187,7 +191,7 @@ class World:
         with self._lock:
             if self._finished is None:
                 ended = threading.Event()
-                start_thread("finalize", self._finalize, lost, ended)
+                start_thread("finalize", self._finalize, lost or self._lost, ended)
                 self._finished = ended.wait(limit_s)
             return self._finished
 

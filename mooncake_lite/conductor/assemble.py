@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.gateway_process import NAME as GATEWAY
 from mooncake_lite.conductor.gateway_process import GatewayProcess
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
@@ -87,24 +86,29 @@ def conduct(process: RankProcess) -> int:
     tracer = rank_tracer(process, world, None)
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
+    losses.end = monitor.end
+    gateways = Gateways(world.node_of, host)
 
     def lost() -> RankLost | GatewayLost | None:
-        ended = gateway.lost()
-        return losses.first() or (GatewayLost(GATEWAY, ended) if ended else None)
+        found = losses.take() or gateway.lost()
+        if isinstance(found, RankLost):
+            transfers.mark_lost(found.rank, found.reason)
+        elif found is not None:
+            gateways.lose(found.gateway)
+        return found
 
     costs = serving_costs(config, resolve_model(config.model), model_config)
     decides = control_config(config, block_layout(config, model_config), world.node_of, costs)
     recorder = Recorder(Path(config.record), decides) if config.record else None
-    gateways = Gateways(world.node_of, host)
     kind = partial(TracedConductorRole, tracer) if tracer is not None else ConductorRole
-    role = kind(config, hub, Control(decides), gateways, lost, stream, recorder)
+    role = kind(config, hub, Control(decides), gateways, lost, losses.end_rank, stream, recorder)
     role.on_ready = lambda: _say_ready(process)
     process.ready()
     stop = role.run()
     role.close()
     if stop.lost:
         process.file.write("failed", stop.reason)  # before the ends of others can end this process
-    _say_stop(process, hub, stop, monitor)
+    _say_stop(process, hub, stop, monitor, gateway.name)
     gateway.stop(0.5 if stop.lost else 2.0)
     if stop.lost:
         process.fail(stop.reason)
@@ -175,10 +179,11 @@ def _say_ready(process: RankProcess) -> None:
         print(ready_line(process.config, process.run_dir.path), flush=True)
 
 
-def _say_stop(process: RankProcess, hub: Hub, stop: m.Stop, monitor: Monitor) -> int:
+def _say_stop(process: RankProcess, hub: Hub, stop: m.Stop, monitor: Monitor, gateway: str) -> int:
     """Have all ranks flush, then leave MPI together. Returns the number of blocks that were not saved."""
     ranks = {f"rank-{rank}" for rank in range(1, process.config.ranks)}
-    for peer in [*ranks, GATEWAY]:
+    ranks -= monitor.lost().keys()
+    for peer in [*ranks, gateway]:
         hub.send(peer, stop)
     waiting = set() if stop.lost else set(ranks)
     dropped = 0

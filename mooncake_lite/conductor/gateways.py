@@ -44,6 +44,16 @@ class Gateways:
         else:
             self._degraded.pop((degraded.rank, degraded.kind), None)
 
+    def lose_rank(self, rank: int, reason: str) -> None:
+        """Note that a rank is lost: no gateway is introduced to it, and the cluster is degraded."""
+        self._compute_ranks.discard(rank)
+        self._degraded = {key: line for key, line in self._degraded.items() if key[0] != rank}
+        self._degraded[rank, "lost"] = f"{reason}; it is missing until the next start"
+
+    def lose(self, gateway: str) -> None:
+        """Forget a gateway that has ended."""
+        self._hello.pop(gateway, None)
+
     def greet(self, hello: GatewayHello) -> bool:
         """Add a gateway, or update its endpoints. Returns whether every rank can reach it."""
         self._hello[hello.gateway] = hello

@@ -6,6 +6,7 @@ only read: metrics, `ls`, `stat`. See docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -70,6 +71,8 @@ def control_config(
         trust=config.trust,
         saves=bool(config.ssd_dir),
         mode=config.mode,
+        survives=config.mpi_profile == "ft",
+        wait_for_rank_s=config.wait_for_rank_s,
         classes=config.service_classes,
         costs=costs,
     )
@@ -82,14 +85,17 @@ def rank_of(peer: str) -> int:
 
 
 Lost = Callable[[], ev.RankLost | ev.GatewayLost | None]
-"""Returns the loss of a rank or a gateway, if there is one."""
+"""Returns the loss of a rank or a gateway, once, if there is one."""
+
+EndRank = Callable[[int, str], object]
+"""Kills a rank, for a reason."""
 
 
 class ConductorRole:
     """Drives the control plane with messages; `run` is the loop.
 
     hub       the bound channel that every other process speaks to
-    lost      asked once per turn
+    lost      asked in each turn; end_rank: what kills a rank
     stream    for external listeners of KV events; None without any
     recorder  of events; None when nothing is recorded
     clock     seconds; never moves backwards
@@ -105,6 +111,7 @@ class ConductorRole:
         control: Control,
         gateways: Gateways,
         lost: Lost,
+        end_rank: EndRank,
         stream: KVEventStream | None = None,
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -118,7 +125,7 @@ class ConductorRole:
         self.stop: m.Stop | None = None
         self.impostors = 0
         self.on_ready: Callable[[], object] = lambda: None
-        self._lost = lost
+        self._lost, self._end_rank = lost, end_rank
         self._stream = stream
         self._recorder = recorder
         self._clock = clock
@@ -138,6 +145,7 @@ class ConductorRole:
             m.MetricsRequest: self._answer_metrics,
             m.Explain: self._answer_explain,
             m.Degraded: self._read_degraded,
+            m.RankLost: self._read_rank_lost,
             m.RankStats: lambda peer, stats: self.metrics.from_rank(stats),
         }
         self._doers: dict[type, Callable[[Any], None]] = {
@@ -148,7 +156,9 @@ class ConductorRole:
             fx.Release: self._to_gateway,
             fx.Moved: lambda effect: None,
             fx.Branched: self.bodies.branched,
-            fx.Retried: self.bodies.again,
+            fx.Recall: self._recall,
+            fx.MarkLost: self._mark_lost,
+            fx.EndRank: self._kill,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -172,8 +182,7 @@ class ConductorRole:
             event = self._read(peer, message)
             if event is not None:
                 self.apply(event)
-        lost = self._lost()
-        if lost is not None:
+        while (lost := self._lost()) is not None:
             self.apply(lost)
         if self._clock() >= self._wake_at:
             self._wake_at = float("inf")
@@ -268,6 +277,23 @@ class ConductorRole:
         self._tell_status()
         return None
 
+    def _read_rank_lost(self, peer: str, lost: m.RankLost) -> None:
+        """Have a rank end for good that says that it fails. Its end is seen, and only then it is lost."""
+        self._end_rank(lost.rank, lost.reason)
+
+    def _mark_lost(self, effect: fx.MarkLost) -> None:
+        """Tell the other ranks that one is lost, and gateways that the cluster is degraded."""
+        for rank in range(1, self.config.ranks):
+            if rank not in self.control.members.lost:
+                self.hub.send(f"rank-{rank}", effect)
+        self.gateways.lose_rank(effect.rank, effect.reason)
+        self.metrics.count("ranks_lost_total")
+        print(f"mooncake-lite: {effect.reason}; the others go on", file=sys.stderr, flush=True)
+        self._tell_status()
+
+    def _kill(self, effect: fx.EndRank) -> None:
+        self._end_rank(effect.rank, effect.reason)
+
     def _tell_status(self) -> None:
         for gateway in self.gateways.names:
             self.hub.send(gateway, self.gateways.status)
@@ -317,6 +343,11 @@ class ConductorRole:
         """Tell a gateway, which knows a branch under the id of its request."""
         body = self.bodies[effect.request_id]
         self.hub.send(body.body.gateway, replace(effect, request_id=body.client_id))
+
+    def _recall(self, effect: fx.Recall) -> None:
+        """Ask the gateway of a request what its client has. A gateway that is gone has no such clients."""
+        self.metrics.count("requests_recalled_total")
+        self.hub.send(self.bodies[effect.request_id].body.gateway, effect)
 
     def _forget(self, effect: fx.Forget) -> None:
         body = self.bodies.pop(effect.request_id)

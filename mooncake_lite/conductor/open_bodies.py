@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.control.effects import Branched, Order, Retried
+from mooncake_lite.control.effects import Branched, Order
 from mooncake_lite.control.request import client_id_of
 
 
@@ -47,10 +47,6 @@ class OpenBody:
     def client_id(self) -> str:
         """Return the id under which the gateway knows this request."""
         return client_id_of(self.request_id)
-
-    def again(self) -> None:
-        """Forget the first tokens of a failed try."""
-        self.body, self.first_tokens, self.attempt = self._first, {}, 0
 
     def decided(self, seconds: float) -> None:
         """Note how long a policy took to place the request."""
@@ -91,6 +87,25 @@ class OpenBody:
             self.body = self._first = body
             self.attempt = 0
 
+    def recalled(self, recalled: m.Recalled, answers: list[list[int]]) -> None:
+        """Take over the answers so far: of this request, or of branches that may go on alone.
+
+        Branches none of which has a token begin again together.
+        """
+        self.attempt, self.first_tokens, self.body = 0, {}, self._first
+        prompt = self.body.token_ids[: self.prompt_tokens]
+        if self.body.n > 1 and not any(answers):
+            return
+        for one, answer in zip(recalled.answers, answers, strict=True):
+            body = replace(
+                self.body, token_ids=[*prompt, *answer], answered=len(answer), keys=one.keys, n=1,
+                branch=one.branch, spans=[],
+            )  # fmt: skip
+            if self.body.n > 1:
+                self.alone[one.branch] = OpenBody(self.request_id, body, self.class_id)
+            else:
+                self.body = self._first = body
+
     def branched(self, branch: int, name: str) -> OpenBody:
         """Return a preempted branch as a request of its own."""
         alone = self.alone.pop(branch)
@@ -118,7 +133,7 @@ class OpenBodies(dict[str, OpenBody]):
         """Keep the body of a request, unless the message comes twice."""
         self.setdefault(submit.request.request_id, OpenBody.of(submit, self._reuse, self._has_pool))
 
-    def current(self, event: m.PrefillEnded | m.Preempted | m.Swapped) -> OpenBody | None:
+    def current(self, event: m.PrefillEnded | m.Preempted | m.Swapped | m.Recalled) -> OpenBody | None:
         """Return the body that an event is about. None: of another attempt, or of a request that is over."""
         body = self.get(event.request_id)
         return body if body is not None and body.attempt == event.attempt else None
@@ -128,7 +143,9 @@ class OpenBodies(dict[str, OpenBody]):
         event = report.event
         if isinstance(event, m.PutsWanted) or (body := self.current(event)) is None:
             return
-        if isinstance(event, m.PrefillEnded):
+        if isinstance(event, m.Recalled):
+            body.recalled(event, report.token_ids)
+        elif isinstance(event, m.PrefillEnded):
             body.prefilled(report)
         else:
             body.preempted(event, report.token_ids[0])
@@ -136,10 +153,6 @@ class OpenBodies(dict[str, OpenBody]):
     def message_of(self, order: Order) -> m.Message:
         """Return what a rank receives for an order."""
         return self[order.request_id].start(order) if isinstance(order, m.StartOrder) else order
-
-    def again(self, effect: Retried) -> None:
-        """Let a request begin anew."""
-        self[effect.request_id].again()
 
     def branched(self, effect: Branched) -> None:
         """Let a branch go on as a request of its own."""

@@ -52,6 +52,7 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_model_len", 0, math.inf, "give a length, or 0 for the model's own"),
     ("copy_cold_s", 0, math.inf, "give a number of seconds, 0 or more"),
     ("dead_after_s", 2, math.inf, "give a number of seconds, 2 or more"),
+    ("wait_for_rank_s", 0, math.inf, "give a number of seconds, 0 or more"),
     ("start_timeout_s", 5, math.inf, "give a number of seconds, 5 or more"),
 )
 """Name, least value, and what all values are below; then what to write."""
@@ -136,8 +137,8 @@ class ServeConfig:
     compute: Number of ranks that do both, 2 by default. In mode colocated only.
     store: Number of ranks that lend DRAM to the KVCache pool and keep the HDF5 tier. By default 1 in mode
         pooled and 0 in mode colocated. None in mode split.
-    mpi_profile: How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others seal their
-        files and end with a message. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.
+    mpi_profile: How ranks exchange bytes. ft: Open MPI's own layer; when a rank dies, the others go on
+        without it. fast: UCX, for RDMA fabrics; when a rank dies, MPI ends the job at once.
     hosts: Hosts and their slots for mpirun, as a:2,b:2.
     control_host: Address at which other hosts reach the conductor.
     mpi_arg: Additional arguments for mpirun, as '--mca NAME VALUE'. May be repeated.
@@ -195,6 +196,8 @@ class ServeConfig:
     threads: Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).
     dead_after_s: Seconds of silence after which a suspended rank, a rank on another host or the conductor
         counts as dead. A rank on rank 0's host that runs but does not answer has three times as long.
+    wait_for_rank_s: Seconds that requests wait when no rank is left that can prefill, decode or store. They
+        are refused then.
     start_timeout_s: Longest start, in seconds.
     """
 
@@ -255,6 +258,7 @@ class ServeConfig:
     trace: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
+    wait_for_rank_s: float = 30.0
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:

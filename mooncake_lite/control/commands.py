@@ -189,6 +189,9 @@ class Commands:
             check.done += len(batch) - len(there)
             if not there:
                 continue
+            if not self._members.stores:
+                self._end(check.command, "no store rank is left that could compare blocks")
+                return
             keeper = self._members.keeper_of(there[0].rank)
             grant = self._grants.open(keeper, check, self._lost, now, blocks=len(there))
             check.number = number = grant.number

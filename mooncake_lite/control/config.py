@@ -33,6 +33,8 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     saves         store ranks have an SSD tier
     mode          name of the mode, from modes.MODES
     costs         of prefill, decode, transfers and loads, from a profile; by default a guess
+    survives      the cluster goes on without a rank that is lost after it was ready
+    wait_for_rank_s   how long requests wait when no rank is left with a duty that they need
     classes       service classes, the highest first; at least one, see scheduler.classes.check_classes
     """
 
@@ -51,6 +53,8 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust: float = TRUST
     saves: bool = False
     mode: str = "pooled"
+    survives: bool = True
+    wait_for_rank_s: float = 30.0
     costs: CostConfig = CostConfig()
     classes: list[ServiceClass] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
 

@@ -72,7 +72,7 @@ class Copies:
         if grant is None:
             return
         for obj, checksums in zip(grant.about, copied.checksums):
-            if checksums:
+            if checksums and self._directory.has(obj.object_id):
                 self._directory.put_end(obj.object_id, checksums, now)
         self._lost(grant, "", copied.may_still_write, now)
 

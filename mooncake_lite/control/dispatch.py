@@ -6,6 +6,7 @@ Used by `machine.py`. The open requests are in `requests.py`. See docs/explain/c
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -37,6 +38,8 @@ class Dispatcher:
     choose      chooses the place of a request: scheduler.choose with a policy
     admission   refuses requests
     _stuck      slots freed so far, and the head of the held line, when the policy last answered Wait
+    closed      why no request can begin, because of lost ranks; ""
+    closes_at   until when requests wait for such ranks; inf while it is not closed
     _full_at    what `Directory.space` counted when a request did not fit into the pool
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
@@ -47,6 +50,8 @@ class Dispatcher:
         self.choose = choose
         self.admission = admission
         self._stuck = -1, ""
+        self.closed, self.closes_at = "", inf
+        self._wait_s = books.config.wait_for_rank_s
         self._full_at = -1
         self._state, self._directory, self._members = books.state, books.directory, books.members
         self._requests, self._emit = requests, books.emit
@@ -83,9 +88,13 @@ class Dispatcher:
 
     def _decide(self, request: Request, now: float) -> Placement | Wait | Rejection:
         """Refuse a new request, find its place, or let it wait. Those that wait already go first."""
+        if self.closed and now >= self.closes_at:
+            return Rejection(request.request_id, self.closed, STARTING_RETRY_S)
         refused = self.admission.on_arrival(self._state, request, now)
         if refused is not None:
             return refused
+        if self.closed:
+            return Wait(request.request_id, self.closed)
         decision: Placement | Wait | Rejection = Wait(request.request_id, "others wait")
         if not self._state.held:
             decision = self._choose_for(request, now)
@@ -104,7 +113,9 @@ class Dispatcher:
 
         A start that ends in a refusal frees a place, so that the next request may be placed.
         """
-        while True:
+        if self.closed:
+            self._refuse_waiting(now)
+        while not self.closed:
             request = self._state.held.head() if self._state.held else None
             if request is not None and (self._state.freed_slots, request.request_id) != self._stuck:
                 self._place(self._requests[request.request_id], request, now)
@@ -112,6 +123,26 @@ class Dispatcher:
                 self._start(self._requests[request_id], now)
             else:
                 return
+
+    def note_loss(self, now: float) -> None:
+        """Look what the cluster can still do after the loss of a rank. What waits for space tries again."""
+        self.retry(all_of_them=True)
+        needed = {"prefill": self._state.prefills, "decode": self._state.decodes}
+        missing = [duty for duty, instances in needed.items() if not instances]
+        if self._handover == "pool" and not self._directory.has_segments:
+            missing.append("store")
+        if missing and not self.closed:
+            self.closes_at = now + self._wait_s
+        if missing:
+            self.closed = f"no rank is left that can {' or '.join(missing)}"
+
+    def _refuse_waiting(self, now: float) -> None:
+        """Refuse what waits for a duty that no rank has, once it has waited long enough."""
+        if now >= self.closes_at:
+            for record in self._requests.waiting():
+                if record.stage is Stage.OVER:
+                    continue  # it failed with an answer to the same prompt
+                self.refuse(record, self.closed, STARTING_RETRY_S, now)
 
     def _is_full(self) -> bool:
         """Tell whether a request waits for space in the pool, and none has been freed since."""
@@ -219,7 +250,9 @@ class Dispatcher:
         if record.stage is Stage.CANCELLED:
             self._requests.move(record, Step.DROP)
             self._requests.end(record, "cancelled", now)
-        elif record.bad_blocks:  # they are misses now: look the prefix up again
+        elif record.request_id not in self._state:
+            self._requests.lose(record, "the rank that would compute it is lost", now)
+        elif record.bad_blocks or not self._requests.is_sound(record):  # misses now: look the prefix up again
             self._requests.move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
             self._state.defer(record.request_id, now)

@@ -99,13 +99,14 @@ class Branched(RequestAction, frozen=True):
     name: str
 
 
-class Retried(RequestAction, frozen=True):
-    """A try of a request has failed: its prompt is computed again, and first tokens are drawn again.
+class Recall(RequestAction, frozen=True):
+    """Ask a gateway for the answer so far of these branches: what their rank was doing is lost.
 
-    The gateway passes on no token twice.
+    Recalled answers it. From then on the gateway drops tokens of this attempt and of earlier ones.
     """
 
     attempt: int
+    branches: list[int]
     reason: str
 
 
@@ -254,6 +255,20 @@ class CompactTier(RankOrder, frozen=True):
 # ------------------------------------------------------------------------------ everything else
 
 
+class MarkLost(Action, frozen=True):
+    """Tell ranks and gateways that a rank is lost. Transfers with it fail at once from then on."""
+
+    rank: int
+    reason: str
+
+
+class EndRank(Action, frozen=True):
+    """Have the process of a rank killed. RankLost follows."""
+
+    rank: int
+    reason: str
+
+
 class DamagedBlock(msgspec.Struct, frozen=True, array_like=True):
     """A visible block whose bytes differ from those that were put."""
 
@@ -314,7 +329,7 @@ Order = (
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 
 Effect = (
-    Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | Retried | AnswerCommand
-    | Readiness | WakeAt | Stop | BlockStored | BlockRemoved
+    Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | Recall | MarkLost | EndRank
+    | AnswerCommand | Readiness | WakeAt | Stop | BlockStored | BlockRemoved
 )  # fmt: skip
 """Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

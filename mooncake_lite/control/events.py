@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from mooncake_lite.control.effects import Order
 from mooncake_lite.control.message import Message
 
@@ -74,9 +76,10 @@ class RankJoined(RankEvent, frozen=True):
 
 
 class RankLost(RankEvent, frozen=True):
-    """A rank is dead, hung or unreachable, or has failed."""
+    """A rank is dead, or cannot be reached. ended: its process was seen to end, so it writes nothing more."""
 
     reason: str
+    ended: bool = True
 
 
 class TierIndexed(RankEvent, frozen=True):
@@ -94,10 +97,11 @@ class GatewayReady(Event, frozen=True):
 
 
 class GatewayLost(Event, frozen=True):
-    """A gateway has ended, for this reason."""
+    """A gateway has ended, for this reason, and its clients' connections with it. final: none follows it."""
 
     gateway: str
     reason: str
+    final: bool = False
 
 
 # ------------------------------------------------------------------------------ requests
@@ -115,6 +119,7 @@ class RequestArrived(Event, frozen=True):
     tenant         that sent it; "" if none was named
     slo_ttft_s     time to first token that the client asks for; inf: the limit of its class
     slo_tbt_s      likewise, time between tokens
+    gateway        that has the client's connection
     """
 
     request_id: str
@@ -128,6 +133,7 @@ class RequestArrived(Event, frozen=True):
     tenant: str = ""
     slo_ttft_s: float = float("inf")
     slo_tbt_s: float = float("inf")
+    gateway: str = ""
 
 
 class RequestCancelled(Event, frozen=True):
@@ -139,6 +145,36 @@ class RequestCancelled(Event, frozen=True):
     request_id: str
     branch: int = -1
     answered: bool = False
+
+
+class AnswerReceived(Event, frozen=True):
+    """The gateway has every token of a branch."""
+
+    request_id: str
+    branch: int
+
+
+class AnswerSoFar(msgspec.Struct, frozen=True, array_like=True):
+    """What a gateway has of one branch.
+
+    num_tokens     of the answer; the last one is not computed yet, so that its KV is nowhere
+    whole          no more tokens are to come
+    keys, digests  of each full block of the prompt and these tokens; empty when nothing may be reused
+    """
+
+    branch: int
+    num_tokens: int
+    whole: bool
+    keys: list[int] = []
+    digests: list[int] = []
+
+
+class Recalled(Event, frozen=True):
+    """Answer Recall, under the same request id and attempt."""
+
+    request_id: str
+    attempt: int
+    answers: list[AnswerSoFar]
 
 
 class PrefillEnded(RequestEvent, frozen=True):
@@ -384,9 +420,9 @@ class StopRequested(Event, frozen=True):
 
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
-    | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | Preempted | SwapWanted
-    | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded | BlocksSaved | TierEvicted
-    | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick
-    | StopRequested
+    | AnswerReceived | Recalled | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded
+    | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded
+    | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand
+    | CommandAbandoned | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

@@ -128,11 +128,11 @@ class Grants:
         if grant is not None:
             grant.lost(grant, reason, may_still_write, now)
 
-    def rank_lost(self, rank: int, now: float) -> None:
-        """Give up all grants of a rank that is dead: it writes nothing any more."""
+    def rank_lost(self, rank: int, may_still_write: bool, now: float) -> None:
+        """Give up all grants of a rank that is lost. may_still_write: its process was not seen to end."""
         self._asked.pop(rank, None)
         for number in [number for number, grant in self._open.items() if grant.rank == rank]:
-            self.fail(number, f"rank {rank} is lost", False, now)
+            self.fail(number, f"rank {rank} is lost", may_still_write, now)
 
     # ------------------------------------------------------------------------------ checks
 
@@ -152,6 +152,8 @@ class Grants:
                 heapq.heappush(self._due, (grant.check_at, number))
             else:
                 silent.append(grant.rank)
+                grant.check_at = now + grant.lasts_s
+                heapq.heappush(self._due, (grant.check_at, number))
         return silent
 
     def _ask(self, grant: Grant, now: float) -> bool:

@@ -17,6 +17,8 @@ class Stage(Enum):
     PREFILLING  a rank computes its prompt
     LOADING     its decode rank loads its KV
     DECODING    its decode rank writes the answer
+    ENDING      the last token was sent, and its gateway has not said that it has it
+    RECALLING   what it was doing is lost, and its gateway was asked for the answer so far
     CANCELLED   its client has left, and a rank or a tier has not dropped it yet
     OVER        the request has ended
     """
@@ -29,6 +31,8 @@ class Stage(Enum):
     PREFILLING = "prefilling"
     LOADING = "loading"
     DECODING = "decoding"
+    ENDING = "ending"
+    RECALLING = "recalling"
     CANCELLED = "cancelled"
     OVER = "over"
 
@@ -50,9 +54,11 @@ class Step(Enum):
     COMPUTED = "its prompt is computed on the rank that decodes it too"
     LOADED = "its KV is in the decode rank's pages"
     PREEMPT = "its rank has no free page"
-    RETRY = "its try has come to nothing"
+    LOSE = "its rank, its place or its KV is lost"
+    RECALLED = "its gateway has said what the client has"
     RESUME = "a policy has placed it, and the pool has all of its KV"
-    FINISH = "its last token was sent"
+    ANSWERED = "its last token was sent"
+    FINISH = "its gateway has its last token"
     FAIL = "it cannot be finished"
     CANCEL = "its client has left"
     DROP = "the rank or the tier has dropped it"
@@ -66,32 +72,45 @@ TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
     (Stage.HELD, Step.CANCEL): Stage.OVER,
     (Stage.QUEUED, Step.PROMOTE): Stage.PROMOTING,
     (Stage.QUEUED, Step.PREFILL): Stage.PREFILLING,
+    (Stage.QUEUED, Step.LOSE): Stage.HELD,
     (Stage.QUEUED, Step.REFUSE): Stage.OVER,
     (Stage.QUEUED, Step.FAIL): Stage.OVER,
     (Stage.QUEUED, Step.CANCEL): Stage.OVER,
     (Stage.PROMOTING, Step.PREFILL): Stage.PREFILLING,
     (Stage.PROMOTING, Step.RESTART): Stage.QUEUED,
+    (Stage.PROMOTING, Step.LOSE): Stage.HELD,
     (Stage.PROMOTING, Step.FAIL): Stage.OVER,
     (Stage.PROMOTING, Step.CANCEL): Stage.CANCELLED,
     (Stage.PREFILLING, Step.PREFILLED): Stage.LOADING,
     (Stage.PREFILLING, Step.COMPUTED): Stage.DECODING,
     (Stage.PREFILLING, Step.PREEMPT): Stage.HELD,
-    (Stage.PREFILLING, Step.RETRY): Stage.HELD,
+    (Stage.PREFILLING, Step.LOSE): Stage.RECALLING,
     (Stage.PREFILLING, Step.REFUSE): Stage.OVER,
+    (Stage.PREFILLING, Step.ANSWERED): Stage.ENDING,
     (Stage.PREFILLING, Step.FINISH): Stage.OVER,
     (Stage.PREFILLING, Step.FAIL): Stage.OVER,
     (Stage.PREFILLING, Step.CANCEL): Stage.CANCELLED,
     (Stage.LOADING, Step.LOADED): Stage.DECODING,
     (Stage.LOADING, Step.PREEMPT): Stage.HELD,
-    (Stage.LOADING, Step.RETRY): Stage.HELD,
+    (Stage.LOADING, Step.LOSE): Stage.RECALLING,
+    (Stage.LOADING, Step.ANSWERED): Stage.ENDING,
     (Stage.LOADING, Step.FINISH): Stage.OVER,
     (Stage.LOADING, Step.FAIL): Stage.OVER,
     (Stage.LOADING, Step.CANCEL): Stage.CANCELLED,
     (Stage.DECODING, Step.PREEMPT): Stage.HELD,
-    (Stage.DECODING, Step.RETRY): Stage.HELD,
+    (Stage.DECODING, Step.LOSE): Stage.RECALLING,
+    (Stage.DECODING, Step.ANSWERED): Stage.ENDING,
     (Stage.DECODING, Step.FINISH): Stage.OVER,
     (Stage.DECODING, Step.FAIL): Stage.OVER,
     (Stage.DECODING, Step.CANCEL): Stage.CANCELLED,
+    (Stage.ENDING, Step.LOSE): Stage.RECALLING,
+    (Stage.ENDING, Step.FINISH): Stage.OVER,
+    (Stage.ENDING, Step.FAIL): Stage.OVER,
+    (Stage.ENDING, Step.CANCEL): Stage.OVER,
+    (Stage.RECALLING, Step.RECALLED): Stage.HELD,
+    (Stage.RECALLING, Step.FINISH): Stage.OVER,
+    (Stage.RECALLING, Step.FAIL): Stage.OVER,
+    (Stage.RECALLING, Step.CANCEL): Stage.OVER,
     (Stage.CANCELLED, Step.DROP): Stage.OVER,
     (Stage.CANCELLED, Step.FAIL): Stage.OVER,
 }

@@ -18,6 +18,7 @@ from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage
+from mooncake_lite.control.losses import Losses
 from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
@@ -49,6 +50,8 @@ class Control:
         self._grants = books.grants
         self._of_other_epochs = 0
         self.stopped = False
+        self._was_ready = False
+        self._ending: set[int] = set()
         self._wake_at = inf
         self._pool = Pool(books)
         self.requests = Requests(books)
@@ -56,6 +59,7 @@ class Control:
         self.dispatcher = Dispatcher(books, partial(choose, self.policy), admission, self.requests)
         self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
         self._commands = Commands(books)
+        self._losses = Losses(books, self.requests, self.dispatcher)
         self._handlers = self._all_handlers(Reports(books, self._pool, self.requests, self.dispatcher))
 
     def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
@@ -65,9 +69,11 @@ class Control:
             ev.RankLost: self._on_rank_lost,
             ev.TierIndexed: self._on_tier_indexed,
             ev.GatewayReady: self._on_gateway_ready,
-            ev.GatewayLost: lambda event, now: self._stop(event.reason, 0.0, True),
+            ev.GatewayLost: self._on_gateway_lost,
             ev.RequestArrived: self.dispatcher.on_arrived,
             ev.RequestCancelled: self.requests.on_cancelled,
+            ev.AnswerReceived: self.requests.on_received,
+            ev.Recalled: self.requests.on_recalled,
             ev.PrefillEnded: reports.on_prefill_ended,
             ev.RequestFailed: reports.on_failed,
             ev.DecodeLoaded: reports.on_decode_loaded,
@@ -102,10 +108,12 @@ class Control:
         if isinstance(event, ev.RankEvent) and not self._is_of_this_epoch(event):
             self._of_other_epochs += 1
             return []
-        event = self._checked(event)
+        if (problem := self._problem_of(event)) and isinstance(event, ev.RankEvent):
+            self._end_rank(event.rank, f"sent a malformed {type(event).__name__}: {problem}", now)
+            event = ev.Tick()
         self.directory.expire(now)
         for rank in self._grants.check(now):
-            self._lose(rank, "did not say what it works on", now)
+            self._end_rank(rank, "did not say what it works on", now)
         if not self.stopped:
             self._handlers[type(event)](event, now)
         if not self.stopped:
@@ -134,10 +142,10 @@ class Control:
             return True
         return self.members.knows(event.rank, event.epoch)
 
-    def _checked(self, event: ev.Event) -> ev.Event:
-        """Return the event, or the loss of a rank that sent what no sound rank sends."""
+    def _problem_of(self, event: ev.Event) -> str:
+        """Return what is wrong with a report that no sound rank sends; "" for a sound one."""
         if type(event) not in HAVE_LENGTHS:
-            return event
+            return ""
         assert isinstance(event, ev.RankEvent)
         expected = None
         if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
@@ -148,16 +156,15 @@ class Control:
         problem = malformed(event, self.config.block_layout.layers, expected)
         if isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
             problem = problem or "it names objects that were not granted"
-        if not problem:
-            return event
-        reason = f"sent a malformed {type(event).__name__}: {problem}"
-        return ev.RankLost(event.rank, event.epoch, reason)
+        return problem
 
     def _set_alarm(self, now: float) -> None:
         """Emit WakeAt for the next end of a lease or a quarantine, or the check of a grant, once per time."""
         if self._wake_at <= now:
             self._wake_at = inf
         due = min(self.directory.next_deadline(), self._grants.next_deadline())
+        if self.dispatcher.closed and self.dispatcher.closes_at > now:
+            due = min(due, self.dispatcher.closes_at)
         if due < self._wake_at:
             self._wake_at = due
             self._out.append(fx.WakeAt(due))
@@ -181,15 +188,28 @@ class Control:
         self._tell_readiness()
 
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
-        self._lose(lost.rank, lost.reason, now)
+        """Go on without a rank. Before all ranks were ready, and without rank 0, the cluster cannot."""
+        reason = f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}"
+        if lost.rank and self.config.survives and self._was_ready:
+            self._losses.apply(lost.rank, reason, lost.ended, now)
+        else:
+            self._stop(reason, 0.0, True)
 
-    def _lose(self, rank: int, reason: str, now: float) -> None:
-        """Give up what a rank was to do, and stop: today a cluster cannot go on without one of its ranks."""
-        if self.stopped:
+    def _end_rank(self, rank: int, reason: str, now: float) -> None:
+        """Have a rank killed that does not do what it should. It counts as lost when it has ended."""
+        if not (self.config.survives and self._was_ready):
+            self._on_rank_lost(ev.RankLost(rank, 0, reason), now)
+        elif rank not in self._ending:
+            self._ending.add(rank)
+            self._out.append(fx.EndRank(rank, reason))
+
+    def _on_gateway_lost(self, lost: ev.GatewayLost, now: float) -> None:
+        """Drop what the clients of a gateway wanted. Their connections are gone."""
+        if lost.final or not self._was_ready:
+            self._stop(lost.reason, 0.0, True)
             return
-        self._grants.rank_lost(rank, now)
-        self.directory.settle_writer(rank)
-        self._stop(f"rank {rank} ({self.members.role_of(rank)}) {reason}", 0.0, True)
+        self.members.gateways.discard(lost.gateway)
+        self.requests.on_gateway_lost(lost.gateway, now)
 
     def _on_tier_indexed(self, index: ev.TierIndexed, now: float) -> None:
         self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
@@ -202,6 +222,7 @@ class Control:
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:
+        self._was_ready = self._was_ready or self.members.ready
         self._out.append(fx.Readiness(self.members.ready, self.members.missing()))
 
     def _stop(self, reason: str, grace_s: float, lost: bool) -> None:

@@ -16,6 +16,7 @@ class Members:
         roles      of each rank, rank 0 first
         _joined    rank -> its RankJoined
         _missing   ranks that have not joined, or whose tier is not completely listed
+        lost       rank -> why it was lost after the cluster was ready
         _keepers   rank -> the store rank that saves and checks the blocks in its segment
 
     Ranks are one instance each today: an instance has the number of its rank.
@@ -27,6 +28,7 @@ class Members:
         self._joined: dict[int, RankJoined] = {}
         self._missing = set(range(1, len(config.roles)))
         self.gateways: set[str] = set()
+        self.lost: dict[int, str] = {}
         self.stores = config.ranks_of("store")
         self.computes = [rank for role in COMPUTE_ROLES for rank in config.ranks_of(role)]
         self.spans_nodes = len(set(config.nodes)) > 1
@@ -47,8 +49,18 @@ class Members:
             self._missing.discard(event.rank)
 
     def has(self, rank: int) -> bool:
-        """Tell whether a rank has joined, in any epoch."""
-        return rank in self._joined
+        """Tell whether a rank has joined, in any epoch. A lost one does not join again."""
+        return rank in self._joined or rank in self.lost
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Remove a rank that is lost. Other store ranks keep what it kept."""
+        self.lost[rank] = reason
+        del self._joined[rank]
+        self.stores = [one for one in self.stores if one != rank]
+        self.computes = [one for one in self.computes if one != rank]
+        self._keepers = [
+            self._keeper(one) if keeper == rank else keeper for one, keeper in enumerate(self._keepers)
+        ]
 
     def indexed(self, rank: int) -> None:
         """Note that a store rank has listed everything in its tier."""

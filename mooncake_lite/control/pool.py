@@ -30,7 +30,9 @@ class Pool:
 
     def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
         """Make written objects visible, and order saves of those that a tier keeps."""
-        self._directory.put_end_many(object_ids, checksums, now)
+        ended = zip(object_ids, checksums, strict=True)
+        there = [(number, sums) for number, sums in ended if self._directory.has(number)]
+        self._directory.put_end_many([number for number, _ in there], [sums for _, sums in there], now)
         for rank, places in self._directory.take_saves().items():
             refs = [place.ref for place in places]
             keys = [place.key or 0 for place in places]

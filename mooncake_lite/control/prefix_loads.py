@@ -22,7 +22,8 @@ class PrefixLoads:
     """
 
     def __init__(self, books: Books, on_ended: Callable[[RequestRecord, float], None]) -> None:
-        self._directory, self._grants, self._emit = books.directory, books.grants, books.emit
+        self._directory, self._members = books.directory, books.members
+        self._grants, self._emit = books.grants, books.emit
         self._on_ended = on_ended
 
     def begin(self, record: RequestRecord, moves: Moves, now: float) -> None:
@@ -46,10 +47,12 @@ class PrefixLoads:
         record.loads.discard(loaded.number)
         rank = loaded.rank
         for key, ref, ok, sums in zip(order.keys, order.refs, loaded.ok, loaded.checksums, strict=True):
-            if ok:
+            if ok and self._directory.has(ref.object_id):
                 self._directory.put_end(ref.object_id, sums, now)
                 continue
             record.bad_blocks += 1
+            if ok:
+                continue  # its segment is lost
             self._revoke(ref, rank, bool(loaded.problem) and loaded.may_still_write, now)
             if loaded.problem:
                 record.avoids_ssd = True
@@ -63,7 +66,7 @@ class PrefixLoads:
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         record, order = grant.about
         record.loads.discard(grant.number)
-        record.avoids_ssd = True
+        record.avoids_ssd = order.rank not in self._members.lost
         record.bad_blocks += len(order.refs)
         for ref in order.refs:
             self._revoke(ref, order.rank, may_still_write, now)
@@ -71,4 +74,5 @@ class PrefixLoads:
             self._on_ended(record, now)
 
     def _revoke(self, ref: BlockRef, rank: int, may_still_write: bool, now: float) -> None:
-        self._directory.put_revoke(ref.object_id, now=now, writer_may_live=may_still_write, writer=rank)
+        if self._directory.has(ref.object_id):
+            self._directory.put_revoke(ref.object_id, now=now, writer_may_live=may_still_write, writer=rank)

@@ -33,14 +33,16 @@ class Reports:
             return
         self._measured.prefilled(record, ended, now)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
-        record.branches -= {*ended.finished, *record.dropped}
+        for branch in record.branches & {*ended.finished}:
+            self._requests.answered(record, branch)
+        record.branches -= record.dropped
         if record.stage is Stage.CANCELLED:
-            self._requests.move(record, Step.DROP)
-            self._requests.end(record, record.cancelled_as, now)
+            self._requests.finish(record, now)
         elif not record.branches:
             self._release(record)
-            self._requests.move(record, Step.FINISH)
-            self._requests.end(record, "finished", now)
+            self._requests.end_answered(record, now)
+        elif not self._requests.is_sound(record):
+            self._requests.lose(record, "its KV, or the rank that would decode it, is lost", now)
         else:
             self._state.end_prefill(record.request_id, now)
             self._requests.keep_slots(record)
@@ -59,7 +61,6 @@ class Reports:
             return
         self._release(record)
         self._requests.move(record, Step.PREFILLED)
-        record.resumed = True
         self._dispatcher.start_decode(record, now)
 
     def _move(self, record: RequestRecord) -> None:
@@ -73,6 +74,7 @@ class Reports:
     def _release(self, record: RequestRecord) -> None:
         if self._admission.withholds and not record.resumed:
             self._emit(fx.Release(record.request_id))
+        record.resumed = True
 
     def on_failed(self, failed: ev.RequestFailed, now: float) -> None:
         """Try a request again that a rank gave up. End it if it was cancelled, or no other try can help."""
@@ -82,7 +84,7 @@ class Reports:
         if failed.for_good:
             self._requests.fail(record, failed.reason, now, failed.may_still_write)
         else:
-            self._requests.try_again(record, failed.reason, now, failed.may_still_write)
+            self._requests.lose(record, failed.reason, now, failed.may_still_write)
 
     def on_decode_loaded(self, loaded: ev.DecodeLoaded, now: float) -> None:
         """Free the tail and the leases: the decode rank has all KV in its pages."""
@@ -115,22 +117,20 @@ class Reports:
         self._measured.decoded(record, ended)
         if len(record.branches) > 1:
             self._swaps.end(ended, now)
-            record.branches.remove(ended.branch)
+            self._requests.answered(record, ended.branch)
             self._requests.keep_slots(record)
+        elif record.stage is Stage.CANCELLED:
+            self._requests.finish(record, now)
         else:
-            self._finish(record, now)
+            self._requests.answered(record, ended.branch)
+            self._requests.end_answered(record, now)
 
     @staticmethod
     def _may_end(record: RequestRecord, branch: int) -> bool:
         """Tell whether a branch of a request can have ended: a rank decodes it, and it has not ended yet."""
         if record.worker != record.decode or branch not in record.branches:
             return False
-        return len(record.branches) > 1 or record.may(Step.FINISH) or record.may(Step.DROP)
-
-    def _finish(self, record: RequestRecord, now: float) -> None:
-        outcome = record.cancelled_as if record.stage is Stage.CANCELLED else "finished"
-        self._requests.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
-        self._requests.end(record, outcome, now)
+        return len(record.branches) > 1 or record.may(Step.ANSWERED) or record.may(Step.DROP)
 
     def on_swap_wanted(self, wanted: ev.SwapWanted, now: float) -> None:
         """Find space for the KV of a branch that its rank preempts, unless it was cancelled."""
@@ -160,11 +160,11 @@ class Reports:
             self._requests.wait_again(alone, now)
         elif kept is not None:
             self._directory.revoke_owner(kept.owner, now)
-        if len(record.branches) > 1:
-            record.branches.remove(preempted.branch)
+        record.branches.remove(preempted.branch)
+        if record.branches:
             self._requests.keep_slots(record)
         else:
-            self._finish(record, now)
+            self._requests.end_answered(record, now)
 
     def _wait_again(
         self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
@@ -172,6 +172,5 @@ class Reports:
         self._requests.move(record, Step.PREEMPT)
         self._requests.free(record, now, keeps_kv=kept is not None)
         record.kept = kept
-        record.since_s, record.num_tokens = now, preempted.num_tokens
-        record.keys, record.digests = preempted.keys, preempted.digests
+        record.go_on_from(preempted, now)
         self._requests.wait_again(record, now)

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from mooncake_lite.control.effects import BlockRef
-from mooncake_lite.control.events import Preempted, RequestArrived, Swapped
+from mooncake_lite.control.events import AnswerSoFar, Preempted, RequestArrived, Swapped
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from scheduler import Request, State
 from scheduler.classes import ServiceClass
@@ -33,6 +33,11 @@ class Kept:
     blocks: list[BlockRef]
     tail: BlockRef | None
 
+    @property
+    def places(self) -> list[BlockRef]:
+        """Return all places."""
+        return self.blocks if self.tail is None else [*self.blocks, self.tail]
+
 
 class Shortage(NamedTuple):
     """The space that a request lacked when it did not fit.
@@ -57,6 +62,8 @@ class RequestRecord:
         attempt         number of starts; answers to an earlier one change nothing
         n               answers to the one prompt
         branches        those that have not ended; dropped: those of them that the client does not want
+        received        those of them of which the gateway has the last token already
+        unheard         branches whose rank has sent the last token, and the gateway has not said so
         cancelled_as    its outcome once it is cancelled: "finished" when a stop string has ended its answers
         resumed         part of its answer has been sent, so it can fail but no longer be refused
         since_s         when it arrived, or was preempted
@@ -75,8 +82,9 @@ class RequestRecord:
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
         bad_blocks      number of blocks that did not come from SSD
         avoids_ssd      computes what is on SSD alone: a disk did not answer
-        tries           number of tries that have failed
-        grant           number of the grant that it waits for: a rank's work, or a pause before the next try
+        tries           number of tries that have failed; pause_s: before the next one
+        grant           of the grant that it waits for: a rank's work, an answer of its gateway, a pause
+        gateway         that has the client's connection
         shortage        what it lacked when it last did not fit
 
     Owner of all its pool objects and leases in the directory: request_id.
@@ -99,6 +107,8 @@ class RequestRecord:
     attempt: int = 0
     resumed: bool = False
     dropped: set[int] = field(default_factory=set)
+    received: set[int] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
     cancelled_as: str = "cancelled"
     prefill: int = -1
     fetch: bool = True
@@ -115,6 +125,8 @@ class RequestRecord:
     bad_blocks: int = 0
     avoids_ssd: bool = False
     tries: int = 0
+    pause_s: float = 0.0
+    gateway: str = ""
     grant: int = 0
     prompt_tokens: int = 0
     started_s: float = 0.0
@@ -129,20 +141,29 @@ class RequestRecord:
             event.wait_limit_s, now, event.n, set(range(event.n)), event.tenant,
             event.slo_ttft_s if event.slo_ttft_s < inf else service.slo_ttft_s,
             event.slo_tbt_s if event.slo_tbt_s < inf else service.slo_tbt_s,
-            prompt_tokens=event.num_tokens,
+            prompt_tokens=event.num_tokens, gateway=event.gateway,
         )  # fmt: skip
 
     def id_alone(self, branch: int) -> str:
         """Return the id under which a branch goes on once it has lost its pages."""
         return self.request_id if self.n == 1 else f"{self.request_id}{BRANCH_MARK}{branch}"
 
-    def branched(self, event: Preempted | Swapped, now: float) -> RequestRecord:
-        """Make the record of a branch that goes on alone."""
-        return RequestRecord(
-            self.id_alone(event.branch), event.num_tokens, self.max_tokens, event.keys, event.digests,
-            self.class_id, self.wait_limit_s, now, 1, {event.branch}, self.tenant, self.slo_ttft_s,
-            self.slo_tbt_s, resumed=True, prompt_tokens=self.prompt_tokens,
+    def branched(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> RequestRecord:
+        """Make the record of a branch that goes on alone. Its attempts count on, so that no token is taken
+        for one of an earlier attempt."""
+        alone = RequestRecord(
+            self.id_alone(event.branch), 0, self.max_tokens, [], [], self.class_id, self.wait_limit_s, now, 1,
+            {event.branch}, self.tenant, self.slo_ttft_s, self.slo_tbt_s, attempt=self.attempt, resumed=True,
+            prompt_tokens=self.prompt_tokens, gateway=self.gateway,
         )  # fmt: skip
+        alone.go_on_from(event, now)
+        return alone
+
+    def go_on_from(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> None:
+        """Take over the tokens that are to be prefilled: the prompt, and the answer so far."""
+        before = self.prompt_tokens if isinstance(event, AnswerSoFar) else 0
+        self.since_s, self.num_tokens = now, before + event.num_tokens
+        self.keys, self.digests = event.keys, event.digests
 
     @property
     def ended(self) -> set[int]:
@@ -160,6 +181,16 @@ class RequestRecord:
         self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
         self.loads, self.promoted = set(), []
         self.bad_blocks = self.grant = 0
+
+    @property
+    def reads(self) -> list[BlockRef]:
+        """Return the places that a rank works with for it: what it loads, and what it writes."""
+        return [*self.load, *self.written]
+
+    @property
+    def written(self) -> list[BlockRef]:
+        """Return the places that its prefill writes."""
+        return self.store if self.tail is None else [*self.store, self.tail]
 
     def may(self, step: Step) -> bool:
         """Tell whether this step can happen in the current stage."""

@@ -23,6 +23,10 @@ reason, but one that fails again and again only takes capacity from others."""
 PAUSE_S = 0.5
 """Pause before the second try of a request; twice as long before the third. A full queue can empty then."""
 
+RECALL_S = 5.0
+"""A gateway that has not answered a Recall for so long, or not said that it has an answer, is asked again.
+Any few seconds work: it answers between two messages."""
+
 
 class Requests:
     """The open requests.
@@ -36,7 +40,7 @@ class Requests:
         self.ignored = 0
         self.stages = dict.fromkeys(OPEN_STAGES, 0)
         self.swaps = Swaps(books)
-        self._state, self._directory = books.state, books.directory
+        self._state, self._directory, self._members = books.state, books.directory, books.members
         self._grants, self._emit = books.grants, books.emit
         self._block_tokens = books.config.block_layout.block_tokens
         self._lowest_class = len(books.config.classes) - 1
@@ -108,24 +112,89 @@ class Requests:
         record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        self.try_again(grant.about, reason, now, may_still_write)
+        self.lose(grant.about, reason, now, may_still_write)
 
-    def try_again(
-        self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False
-    ) -> None:
-        """Let a request begin anew whose rank has dropped it, after a pause. After MOST_TRIES it fails."""
-        record.tries += 1
+    def lose(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
+        """Take a request away from what it does, because that is lost. It goes on from what its client has.
+
+        A failed try counts, and a lost rank does not. After MOST_TRIES the request fails.
+        """
         if record.stage is Stage.CANCELLED:
             self.move(record, Step.DROP)
-            self.end(record, "cancelled", now, may_still_write=may_still_write)
-        elif record.tries >= MOST_TRIES:
-            self.fail(record, reason, now, may_still_write)
+            self.end(record, record.cancelled_as, now, may_still_write=may_still_write)
+            return
+        if not self._is_lost(record):
+            record.tries += 1
+            record.pause_s = PAUSE_S * record.tries
+            if record.tries >= MOST_TRIES:
+                self.fail(record, reason, now, may_still_write)
+                return
+        self.move(record, Step.LOSE)
+        self.free(record, now, may_still_write)
+        if record.stage is Stage.HELD:
+            self.wait_again(record, now)
         else:
-            self.move(record, Step.RETRY)
-            self.free(record, now, may_still_write)
-            self._emit(fx.Retried(record.request_id, record.attempt, reason))
-            pause_s = PAUSE_S * record.tries
-            record.grant = self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
+            self._recall(record, reason, now)
+
+    def _is_lost(self, record: RequestRecord) -> bool:
+        """Tell whether a rank that a request needs is lost: its own, its next one, or one with its KV."""
+        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.reads}
+        return record.stage is Stage.ENDING or not needed.isdisjoint(self._members.lost)
+
+    def is_sound(self, record: RequestRecord) -> bool:
+        """Tell whether the place of a request and all that it reads or writes are still there."""
+        is_there = self._directory.has
+        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.reads)
+
+    def _recall(self, record: RequestRecord, reason: str, now: float) -> None:
+        """Ask the gateway of a request what its client has, again and again until it answers."""
+
+        def ask_again(grant: Grant, overdue: str, may_still_write: bool, now: float) -> None:
+            self._recall(record, reason, now)
+
+        record.grant = self._grants.open(NOBODY, record, ask_again, now, lasts_s=RECALL_S).number
+        branches = sorted(record.branches | record.unheard)
+        self._emit(fx.Recall(record.request_id, record.attempt, branches, reason))
+
+    def on_recalled(self, recalled: ev.Recalled, now: float) -> None:
+        """Let a request go on from what its client has. Branches go on alone, unless none has begun."""
+        record = self._records.get(recalled.request_id)
+        if record is None or record.stage is not Stage.RECALLING or record.attempt != recalled.attempt:
+            self.ignored += 1
+            return
+        self._grants.close(record.grant)
+        record.branches |= record.unheard
+        record.grant, record.unheard, record.received = 0, set(), set()
+        record.branches -= {one.branch for one in recalled.answers if one.whole} | record.dropped
+        answers = [one for one in recalled.answers if one.branch in record.branches]
+        if record.n == 1 or not any(one.num_tokens for one in answers):
+            self._go_on(record, answers, now)
+            return
+        for one in answers:
+            alone = record.branched(one, now)
+            alone.tries, alone.pause_s = record.tries, record.pause_s
+            self.add(alone)
+            self._emit(fx.Branched(record.request_id, one.branch, alone.request_id))
+            self._pause(alone, now)
+        self.finish(record, now)
+
+    def _go_on(self, record: RequestRecord, answers: list[ev.AnswerSoFar], now: float) -> None:
+        """Let a whole request wait for a place again, or end when its client has everything."""
+        if not answers:
+            self.finish(record, now)
+            return
+        self.move(record, Step.RECALLED)
+        record.go_on_from(answers[0], now)
+        record.resumed = record.resumed or answers[0].num_tokens > 0
+        self._pause(record, now)
+
+    def _pause(self, record: RequestRecord, now: float) -> None:
+        """Let a request wait for a place; after a failed try, not at once."""
+        if not record.pause_s:
+            self.wait_again(record, now)
+            return
+        pause_s, record.pause_s = record.pause_s, 0.0
+        record.grant = self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
 
     def _paused(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         self.wait_again(grant.about, now)
@@ -155,7 +224,10 @@ class Requests:
         for record in list(self._families.get(event.request_id, ())):
             if event.branch in record.branches:
                 record.dropped.add(event.branch)
-            if event.branch < 0 or record.branches <= record.dropped:
+            record.unheard.discard(event.branch)
+            if self._finish_if_heard(record, now):
+                continue
+            if event.branch < 0 or (record.branches <= record.dropped and not record.unheard):
                 record.cancelled_as = "finished" if event.answered else "cancelled"
                 self._cancel(record, now)
             elif event.branch in record.branches and record.worker == record.decode >= 0:
@@ -172,10 +244,54 @@ class Requests:
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
 
     def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Let a request begin anew whose order was not sent."""
+        """Let a request go on elsewhere whose order was not sent."""
         record = self.working(order)
         if record is not None:
-            self.try_again(record, reason, now)
+            self.lose(record, reason, now)
+
+    def answered(self, record: RequestRecord, branch: int) -> None:
+        """Note that the rank of a branch has sent its last token."""
+        record.branches.discard(branch)
+        if branch not in record.received | record.dropped:
+            record.unheard.add(branch)
+
+    def end_answered(self, record: RequestRecord, now: float) -> None:
+        """End a request without branches, once its gateway has every token. Its slots are free at once."""
+        if not record.unheard or record.stage is Stage.CANCELLED:
+            self.finish(record, now)
+            return
+        self.move(record, Step.ANSWERED)
+        worker = record.worker
+        self.free(record, now)
+        record.worker = worker  # when it is lost now, tokens may be lost with it
+        record.grant = self._grants.open(worker, record, self._lost, now, lasts_s=RECALL_S).number
+
+    def on_received(self, received: ev.AnswerReceived, now: float) -> None:
+        """Note that a gateway has a whole answer. The last one ends the request."""
+        for record in list(self._families.get(received.request_id, ())):
+            if received.branch in record.branches:
+                record.received.add(received.branch)
+            record.unheard.discard(received.branch)
+            self._finish_if_heard(record, now)
+
+    def _finish_if_heard(self, record: RequestRecord, now: float) -> bool:
+        """End a request if no rank works on it, and its gateway has every answer that is wanted."""
+        is_over = record.stage in (Stage.ENDING, Stage.RECALLING) and not record.branches | record.unheard
+        if is_over:
+            self.finish(record, now)
+        return is_over
+
+    def finish(self, record: RequestRecord, now: float) -> None:
+        """End a request that is answered, or whose rank has dropped it."""
+        outcome = record.cancelled_as if record.stage is Stage.CANCELLED else "finished"
+        self.move(record, Step.DROP if record.may(Step.DROP) else Step.FINISH)
+        self.end(record, outcome, now)
+
+    def on_gateway_lost(self, gateway: str, now: float) -> None:
+        """Cancel the requests whose clients were connected to a gateway."""
+        for client_id, family in list(self._families.items()):
+            if family[0].gateway == gateway:
+                self.on_cancelled(ev.RequestCancelled(client_id), now)
 
     def fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
         """Fail a request with all its branches, and tell its client unless the client has left."""
@@ -210,10 +326,15 @@ class Requests:
         assert +Counter(self.stages) == Counter(record.stage for record in self._records.values())
         for request_id, record in self._records.items():
             assert record.stage is not Stage.OVER
-            assert record.branches, f"{request_id} has no branch left"
-            waits = request_id in self._state or record.grant
+            assert record.branches or record.unheard, f"{request_id} has no branch left"
+            waits = request_id in self._state or record.grant or record.loads
             assert waits, f"{request_id} is in no queue, on no instance, and does not pause"
             assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
+
+    def waiting(self) -> list[RequestRecord]:
+        """Return the requests that wait for a place or for their turn."""
+        stages = Stage.HELD, Stage.QUEUED
+        return [one for one in self._records.values() if one.stage in stages and not one.grant]
 
     def knows(self, owner: str) -> bool:
         """Tell whether this owner in the directory is an open request, or one of its swaps."""

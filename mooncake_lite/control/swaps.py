@@ -76,8 +76,8 @@ class Swaps:
         grant = self._grants.end(event.rank, self._begun.pop((event.request_id, event.branch), 0))
         if grant is None:
             return None
-        if isinstance(event, Swapped):
-            kept: Kept = grant.about[1]
+        kept: Kept = grant.about[1]
+        if isinstance(event, Swapped) and all(self._directory.has(ref.object_id) for ref in kept.places):
             return kept
         late = isinstance(event, Preempted) and event.may_still_write
         self._free(grant, now, may_still_write=late)

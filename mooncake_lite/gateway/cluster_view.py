@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from mooncake_lite import messages as m
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
@@ -241,7 +242,8 @@ class ClusterView:
     def _on_tokens(self, message: m.Tokens) -> None:
         request = self._open.get(message.request_id)
         if request is not None:
-            request.deliver(message)
+            for received in request.deliver(message):
+                self.sockets.send(received)
 
     def _on_control(self, message: m.Message) -> None:
         self._heard_at = time.monotonic()
@@ -260,6 +262,8 @@ class ClusterView:
                 request.release(message.request_id)
         elif isinstance(message, m.Fail):
             self._give_up(message.request_id, Broken(message.reason))
+        elif isinstance(message, m.Recall):
+            self._recall(message)
         elif isinstance(message, m.OpenTokens):
             self._open_tcp(message.host)
         elif isinstance(message, m.Stop):
@@ -270,6 +274,15 @@ class ClusterView:
         request = self._open.get(request_id)
         if request is not None:
             request.give_up(request_id, error)
+
+    def _recall(self, recall: m.Recall) -> None:
+        """Tell the conductor what a client has. A client that has left wants no more of any answer."""
+        request = self._open.get(client_id_of(recall.request_id))
+        report = request.recall(recall, self._settings.config.block_size) if request is not None else None
+        if report is None:
+            gone = [m.AnswerSoFar(branch, 0, whole=True) for branch in recall.branches]
+            report = m.Report(m.Recalled(recall.request_id, recall.attempt, gone), [[] for _ in gone])
+        self.sockets.send(report)
 
     def _open_tcp(self, host: str) -> None:
         assert self._tasks is not None

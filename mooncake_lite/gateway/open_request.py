@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import asyncio
 
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.gateway.order import InOrder
 from mooncake_lite.gateway.problems import Broken
-from mooncake_lite.messages import RequestCancelled, Submit, Tokens
+from mooncake_lite.messages import (
+    AnswerReceived,
+    AnswerSoFar,
+    Recall,
+    Recalled,
+    Report,
+    RequestCancelled,
+    Submit,
+    Tokens,
+)
+from store.keys import block_digests, prefix_keys
 
 
 class PromptAnswers:
     """The answers to one prompt, each put in order.
 
+        submit    what was sent to the cluster
         orders    one per branch
+        told      branches of which the cluster knows that every token has come
         early     messages of other branches that came before the first one of branch 0
         withheld  messages whose turn has come, while the cluster may still refuse; None: it may not
 
@@ -24,6 +37,8 @@ class PromptAnswers:
     """
 
     def __init__(self, submit: Submit, *, withheld: bool = False):
+        self.submit = submit
+        self.told: set[int] = set()
         self.orders = [InOrder(submit.request.max_tokens) for _ in range(submit.request.n)]
         self.early: list[Tokens] = []
         self.withheld: list[Tokens] | None = [] if withheld else None
@@ -41,6 +56,36 @@ class PromptAnswers:
             return ready
         self.withheld += ready
         return []
+
+    def newly_whole(self) -> list[int]:
+        """Return the branches of which every token has come since the last call."""
+        whole = [
+            branch for branch, order in enumerate(self.orders) if order.ended and branch not in self.told
+        ]
+        self.told.update(whole)
+        return whole
+
+    def recall(self, recall: Recall, block_tokens: int) -> Report:
+        """Return the answers so far, and take no older tokens from now on.
+
+        What is withheld is forgotten: the client has not seen it, and the cluster may still refuse.
+        """
+        if self.withheld is not None:
+            self._forget_withheld()
+        prompt, salt = self.submit.body.token_ids, self.submit.body.salt
+        answers, tokens = [], []
+        for branch in recall.branches:
+            order = self.orders[branch]
+            order.recall(recall.attempt)
+            so_far = [*prompt, *order.token_ids] if salt else []
+            keys, digests = prefix_keys(so_far, block_tokens, salt), block_digests(so_far, block_tokens)
+            answers.append(AnswerSoFar(branch, order.next, order.ended, keys, digests))
+            tokens.append(order.token_ids)
+        return Report(Recalled(recall.request_id, recall.attempt, answers), tokens)
+
+    def _forget_withheld(self) -> None:
+        self.orders = [InOrder(self.submit.request.max_tokens) for _ in self.orders]
+        self.withheld, self.early, self.told, self._began = [], [], set(), False
 
     def release(self) -> list[Tokens]:
         """Withhold nothing more. Returns what was withheld."""
@@ -84,12 +129,18 @@ class OpenRequest:
         """A prompt is being submitted. withheld: its tokens are kept back until `release`."""
         self._prompts[submit.request.request_id] = PromptAnswers(submit, withheld=withheld)
 
-    def deliver(self, message: Tokens) -> None:
-        """Tokens from a rank, in any order."""
+    def deliver(self, message: Tokens) -> list[AnswerReceived]:
+        """Tokens from a rank, in any order. Returns what the cluster is told: which answers are whole."""
         prompt = self._prompts.get(message.request_id)
         if prompt is None or self._error is not None:
-            return
+            return []
         self._show(prompt.push(message))
+        return [AnswerReceived(message.request_id, branch) for branch in prompt.newly_whole()]
+
+    def recall(self, recall: Recall, block_tokens: int) -> Report | None:
+        """Return the answers so far to a prompt. None: it was never submitted."""
+        prompt = self._prompts.get(client_id_of(recall.request_id))
+        return prompt.recall(recall, block_tokens) if prompt is not None else None
 
     def release(self, request_id: str) -> None:
         """The cluster will not refuse one of the prompts any more."""

@@ -14,7 +14,9 @@ from mooncake_lite.messages import Tokens
 class InOrder:
     """Tokens messages in, the same without gaps and repetitions out.
 
-        next       index of the first token that was not passed on
+        token_ids  those that were passed on, in order
+        next       index of the first one that was not
+        least      attempt of the oldest tokens that are taken; older ones come from before a Recall
         waiting    index -> message that came before its turn
 
     Invariant: after each push every waiting message begins beyond `next` and ends within max_tokens.
@@ -22,14 +24,20 @@ class InOrder:
 
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
-        self.next = 0
+        self.token_ids: list[int] = []
+        self.least = 0
         self.waiting: dict[int, Tokens] = {}
         self.ended = False
+
+    @property
+    def next(self) -> int:
+        """The index of the first token that was not passed on."""
+        return len(self.token_ids)
 
     def push(self, message: Tokens) -> list[Tokens]:
         """The messages whose turn has come, without tokens that were passed on before."""
         end = message.index + len(message.token_ids)
-        if self.ended or message.index < 0 or end > self.max_tokens:
+        if self.ended or message.index < 0 or end > self.max_tokens or message.attempt < self.least:
             return []
         known = self.waiting.get(message.index)
         if known is None or end >= known.index + len(known.token_ids):
@@ -40,6 +48,11 @@ class InOrder:
         if self.ended:
             self.end()
         return turn
+
+    def recall(self, attempt: int) -> None:
+        """Take no more tokens of this attempt or an earlier one, and forget those that wait for others."""
+        self.least = attempt + 1
+        self.waiting.clear()
 
     def end(self) -> None:
         """Expect no more tokens: what comes from now on is dropped."""
@@ -64,7 +77,7 @@ class InOrder:
             if repeated or not (new or message.finish):
                 continue
             first = index == self.next
-            self.next += len(new)
+            self.token_ids += new
             self.ended = message.finish is not None
             if first:
                 return message

@@ -129,8 +129,8 @@ class PromptWork:
         self._check_sampling(ask, max_tokens)
         config = self._settings.config
         scored = ask.sampling.prompt_logprobs >= 0
-        salt = b"" if scored else salt_of(self._settings.fingerprint, ask.cache_salt)
         reuse = config.enable_prefix_caching and not scored
+        salt = salt_of(self._settings.fingerprint, ask.cache_salt) if reuse else b""
         fresh = not ask.seeded and number > 0  # equal prompts of one request get different answers
         request = RequestArrived(
             request_id=f"{request_id}-{number}" if number else request_id,
@@ -140,6 +140,7 @@ class PromptWork:
             digests=block_digests(token_ids, config.block_size) if reuse else [],
             wait_limit_s=self._settings.limits.token_timeout_s,
             n=ask.n,
+            gateway=self._settings.name,
         )
         body = Body(
             gateway=self._settings.name,

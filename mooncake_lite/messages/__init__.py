@@ -22,6 +22,8 @@ from mooncake_lite.control.effects import (
     GrantSwap,
     ListOpen,
     LoadBlocks,
+    MarkLost,
+    Recall,
     Reject,
     Release,
     RemoveBlocks,
@@ -33,6 +35,8 @@ from mooncake_lite.control.effects import (
     Stop,
 )
 from mooncake_lite.control.events import (
+    AnswerReceived,
+    AnswerSoFar,
     BlocksChecked,
     BlocksCopied,
     BlocksLoaded,
@@ -48,6 +52,7 @@ from mooncake_lite.control.events import (
     PutsEnded,
     PutsWanted,
     RankLost,
+    Recalled,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -83,14 +88,14 @@ from mooncake_lite.messages.pool import PoolEnded, PoolQuery
 from mooncake_lite.messages.ranks import Degraded, RankHello, RankStats, Stopped, TraceLines
 
 TO_CONDUCTOR = (
-    GatewayHello | Submit | RequestCancelled | MetricsRequest | PoolQuery | Explain | StopRequested
-    | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
+    GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
+    | StopRequested | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
     | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
     | PagesChanged | OpenListed
     | TierIndexed | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied | BlocksChecked
 )  # fmt: skip
-TO_GATEWAY = ClusterStatus | Reject | Release | Fail | MetricsReply | OpenTokens | PoolEnded | Stop
+TO_GATEWAY = ClusterStatus | Reject | Release | Fail | Recall | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Start | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | Stop
-TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | Stop
+TO_COMPUTE = Start | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | MarkLost | Stop
+TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | MarkLost | Stop
 TO_LAUNCHER = ClusterStatus | Stop

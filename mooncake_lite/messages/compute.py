@@ -7,7 +7,7 @@ Explained in docs/explain/lifecycle.md.
 from __future__ import annotations
 
 from mooncake_lite.control.effects import StartOrder
-from mooncake_lite.control.events import Preempted, PrefillEnded, PutsWanted, Swapped
+from mooncake_lite.control.events import Preempted, PrefillEnded, PutsWanted, Recalled, Swapped
 from mooncake_lite.messages.parts import Body, Message, Span
 
 
@@ -29,15 +29,16 @@ class Start(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """Compute rank -> conductor: an event, with the tokens that the control plane does not see.
+    """Compute rank or gateway -> conductor: an event, with the tokens that the control plane does not see.
 
         PrefillEnded         the first token of each branch
         Preempted, Swapped   one list: prompt and answer so far
         PutsWanted           the tokens of each block, for listeners
+        Recalled             the answer so far of each branch
 
     spans   where the time of the request went so far
     """
 
-    event: PrefillEnded | Preempted | Swapped | PutsWanted
+    event: PrefillEnded | Preempted | Swapped | PutsWanted | Recalled
     token_ids: list[list[int]]
     spans: list[Span] = []

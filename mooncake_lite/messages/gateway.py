@@ -69,6 +69,7 @@ class Tokens(Message, frozen=True):
     branch          which of the request's answers; each has its own index and its own finish
     prompt_logprobs of the prompt's tokens but the first, where the request asks for them; only in the
                     message that carries index 0 of branch 0
+    attempt         of the order that the rank was given: the gateway takes none from before a Recall
     end_token       the end token of an answer to a request with prompt_logprobs, which is not in token_ids:
                     the last one of logprobs is about it; None in other messages
     """
@@ -83,3 +84,4 @@ class Tokens(Message, frozen=True):
     branch: int = 0
     prompt_logprobs: list[Logprobs] = []
     end_token: int | None = None
+    attempt: int = 0

@@ -15,19 +15,19 @@ from mooncake_lite import messages as m
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.request import client_id_of
+from mooncake_lite.control.request import BRANCH_MARK, client_id_of
 from mooncake_lite.simulator.surroundings import Surroundings
-from mooncake_lite.simulator.tokens import STOP
+from mooncake_lite.simulator.tokens import STOP, digests_of
 from mooncake_lite.simulator.workload import Block, Request, Source
 from scheduler import ADMISSIONS
+from store.keys import block_digests
 
 What = Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
 COMMANDS: tuple[What, ...] = ("get", "verify", "compact", "rm", "rm", "rm-all", "pin", "pin")
 
-SILENT = "did not say what it works on"
-"""Why a rank is lost that was asked, when the question or the answer was dropped."""
-
-GATEWAY, SALT = "gateway", b"salt"
+SALT = b"salt"
+MOST_LOSSES = 3
+"""Ranks and gateways that are lost in one run, at most."""
 
 OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finished": []}
 """How a request may end, and what its client is told before."""
@@ -46,17 +46,18 @@ class Clients:
     last_sent_s    when the latest request was sent
     _commands      number of each pool command -> how often it has ended
     _alone         request -> its branches that go on as requests of their own
-    _last_words    why the cluster ends before its time
+    _gateways      that were started so far; the last one lives
     """
 
     def __init__(self, world: Surroundings, source: Source, random: Random) -> None:
         self._world, self._source, self._random = world, source, random
         self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
+        self._block_tokens = world.shape.layout.block_tokens
         self._left, self._open = source.num_requests, 0
         self._commands: dict[int, int] = {}
         self._abandoned: set[int] = set()
         self._alone: dict[str, list[Request]] = {}
-        self._last_words = ""
+        self._gateways = 1
         self.last_sent_s = 0.0
 
     @property
@@ -67,11 +68,17 @@ class Clients:
         return all(self._commands[n] or n in self._abandoned for n in self._commands)
 
     def begin(self) -> None:
-        """Send the first request; a run may lose a rank at some time."""
+        """Send the first request; a run may lose ranks at some time."""
         world, random = self._world, self._random
         self._send_later()
         if random.random() < world.faults.rank_lost:
-            world.clock.after(random.random() * self._source.lasts_s, self._lose)
+            for _ in range(random.randint(1, MOST_LOSSES)):
+                world.clock.after(random.random() * self._source.lasts_s, self._lose)
+
+    @property
+    def gateway(self) -> str:
+        """Return the name of the gateway that lives."""
+        return f"gateway-{self._gateways}"
 
     def known_blocks(self) -> list[Block]:
         """Draw the blocks that a tier holds from an earlier run."""
@@ -104,10 +111,10 @@ class Clients:
             request.class_id = random.randrange(len(world.shape.config.classes))
         arrived = ev.RequestArrived(
             request.request_id, len(request.token_ids), request.max_tokens, request.keys, request.digests,
-            request.class_id, request.wait_limit_s, request.n,
+            request.class_id, request.wait_limit_s, request.n, gateway=self.gateway,
         )  # fmt: skip
-        salt = SALT if request.digests else b""
-        body = m.Body(GATEWAY, request.token_ids, salt, request.sampling, [STOP])  # type: ignore[arg-type]
+        salt, request.gateway = SALT if request.digests else b"", self.gateway
+        body = m.Body(self.gateway, request.token_ids, salt, request.sampling, [STOP])  # type: ignore[arg-type]
         world.from_clients(m.Submit(arrived, body))
         if random.random() < world.faults.cancelled:
             seconds = random.choice((0.0, 0.01, 0.1, 1.0, 5.0)) * random.random()
@@ -154,13 +161,22 @@ class Clients:
         self._world.from_clients(ev.CommandAbandoned(number))
 
     def _lose(self) -> None:
-        world = self._world
-        rank = self._random.randrange(-1, len(world.shape.config.roles))
-        if rank < 0:
+        """Kill a rank or the gateway, or rarely have the cluster stop."""
+        world, random = self._world, self._random
+        rank = random.randrange(len(world.shape.config.roles))
+        if random.random() < 0.1:
             world.tell(ev.StopRequested("asked to", 2.0))
-        else:
-            world.tell(ev.RankLost(rank, 0, "died") if rank else ev.GatewayLost("gateway", "died"))
-        self._last_words = "asked to" if rank < 0 else "died"
+        elif rank:
+            world.kill(rank, ended=random.random() >= world.faults.unreachable)
+        elif world.ready:
+            self._lose_gateway()
+
+    def _lose_gateway(self) -> None:
+        """Replace the gateway. Its clients' connections break, and nobody waits for their answers."""
+        world, lost = self._world, self.gateway
+        self._gateways += 1
+        world.from_clients(ev.GatewayLost(lost, "died"))
+        world.from_clients(ev.GatewayReady(self.gateway))
 
     # ------------------------------------------------------------------------------ what they are told
 
@@ -169,14 +185,23 @@ class Clients:
         if isinstance(event, ev.RequestArrived):
             self._world.requests[event.request_id].arrived = True
         elif isinstance(event, ev.RequestCancelled):
-            branches = set(range(self._world.requests[event.request_id].n))
-            for request in self._family(event.request_id):
+            first, *alone = self._family(event.request_id)
+            own = {int(one.request_id.partition(BRANCH_MARK)[2]): one for one in alone}
+            branches = set(range(first.n))
+            for request in (first, *alone):
                 request.dropped |= branches if event.branch < 0 else {event.branch}
-                request.cancelled = request.cancelled or branches <= request.dropped
+            for branch, request in own.items():
+                request.cancelled = request.cancelled or branch in request.dropped
+            first.cancelled = first.cancelled or branches - own.keys() - first.whole <= first.dropped
+        elif isinstance(event, ev.GatewayLost):
+            for request in self._world.requests.values():
+                request.cancelled = request.cancelled or request.gateway == event.gateway
 
     def on_tokens(self, tokens: m.Tokens, times_s: Sequence[float]) -> None:
         """Keep when a rank drew tokens, and exact ones themselves: one that comes again must be the same."""
         request = self._world.requests[tokens.request_id]
+        if tokens.attempt <= request.fences.get(tokens.branch, 0) or request.gateway != self.gateway:
+            return
         if tokens.token_ids or tokens.index == 0:
             request.token_times_s += times_s
         for index, token in enumerate(tokens.token_ids if self._world.exact else (), tokens.index):
@@ -184,7 +209,45 @@ class Clients:
                 f"{tokens}: another token"
             )
         if tokens.finish is not None:
-            request.whole.add(tokens.branch)
+            request.ends_at[tokens.branch] = tokens.index + len(tokens.token_ids)
+        self._look_whether_whole(request, tokens.branch)
+
+    def _look_whether_whole(self, request: Request, branch: int) -> None:
+        """Tell the control plane, once, that a client has a whole answer."""
+        end = request.ends_at.get(branch)
+        if end is None or branch in request.whole:
+            return
+        if not self._world.exact or len(request.answer(branch)) == end:
+            request.whole.add(branch)
+            self._world.from_clients(ev.AnswerReceived(request.request_id, branch))
+
+    def on_recall(self, recall: fx.Recall) -> None:
+        """Answer with what the client has, and take no older tokens from now on.
+
+        Tokens that are withheld are forgotten: the client has not seen them.
+        """
+        request = self._world.requests[client_id_of(recall.request_id)]
+        if request.gateway != self.gateway:
+            return
+        withheld, answers, tokens = self._withholds and not request.released, [], []
+        for branch in recall.branches:
+            answer = [] if withheld else request.answer(branch)
+            for known, index in list(request.tokens):
+                if known == branch and index >= len(answer):
+                    del request.tokens[known, index]
+            request.fences[branch] = recall.attempt
+            if withheld:
+                request.whole.discard(branch)
+            if branch not in request.whole:
+                request.ends_at.pop(branch, None)
+            size, so_far = self._block_tokens, [*request.token_ids, *answer]
+            digests = digests_of(so_far) if request.digests else []
+            seconds = block_digests(so_far, size) if request.digests else []
+            whole, keys = branch in request.whole, digests[size - 1 :: size]
+            answers.append(ev.AnswerSoFar(branch, len(answer), whole, keys, seconds))
+            tokens.append(answer)
+        event = ev.Recalled(recall.request_id, recall.attempt, answers)
+        self._world.from_clients(m.Report(event, tokens))
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
@@ -257,9 +320,8 @@ class Clients:
                 f"{request.request_id} was not cancelled"
             )
         if world.stopped is not None:
-            if not (world.faults.dropped and SILENT in world.stopped.reason):
-                assert world.stopped.lost == (self._last_words == "died")
-                assert self._last_words in world.stopped.reason
+            assert world.stopped.lost == ("died" in world.stopped.reason)
+            assert world.stopped.lost or "asked to" in world.stopped.reason
             return
         for number, ended in self._commands.items():
             assert ended or number in self._abandoned, f"command {number} has no end"

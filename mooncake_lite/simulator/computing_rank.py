@@ -53,6 +53,8 @@ class SimulatedRank:
 
     def _wake(self) -> None:
         """Let the rank look at what has come. A leap under way ends with its present pass."""
+        if self.number in self._world.dead:
+            return
         if not self._runs:
             self._turns()
         elif self._leaps:
@@ -88,7 +90,7 @@ class SimulatedRank:
 
     def _end(self, alarm: int) -> None:
         """End a step that took time, and go on."""
-        if alarm != self._alarm:
+        if alarm != self._alarm or self.number in self._world.dead:
             return
         self.step_s, self._leaps = 0.0, False
         self._tell(self.rank.ended(self._runner.end(), self._world.clock.now))

@@ -16,7 +16,7 @@ from mooncake_lite.config.modes import Handover
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.grants import TRANSFER_S
-from mooncake_lite.control.request import client_id_of
+from mooncake_lite.control.request import BRANCH_MARK, client_id_of
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import LATE_WRITE_S
 from mooncake_lite.simulator.memory import Memory, Use
@@ -80,6 +80,10 @@ class Custody:
         self._handover, self._block_tokens = handover, block_tokens
         self._open: dict[str, _Open] = {}
         self._uses: dict[UseKey, list[Use]] = {}
+        self._by: dict[UseKey, int] = {}
+        self._late: dict[int, list[Use]] = {}
+        self._gone: set[int] = set()
+        self._unreachable: set[UseKey] = set()
         self._numbers: set[int] = set()
         self._asked: dict[tuple[int, int], list[UseKey]] = {}
         self._loads: dict[int, tuple[float, list[int]]] = {}
@@ -117,6 +121,7 @@ class Custody:
             ev.BlocksCopied: self._copied,
             ev.BlocksChecked: lambda event: self._end(("check", event.number)),
             ev.CommandAbandoned: self._abandoned,
+            ev.RankLost: self._lost,
             ev.Undelivered: self._undelivered,
         }
 
@@ -126,8 +131,12 @@ class Custody:
 
     def answer(self, event: ev.Event) -> None:
         """End the uses that an event ends; the control plane is about to hear it."""
+        if isinstance(event, ev.RankEvent) and event.rank in self._gone:
+            return  # the control plane ignores it
         if isinstance(event, NAMES_BLOCKS):
             self._digests.update(zip(event.keys, event.digests, strict=True))
+        for one in event.answers if isinstance(event, ev.Recalled) else ():
+            self._digests.update(zip(one.keys, one.digests, strict=True))
         handler = self._answers.get(type(event))
         if handler is not None:
             handler(event)
@@ -141,10 +150,12 @@ class Custody:
         """End the uses of an order that is lost. The control plane does not know."""
         self._undelivered(ev.Undelivered(order, "lost"))
 
-    def retried(self, effect: fx.Retried) -> None:
-        """Note that a request begins anew, with all branches that the control plane knows of."""
+    def recalled(self, effect: fx.Recall) -> None:
+        """Note that a request goes on from what its client has."""
         known = self._of(effect.request_id)
         known.live, known.over, known.swaps = set(), set(), set()
+        for branch in effect.branches:
+            self._of(f"{effect.request_id}{BRANCH_MARK}{branch}").swaps.clear()
 
     def ended(self, forget: fx.Forget) -> None:
         """Check the end of a request: its rank has told the end of every branch."""
@@ -153,8 +164,8 @@ class Custody:
 
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
-        """Return what is in use; at the end of a run that is nothing."""
-        return self._uses
+        """Return what reachable ranks use; at the end of a run that is nothing."""
+        return {key: uses for key, uses in self._uses.items() if key not in self._unreachable}
 
     def _of(self, request_id: str) -> _Open:
         return self._open.setdefault(request_id, _Open())
@@ -171,13 +182,13 @@ class Custody:
         has_tail = order.tail is not None
         assert has_tail == (num_tokens % size > 0), "a tail without tokens, or none for them"
         places = [*order.store, order.tail] if order.tail else order.store
-        self._begin(_work(order), order.load, places)
+        self._begin(_work(order), order.load, places, order.rank)
 
     def _serve(self, order: fx.StartServe) -> None:
         num_tokens, body = self._first(order), self._body(order).body
         assert len(order.load) <= num_tokens // self._block_tokens
         self._of(order.request_id).live = set(range(body.branch, body.branch + body.n))
-        self._begin(_work(order), order.load, [])
+        self._begin(_work(order), order.load, [], order.rank)
 
     def _first(self, order: fx.StartPrefill | fx.StartServe) -> int:
         """Check the first order of an attempt: it is new, and reads what the request begins with.
@@ -213,7 +224,7 @@ class Custody:
         if self._handover == "direct":
             assert {ref.rank for ref in reads} <= {order.rank}, "KV of another rank"
         self._expect(known, tokens, reads)
-        self._begin(_work(order), reads, [])
+        self._begin(_work(order), reads, [], order.rank)
 
     def _cancel(self, order: fx.CancelOn) -> None:
         known = self._of(order.request_id)
@@ -223,7 +234,7 @@ class Custody:
     def _grant(self, order: fx.GrantPuts) -> None:
         for ref in order.places:
             if ref is not None:
-                self._begin(("put", ref.object_id), [], [ref])
+                self._begin(("put", ref.object_id), [], [ref], order.rank)
 
     def _grant_swap(self, order: fx.GrantSwap) -> None:
         name, known = self._name_of(order), self._of(order.request_id)
@@ -233,7 +244,7 @@ class Custody:
             return
         self._swapping(name, order.branch).attempt = known.attempt if name == order.request_id else 0
         places = [place for place in order.places if place is not None]
-        self._begin(("swap", order.rank, name, order.attempt), [], places)
+        self._begin(("swap", order.rank, name, order.attempt), [], places, order.rank)
 
     def _swapping(self, name: str, branch: int) -> _Open:
         known = self._of(name)
@@ -261,20 +272,20 @@ class Custody:
         missing = set(order.keys) - self.on_ssd.get(order.rank, set())
         assert not missing, f"the tier of rank {order.rank} has told that {missing} are gone"
         self._loads[order.number] = self._clock.now, order.keys
-        self._begin(("load", order.number), [], order.refs)
+        self._begin(("load", order.number), [], order.refs, order.rank)
 
     def _save(self, order: fx.SaveBlocks) -> None:
         blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
         for ref, key, digest, sums in blocks:
             assert digest == self._digests[key]
             self._memory.expect_sums(ref, key, sums)
-            self._begin(("save", order.rank, key), [ref], [])
+            self._begin(("save", order.rank, key), [ref], [], order.rank)
 
     def _copy(self, order: fx.CopyBlocks) -> None:
         self._is_new(order.number)
         assert all(target.rank == order.rank for target in order.targets)
         key = ("copy", order.number)
-        self._begin(key, order.sources, order.targets)
+        self._begin(key, order.sources, order.targets, order.rank)
         self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _check(self, order: fx.CheckBlocks) -> None:
@@ -282,7 +293,7 @@ class Custody:
         for ref, sums in zip(order.refs, order.checksums, strict=True):
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.number)
-        self._begin(key, order.refs, [])
+        self._begin(key, order.refs, [], order.rank)
         self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
     def _remove(self, order: fx.RemoveBlocks) -> None:
@@ -340,7 +351,7 @@ class Custody:
         ordered_s, keys = self._loads.pop(event.number)
         given_up = self._clock.now - ordered_s >= TRANSFER_S
         for use, key, ok in zip(uses, keys, event.ok, strict=True):
-            self._end_use(use, late=not ok and event.may_still_write)
+            self._end_use(use, event.rank, late=not ok and event.may_still_write)
             if not (ok or event.problem or given_up):
                 self.on_ssd[event.rank].discard(key)
 
@@ -348,7 +359,7 @@ class Custody:
         uses = self._uses.pop(("copy", event.number))
         writes = [use for use in uses if use.kind == "write"]
         for use, sums in zip(writes, event.checksums, strict=True):
-            self._end_use(use, late=not sums and event.may_still_write)
+            self._end_use(use, event.rank, late=not sums and event.may_still_write)
         self._memory.end(use for use in uses if use.kind == "read")
 
     def _saved(self, event: ev.BlocksSaved) -> None:
@@ -362,6 +373,18 @@ class Custody:
         key = self._checks.get(event.command)
         if key is not None:
             self._end_reads(key)
+
+    def _lost(self, event: ev.RankLost) -> None:
+        """End the uses of a rank that is dead. One that cannot be reached may write for ever."""
+        self._gone.add(event.rank)
+        for key in [key for key in self._uses if self._by[key] == event.rank]:
+            if event.ended:
+                self._end(key)
+            else:
+                self._end_reads(key)
+                self._unreachable.add(key)
+        if event.ended:
+            self._memory.end(self._late.pop(event.rank, ()))
 
     def _undelivered(self, event: ev.Undelivered) -> None:
         order = event.order
@@ -383,7 +406,8 @@ class Custody:
 
     # ------------------------------------------------------------------------------ uses
 
-    def _begin(self, key: UseKey, reads: list[BlockRef], writes: list[BlockRef]) -> None:
+    def _begin(self, key: UseKey, reads: list[BlockRef], writes: list[BlockRef], rank: int) -> None:
+        self._by[key] = rank
         purpose = " ".join(map(str, key))
         assert key not in self._uses, f"{purpose} is ordered twice"
         uses = self._memory.begin_read(reads, purpose) + self._memory.begin_write(writes, purpose)
@@ -392,7 +416,7 @@ class Custody:
 
     def _end(self, key: UseKey, *, late: bool = False) -> None:
         for use in self._uses.pop(key, ()):
-            self._end_use(use, late=late and use.kind == "write")
+            self._end_use(use, self._by[key], late=late and use.kind == "write")
 
     def _end_reads(self, key: UseKey) -> None:
         """End the reads of an order whose lease has run out."""
@@ -400,17 +424,20 @@ class Custody:
             self._memory.end(use for use in self._uses[key] if use.kind == "read")
             self._uses[key] = [use for use in self._uses[key] if use.kind != "read"]
 
-    def _end_use(self, use: Use, *, late: bool) -> None:
+    def _end_use(self, use: Use, rank: int, *, late: bool) -> None:
         if not late:
             self._memory.end([use])
             return
         waiting = self._memory.end_late(use)
-        self._clock.after(self._dice.random() * LATE_WRITE_S, lambda: self._land(waiting))
+        self._late.setdefault(rank, []).append(waiting)
+        self._clock.after(self._dice.random() * LATE_WRITE_S, lambda: self._land(waiting, rank))
 
-    def _land(self, use: Use) -> None:
-        """Let the last bytes of a failed transfer land."""
-        self._memory.tear(use.ref)
-        self._memory.end([use])
+    def _land(self, use: Use, rank: int) -> None:
+        """Let the last bytes of a failed transfer land, unless its rank has died."""
+        if use in self._late.get(rank, ()):
+            self._late[rank].remove(use)
+            self._memory.tear(use.ref)
+            self._memory.end([use])
 
 
 def _work(of: Any) -> UseKey:

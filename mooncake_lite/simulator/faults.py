@@ -36,7 +36,8 @@ class Faults:
     check_fails        a block cannot be read to be compared
     cancelled          a client goes away
     command            a pool command comes with a request; abandoned: its sender goes away
-    rank_lost          in a run, a rank or the gateway is lost, or the cluster is told to stop
+    rank_lost          in a run, up to three ranks or gateways are lost, or the cluster is told to stop
+    unreachable        the end of a lost rank is not seen
     unready            a client does not wait until the cluster has started
     """
 
@@ -60,7 +61,8 @@ class Faults:
     cancelled: float = 0.15
     command: float = 0.08
     abandoned: float = 0.2
-    rank_lost: float = 0.1
+    rank_lost: float = 0.3
+    unreachable: float = 0.1
     unready: float = 0.02
 
     @classmethod
@@ -73,6 +75,6 @@ class Faults:
         factors = {
             field.name: min(0.5, getattr(self, field.name) * random.choice((0.0, 0.3, 1.0, 3.0)))
             for field in fields(self)
-            if field.name not in ("slow_link_s", "may_still_write", "rank_lost", "unready")
+            if field.name not in ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready")
         }
         return replace(self, **factors)

@@ -130,8 +130,11 @@ class VirtualRunner:
     def _arrived(self, half: int, places: Sequence[BlockRef]) -> None:
         """End a read. Bytes of one that has failed may come into the half much later."""
         world = self._world
-        if world.dice.random() < world.faults.read_fails:
-            late = world.dice.random() < world.faults.may_still_write
+        if self._number in world.dead:
+            return
+        source_lost = not world.dead.isdisjoint(place.rank for place in places) and world.dice.random() < 0.5
+        if source_lost or world.dice.random() < world.faults.read_fails:
+            late = not source_lost and world.dice.random() < world.faults.may_still_write
             self._halves[half] = [NOTHING] * len(places)
             if late:
                 self._late_until[half] = world.clock.now + world.dice.random() * LATE_WRITE_S
@@ -150,6 +153,8 @@ class VirtualRunner:
     ) -> None:
         """End a write. One that has failed leaves some of its places as they were."""
         world = self._world
+        if self._number in world.dead:
+            return
         fails = world.dice.random() < world.faults.write_fails
         for place, block in zip(places, blocks):
             if not (fails and world.dice.random() < 0.5):

@@ -76,12 +76,17 @@ class StoreModel:
         It is told whether the order was given up meanwhile.
         """
         world, dice = self._world, self._world.dice
+
+        def act(slow: bool) -> None:
+            if self.number not in world.dead:
+                action(slow)
+
         if dice.random() < world.faults.slow_store:
-            world.clock.after(dice.uniform(*SLOW_STORE_S), lambda: action(True))
+            world.clock.after(dice.uniform(*SLOW_STORE_S), lambda: act(True))
         elif sources:
-            world.hardware.read(self.number, sources, lambda: action(False))
+            world.hardware.read(self.number, sources, lambda: act(False))
         else:
-            world.clock.after(dice.random() * WORK_S, lambda: action(False))
+            world.clock.after(dice.random() * WORK_S, lambda: act(False))
 
     # ------------------------------------------------------------------------------ saves
 

@@ -28,6 +28,7 @@ class Surroundings(Protocol):
     exact      tokens and KV are followed; otherwise prompts are lengths
     ready      the control plane takes requests
     stopped    the control plane has said Stop
+    dead       ranks that were killed
     """
 
     clock: Clock
@@ -40,12 +41,16 @@ class Surroundings(Protocol):
     exact: bool
     ready: bool
     stopped: fx.Stop | None
+    dead: set[int]
 
     def answer(self, message: m.Message) -> None:
         """Send an event or a report from a rank to the control plane."""
 
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
         """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
+
+    def kill(self, rank: int, *, ended: bool) -> None:
+        """Kill a rank. The control plane hears of it soon. ended: its end was seen."""
 
     def from_clients(self, message: m.Message) -> None:
         """Send a message from a gateway or a command to the control plane."""

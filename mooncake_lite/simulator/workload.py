@@ -48,7 +48,10 @@ class Request:
     dropped       branches that the client does not want
     released      its client may have its tokens, where these are withheld at first
     tokens        (branch, index) -> token, of those that its client has
-    whole         branches of which the last token has come
+    whole         branches of which all tokens have come
+    ends_at       branch -> tokens of its whole answer, once its last message has come
+    fences        branch -> attempt of the last Recall: tokens of this one and earlier ones are dropped
+    gateway       that has its connection
     token_times_s when tokens left their ranks
     ends          outcomes that the control plane gave it
     told          what its client was told: "Reject" or "Fail"
@@ -72,6 +75,9 @@ class Request:
     released: bool = False
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)
+    ends_at: dict[int, int] = field(default_factory=dict)
+    fences: dict[int, int] = field(default_factory=dict)
+    gateway: str = ""
     token_times_s: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)

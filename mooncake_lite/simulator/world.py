@@ -20,6 +20,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.control.requests import MOST_TRIES
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.clients import Clients
@@ -58,9 +59,6 @@ ONCE = STARTS | ev.BlocksSaved
 
 MOST_PASSES = 40
 """Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
-
-TOKENS_S = 0.001
-"""How long tokens take from a rank to their gateway."""
 
 MAX_LEN = 1 << 40
 """Tokens of prompt and answer: the clients keep to their limits."""
@@ -123,7 +121,9 @@ class World:
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
-        self._tries: Counter[str] = Counter()
+        self._recalls: Counter[str] = Counter()
+        self.dead: set[int] = set()
+        self._unreachable: set[int] = set()
         self._heard: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
         self.clients = Clients(self, setting.source, setting.client_dice)
@@ -187,7 +187,7 @@ class World:
                 half = len(blocks) // 2
                 self.answer(self.clients.indexed(rank, blocks[:half], last=False))
                 self.answer(self.clients.indexed(rank, blocks[half:], last=True))
-        self.from_clients(ev.GatewayReady("gateway"))
+        self.from_clients(ev.GatewayReady(self.clients.gateway))
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -249,9 +249,12 @@ class World:
             self.control.check()
 
     def _check_tries(self, failed: fx.Fail) -> None:
-        """Assert that a request fails after its last try alone, or because it is larger than a rank."""
-        is_too_large = "KV pages are needed" in failed.reason or "pool full" in failed.reason
-        assert is_too_large or self._tries[failed.request_id] == MOST_TRIES - 1, f"{failed}: too few tries"
+        """Assert that a request fails after its last try alone, or because nothing can serve it."""
+        hopeless = ("KV pages are needed", "pool full", "no rank is left")
+        if not any(words in failed.reason for words in hopeless):
+            assert self._recalls[client_id_of(failed.request_id)] >= MOST_TRIES - 1, (
+                f"{failed}: too few tries"
+            )
 
     def _check_queue(self, arrived: ev.RequestArrived, waiting: int) -> None:
         """Assert that a request is refused when as many wait as may, by every form of admission but none."""
@@ -264,6 +267,8 @@ class World:
         faults, dice = self.faults, self.dice
         event = message.event if isinstance(message, m.Report) else message
         assert isinstance(event, ev.RankEvent)
+        if event.rank in self.dead:
+            return
         if isinstance(event, STARTS):
             self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
             return
@@ -274,14 +279,36 @@ class World:
             return
         if dice.random() < faults.reordered:
             delivered = self.clock.now + self._delay_s()
-            self.clock.at(delivered, lambda: self.tell(message))
+            self.clock.at(delivered, lambda: self._tell_of(event.rank, message))
         else:
-            delivered = self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
+            delivered = self._links.send(
+                event.rank, CONDUCTOR, self._delay_s(), lambda: self._tell_of(event.rank, message)
+            )
         if dice.random() < faults.doubled and not isinstance(event, ONCE):
             seconds = dice.choice((0.0, 0.1, 3.0, 200.0)) * dice.random()
-            self.clock.at(delivered + seconds, lambda: self.tell(message, stale=True))
+            self.clock.at(delivered + seconds, lambda: self._tell_again(event.rank, message))
         if self.exact and (request_id := getattr(event, "request_id", "")):
             self._heard.setdefault(request_id, []).append(message)
+
+    def _tell_of(self, rank: int, message: m.Message) -> None:
+        """Deliver a message of a rank. If the rank has died meanwhile, it may have died with it."""
+        if rank not in self.dead or self.dice.random() < 0.5:
+            self.tell(message)
+
+    def _tell_again(self, rank: int, message: m.Message) -> None:
+        """Deliver a message that was delivered before, unless its rank has died."""
+        if rank not in self.dead:
+            self.tell(message, stale=True)
+
+    def kill(self, rank: int, *, ended: bool) -> None:
+        """Kill a rank. What it was doing stops; its memory can be read by some. ended: its end was seen."""
+        if rank in self.dead or self.stopped is not None:
+            return
+        self.dead.add(rank)
+        if not ended:
+            self._unreachable.add(rank)
+        seconds = self.dice.choice((0.01, 0.1, 9.0)) * self.dice.random()
+        self.clock.after(seconds, lambda: self.tell(ev.RankLost(rank, 0, "died", ended)))
 
     def _of_other_start(self, message: m.Message, event: ev.RankEvent) -> m.Message:
         """Return a message as another start of its rank would send it."""
@@ -291,16 +318,24 @@ class World:
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
         """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
         assert isinstance(message, m.Tokens)
+
+        def deliver() -> None:
+            if rank not in self.dead or self.dice.random() < 0.5:
+                self.clients.on_tokens(message, times_s)
+
         if self.exact:
-            self.clock.after(TOKENS_S, lambda: self.clients.on_tokens(message, times_s))
+            self._links.send(rank, CLIENTS, self._delay_s(), deliver)
         else:
-            self.clients.on_tokens(message, times_s)
+            deliver()
 
     def _repeat(self, request_id: str) -> None:
         """Deliver again what ranks have said of a request, while an order that follows is carried out."""
         for message in self._heard.get(request_id, ()):
             if self.dice.random() < self.faults.doubled:
-                self.clock.after(0.2 * self.dice.random(), partial(self.tell, message, stale=True))
+                event = message.event if isinstance(message, m.Report) else message
+                assert isinstance(event, ev.RankEvent)
+                seconds = 0.2 * self.dice.random()
+                self.clock.after(seconds, partial(self._tell_again, event.rank, message))
 
     def from_clients(self, message: m.Message) -> None:
         """Send a message from a gateway or a command to the control plane."""
@@ -340,11 +375,17 @@ class World:
             case fx.Branched():
                 self.clients.on(effect)
                 self.bodies.branched(effect)
-            case fx.Retried():
-                self._tries[effect.request_id] += 1
-                self.bodies.again(effect)
+            case fx.Recall():
+                self._recalls[client_id_of(effect.request_id)] += 1
                 if self.exact:
-                    self.custody.retried(effect)
+                    self.custody.recalled(effect)
+                if self.dice.random() >= self.faults.dropped:
+                    recall = partial(self.clients.on_recall, effect)
+                    self._links.send(CONDUCTOR, CLIENTS, self._delay_s(), recall)
+            case fx.EndRank():
+                self.kill(effect.rank, ended=True)
+            case fx.MarkLost():
+                pass
             case fx.Reject() | fx.Fail() | fx.AnswerCommand():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
                     self._check_tries(effect)
@@ -359,17 +400,18 @@ class World:
             self.tell(ev.Tick())
 
     def _order(self, order: fx.Order) -> None:
+        assert order.rank not in self.control.members.lost, f"{order} for a lost rank"
         if self.exact:
             self.custody.order(order)
             if isinstance(order, fx.StartOrder):
                 self._repeat(order.request_id)
+        model, message = self.ranks[order.rank], self.bodies.message_of(order)
         if self.dice.random() < self.faults.unsent:
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return
         if self.dice.random() < self.faults.dropped:
             self.custody.never_came(order)
             return
-        model, message = self.ranks[order.rank], self.bodies.message_of(order)
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(message))  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------------------ the end
@@ -391,7 +433,7 @@ class World:
             "unlisted_bytes",
             "saving",
         ):
-            assert stats[name] == 0, f"{name} is {stats[name]} at the end"
+            assert stats[name] == 0 or self._unreachable, f"{name} is {stats[name]} at the end"
         assert not self.control.state.num_waiting
         assert not self.control.state.num_running
         if not self.exact:
@@ -400,7 +442,8 @@ class World:
         for obj in self.control.directory.visible_objects():
             assert obj.key is not None
             self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))
-        computing = [one for one in self.ranks.values() if isinstance(one, SimulatedRank)]
+        alive = [one for one in self.ranks.values() if one.number not in self.dead]
+        computing = [one for one in alive if isinstance(one, SimulatedRank)]
         for model in computing:
             model.check_idle()
         if self.faults.dropped or self.faults.reordered or self.faults.doubled:

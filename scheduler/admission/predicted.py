@@ -73,8 +73,11 @@ def mean_tbt_s(state: State, request: Request, others: int) -> float:
 
 
 def mean_tbt_terms(state: State, request: Request) -> tuple[float, float]:
-    """Predict the mean time between tokens with this request alone, and what each other sequence adds."""
-    if not state.costs.is_step_measured:
+    """Predict the mean time between tokens with this request alone, and what each other sequence adds.
+
+    Both are 0 after the loss of all decode instances.
+    """
+    if not state.costs.is_step_measured or not state.decodes:
         return 0.0, 0.0
     columns, step_s, n = state.decode_columns, state.costs.mean_step_s, request.n
     count, own = len(columns), n * request.context

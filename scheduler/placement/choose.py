@@ -69,8 +69,10 @@ def compare(policy: Policy, state: State, request: Request, now: float) -> Compa
     return Comparison(view, policy.rank(view))
 
 
-def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
+def other_decode(state: State, request_id: str, *, must: bool = False) -> tuple[int, float] | None:
     """Find a better decode instance for a request whose prefill has ended, and its time between tokens there.
+
+    must   its own instance is lost, so that any other one with free slots is better
 
     None: it stays, because its own instance keeps its limit, no other one with free slots does, or the times
     of steps are a guess. It never waits for slots: it has had those of its instance since it was placed.
@@ -78,14 +80,15 @@ def other_decode(state: State, request_id: str) -> tuple[int, float] | None:
     request, own = state.request_of(request_id), state.decodes[state.placement_of(request_id).decode]
     columns, costs = state.decode_columns, state.costs
     own_s = float(costs.step_s(own.instance, columns.batch[own.row], columns.context[own.row]))
-    if not costs.is_step_measured or own_s <= request.slo_tbt_s:
+    if not must and (not costs.is_step_measured or own_s <= request.slo_tbt_s):
         return None
     slots = own.taken[request_id]
     tbt_s = costs.tbt_s(columns.instance, columns.batch, columns.context, request.context, slots)
     tbt_s = np.where(columns.free >= slots, tbt_s, np.inf)
     tbt_s[own.row] = np.inf
     row = int(tbt_s.argmin())
-    return (int(columns.instance[row]), float(tbt_s[row])) if tbt_s[row] <= request.slo_tbt_s else None
+    is_better = tbt_s[row] < np.inf if must else tbt_s[row] <= request.slo_tbt_s
+    return (int(columns.instance[row]), float(tbt_s[row])) if is_better else None
 
 
 class Comparison:

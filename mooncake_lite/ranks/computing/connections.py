@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake_lite.messages import GatewayAt, Message, Report, RequestFailed, Stop
+from mooncake_lite.messages import GatewayAt, MarkLost, Message, Report, RequestFailed, Stop
 from mooncake_lite.ranks.computing.machine import ComputingRank, Order
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
 from scheduler.instance import DECODE
@@ -61,6 +61,8 @@ class Connections:
             if isinstance(message, Stop):
                 self.may_leave = self.stop is not None  # the second one; the first says why
                 self.stop = self.stop or message
+            elif isinstance(message, MarkLost):
+                self._transfers.mark_lost(message.rank, message.reason)
             elif isinstance(message, GatewayAt):
                 if message.gateway not in self._gateways:
                     self._gateways[message.gateway] = self._open_gateway(message.endpoint)

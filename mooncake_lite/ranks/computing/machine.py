@@ -264,14 +264,18 @@ class ComputingRank:
         tokens = m.Tokens(
             client_id_of(token.job.request_id), token.index, ids, token.finish,
             opened.reused if is_first else {}, spans, logprobs, token.job.branch,
-            prompt_logprobs=scores, end_token=token.token if ends else None,
+            prompt_logprobs=scores, end_token=token.token if ends else None, attempt=token.job.attempt,
         )  # fmt: skip
         return Told(tokens, body.gateway)
 
     def _run(self, run: outcomes.Run) -> Told:
         """Send the tokens of a leap in one message."""
         tokens = m.Tokens(
-            client_id_of(run.job.request_id), run.index, list(run.tokens), branch=run.job.branch
+            client_id_of(run.job.request_id),
+            run.index,
+            list(run.tokens),
+            branch=run.job.branch,
+            attempt=run.job.attempt,
         )
         return Told(tokens, self._of(run.job).start.body.gateway, run.times_s)
 

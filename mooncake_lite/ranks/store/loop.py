@@ -168,6 +168,8 @@ class StoreRole:
                     self._remove(message)
                 elif isinstance(message, m.CompactTier) and self._writer is not None:
                     self._writer.compact()
+                elif isinstance(message, m.MarkLost):
+                    self._transfers.mark_lost(message.rank, message.reason)
                 elif isinstance(message, m.Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message

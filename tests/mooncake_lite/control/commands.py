@@ -24,7 +24,10 @@
     command 1 rm x1 x2 [force] [hard] [soft 5]         a pool command; abandoned 1
     listed #1 a/1 b/2                                  what a rank answers to the first ListOpen
     undelivered StartPrefill                           the latest order of this name could not be sent
-    lost 3 died | gateway-lost died | stop why
+    received a | received a branch 1                   its gateway has every token; `ended a unheard`: not yet
+    recalled a 3 keys x1 | recalled a 0:2 1:4 2:whole  what its gateway has, in tokens, by branch
+    lost 3 died | lost 3 silent unseen                 unseen: it may write still
+    gateway-lost died | gateway-lost final died | gateway-ready | stop why
 
 `attempt 1` and `epoch 1` after an answer about a request name another one than the latest.
 """
@@ -36,6 +39,7 @@ from typing import Any
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.simulator.workload import digest_of, mixed
 
 SUMS = [21, 22]
@@ -60,12 +64,14 @@ class Context:
 
     names      key -> its name
     orders     that the control plane has given
+    recalls    of answers
     requests   that have arrived
     """
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.orders: list[Any] = []
+        self.recalls: list[fx.Recall] = []
         self.requests: list[str] = []
 
     def keys(self, words: Sequence[str]) -> list[int]:
@@ -143,6 +149,7 @@ def arrived(context: Context, words: list[str]) -> ev.Event:
         n,
         after(words, "tenant") or "",
         *limits_s,
+        "gateway",
     )
 
 
@@ -236,6 +243,37 @@ def listed(context: Context, words: list[str]) -> ev.Event:
     return ev.OpenListed(order.rank, 0, order.number, work)
 
 
+def recalled(context: Context, words: list[str]) -> ev.Event:
+    recall = [order for order in context.recalls if order.request_id == words[1]][-1]
+    keys = context.keys(words_after(words, "keys"))
+    answers = []
+    for word in words[2 : words.index("keys") if "keys" in words else None]:
+        branch, _, count = word.rpartition(":")
+        whole = count == "whole"
+        answers.append(
+            ev.AnswerSoFar(
+                int(branch or recall.branches[0]),
+                0 if whole else int(count),
+                whole,
+                keys,
+                list(map(digest_of, keys)),
+            )
+        )
+    return ev.Recalled(words[1], recall.attempt, answers)
+
+
+def heard_before(event: ev.Event) -> list[ev.Event]:
+    """What a gateway says of the last tokens before their rank reports the end of an answer."""
+    match event:
+        case ev.DecodeEnded():
+            branches = [event.branch]
+        case ev.PrefillEnded():
+            branches = event.finished
+        case _:
+            return []
+    return [ev.AnswerReceived(client_id_of(event.request_id), branch) for branch in branches]
+
+
 def undelivered(context: Context, words: list[str]) -> ev.Event:
     return ev.Undelivered(context.order(getattr(fx, words[1])), "its queue is full")
 
@@ -271,8 +309,11 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "abandoned": lambda context, words: ev.CommandAbandoned(int(words[1])),
     "listed": listed,
     "undelivered": undelivered,
-    "lost": lambda context, words: ev.RankLost(int(words[1]), 0, " ".join(words[2:])),
-    "gateway-lost": lambda context, words: ev.GatewayLost("gateway", " ".join(words[1:])),
+    "received": lambda context, words: ev.AnswerReceived(words[1], int(after(words, "branch") or 0)),
+    "recalled": recalled,
+    "lost": lambda context, words: ev.RankLost(int(words[1]), 0, words[2], "unseen" not in words),
+    "gateway-lost": lambda context, words: ev.GatewayLost("gateway", words[-1], "final" in words),
+    "gateway-ready": lambda context, words: ev.GatewayReady("gateway-1"),
     "stop": lambda context, words: ev.StopRequested(" ".join(words[1:]), 2.0),
 }
 """By the first word of a line."""

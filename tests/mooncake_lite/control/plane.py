@@ -9,6 +9,7 @@ from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from store.layout import BlockLayout
+from tests.mooncake_lite.control.commands import heard_before
 
 LAYOUT = BlockLayout(2, 1, 64, 8, 4)
 BLOCK = 64
@@ -44,8 +45,10 @@ class Plane:
         assert only(fx.Readiness, ready).ready
 
     def on(self, event: ev.Event) -> list[fx.Effect]:
-        """Apply one event a millisecond after the last one."""
+        """Apply one event a millisecond after the last one. A gateway has the last token before."""
         self.now += 0.001
+        for heard in heard_before(event):
+            self.control.on(heard, self.now)
         effects = self.control.on(event, self.now)
         if not self.control.stopped:
             self.control.check()

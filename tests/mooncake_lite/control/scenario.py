@@ -35,7 +35,7 @@ from scheduler.admission import DEFAULT
 from scheduler.classes import DEFAULT_CLASSES
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 from store.objects import BlockRef, BlockRemoved, BlockStored
-from tests.mooncake_lite.control.commands import COMMANDS, Context, after, words_after
+from tests.mooncake_lite.control.commands import COMMANDS, Context, after, heard_before, words_after
 
 LAYOUT = (2, 1, 16, 4, 4, "none")
 BLOCK_BYTES = 1024
@@ -114,6 +114,8 @@ class Scenario:
             return
         event = COMMANDS[words[0]](self._context, words)
         self.now += 0.001
+        for heard in heard_before(event) if "unheard" not in words else ():
+            self.control.on(heard, self.now)
         yield from self._apply(event)
 
     def _wait(self, until: float) -> Iterator[str]:
@@ -181,8 +183,12 @@ class Scenario:
                 words += [f"branches {effect.branches}"] if effect.branches != [0] else []
             case fx.Branched():
                 words += [f"{effect.request_id} branch {effect.branch} is {effect.name}"]
-            case fx.Retried():
+            case fx.Recall():
+                self._context.recalls.append(effect)
                 words += [f"{effect.request_id}/{effect.attempt}: {effect.reason}"]
+                words += [f"branches {effect.branches}"] if effect.branches != [0] else []
+            case fx.MarkLost() | fx.EndRank():
+                words += [f"{effect.rank}: {effect.reason}"]
             case fx.CancelOn():
                 words += [f"{effect.request_id}/{effect.attempt}"]
                 words += [f"branch {effect.branch}"] if effect.branch >= 0 else []

@@ -158,9 +158,49 @@ def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
     raise AssertionError(f"no world had {missing}")
 
 
-def run_all(seeds: Iterable[int]) -> None:
+LOSSES, SEEDS_AT_ONCE = 200, 20
+"""Runs in which ranks and gateways are lost, up to three of them, and runs of each test."""
+
+DEATHS = Faults(rank_lost=1.0)
+
+
+@pytest.mark.usefixtures("soak")
+@pytest.mark.parametrize("group", range(LOSSES // SEEDS_AT_ONCE))
+def test_no_client_gets_a_lost_a_doubled_or_a_wrong_token_whichever_ranks_die(
+    group: int, request: pytest.FixtureRequest
+) -> None:
+    soak = request.config.getoption("--soak", default=0)
+    start = SystemRandom().getrandbits(40) if soak else group * SEEDS_AT_ONCE
+    for seed in range(start, start + SEEDS_AT_ONCE * max(1, soak)):
+        World.drawn(seed, num_requests=40, check_every=10, faults=DEATHS).run()
+
+
+def test_ranks_of_every_role_and_gateways_die_in_these_worlds() -> None:
+    """Without deaths, the worlds above would say nothing about them."""
+    missing = {"prefill", "decode", "compute", "store", "unseen", "gateway", "recalled", "no rank is left"}
+
+    def observe(event: Any, now: float, effects: Any) -> None:
+        if isinstance(event, ev.RankLost):
+            missing.difference_update({world.shape.config.roles[event.rank]})
+            missing.difference_update(set() if event.ended else {"unseen"})
+        elif isinstance(event, ev.GatewayLost):
+            missing.discard("gateway")
+        elif isinstance(event, ev.Recalled) and any(one.num_tokens > 3 for one in event.answers):
+            missing.discard("recalled")
+        if any(isinstance(effect, fx.Reject) and "no rank is left" in effect.reason for effect in effects):
+            missing.discard("no rank is left")
+
+    for seed in range(60):
+        world = World.drawn(seed, num_requests=40, faults=DEATHS, observe=observe)
+        world.run()
+        if not missing:
+            return
+    raise AssertionError(f"no world had {missing}")
+
+
+def run_all(seeds: Iterable[int], faults: Faults | None = None) -> None:
     for seed in seeds:
-        World.drawn(seed).run()
+        World.drawn(seed, faults=faults).run()
 
 
 def skip(*_: Any, **__: Any) -> None:
@@ -173,16 +213,16 @@ def attempts_do_not_matter(self: Requests, event: Any, *steps: Any) -> RequestRe
 
 
 def first_answer_ends_all(self: Reports, ended: Any, now: float) -> None:
-    record = self._requests.current(ended, Step.FINISH, Step.DROP)
+    record = self._requests.current(ended, Step.ANSWERED, Step.DROP)
     if record is not None and record.worker == record.decode:
-        self._finish(record, "finished", now)
+        self._requests.finish(record, now)
 
 
 MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "nothing is leased": (Directory, "lease", skip),
     "every quarantine ends at once": (Quarantine, "ended", lambda self, now: list(self._entries)),
     "nothing is given up or checked": (Grants, "check", lambda self, now: []),
-    "nobody tries again": (Requests, "try_again", Requests.fail),
+    "nobody tries again": (Requests, "lose", Requests.fail),
     "epochs do not matter": (Control, "_is_of_this_epoch", lambda self, event: True),
     "attempts do not matter": (Requests, "current", attempts_do_not_matter),
     "undelivered orders are forgotten": (Control, "_on_undelivered", skip),
@@ -203,6 +243,20 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
 }
 
 
+MISTAKES_ABOUT_LOSSES: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "a lost rank is thought to work on": (Grants, "rank_lost", skip),
+    "a request ends when its rank says so": (Requests, "end_answered", Requests.finish),
+    "a decode may read what was lost": (Requests, "is_sound", lambda self, record: True),
+    "a rank that cannot be reached writes nothing": (
+        Quarantine,
+        "hold",
+        lambda self, writer: [self.remove(one) for one in self.of_writer(writer)],
+    ),
+    "blocks of a lost rank can be read": (Directory, "remove_segment", lambda self, rank: []),
+    "a recall changes nothing": (RequestRecord, "go_on_from", skip),
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_world_notices_a_mistake_of_the_control_plane(
     mistake: str, monkeypatch: pytest.MonkeyPatch
@@ -212,3 +266,14 @@ def test_the_world_notices_a_mistake_of_the_control_plane(
 
     with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
         run_all((93, 96, 88, 121, *range(70, 140)))  # the first ones tell most, as worlds are drawn today
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_ABOUT_LOSSES)
+def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, wrong = MISTAKES_ABOUT_LOSSES[mistake]
+    monkeypatch.setattr(owner, name, wrong)
+
+    with pytest.raises(WorldFailure):
+        run_all(range(150), DEATHS)

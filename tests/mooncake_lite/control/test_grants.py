@@ -78,7 +78,7 @@ def test_all_grants_of_a_dead_rank_are_given_up_at_once_and_nothing_of_it_lands(
         grants.open(
             rank, None, lambda grant, reason, late, now: given_up.append((grant.number, reason, late)), 0.0
         )
-    grants.rank_lost(1, 1.0)
+    grants.rank_lost(1, False, 1.0)
     assert given_up == [(1, "rank 1 is lost", False), (3, "rank 1 is lost", False)]
     assert len(grants) == 1
 
@@ -130,17 +130,17 @@ MALFORMED: dict[str, ev.RankEvent] = {
 
 
 @pytest.mark.parametrize("problem", MALFORMED)
-def test_a_rank_that_reports_what_no_sound_rank_does_is_lost_with_the_reason(problem: str) -> None:
+def test_a_rank_that_reports_what_no_sound_rank_does_is_killed_with_the_reason(problem: str) -> None:
     plane = Plane()
     decoding(plane, "d")
     plane.on(puts_wanted())
     plane.arrive("a", 150)
     event = MALFORMED[problem]
-    stop = only(fx.Stop, plane.on(event))
-    assert stop.lost
-    assert f"rank {event.rank} (" in stop.reason
-    assert f"sent a malformed {type(event).__name__}: " in stop.reason
-    assert problem in stop.reason
+    ended = only(fx.EndRank, plane.on(event))
+    assert ended.rank == event.rank
+    assert f"sent a malformed {type(event).__name__}: " in ended.reason
+    assert problem in ended.reason
+    assert not plane.on(event), "it is killed once"
 
 
 def test_a_report_about_what_is_over_is_not_held_against_its_order() -> None:

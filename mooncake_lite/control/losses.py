@@ -1,0 +1,92 @@
+"""Takes a lost rank out of all books, and lets what relied on it go on elsewhere.
+
+Used by `machine.py`, once the cluster is ready. See docs/explain/failures.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control.books import Books
+from mooncake_lite.control.dispatch import Dispatcher
+from mooncake_lite.control.life import Stage
+from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.requests import Requests
+from scheduler.placement import other_decode
+
+
+class Losses:
+    """Applies the loss of a rank: grants first, then the pool, then requests with a place on it.
+
+    _stopped   requests whose prefill was stopped because of this loss
+    """
+
+    def __init__(self, books: Books, requests: Requests, dispatcher: Dispatcher) -> None:
+        self._state, self._directory, self._members = books.state, books.directory, books.members
+        self._grants, self._emit, self._saves = books.grants, books.emit, books.config.saves
+        self._requests, self._dispatcher = requests, dispatcher
+        self._stopped: set[str] = set()
+        self._shares_kv = books.config.handover == "pool"
+
+    def apply(self, rank: int, reason: str, ended: bool, now: float) -> None:
+        """Remove a rank. ended: its process was seen to end, so that it writes nothing more.
+
+        Ranks are told first: what they try next with the lost rank then fails at once.
+        """
+        self._members.lose(rank, reason)
+        self._emit(fx.MarkLost(rank, reason))
+        self._stopped.clear()
+        self._grants.rank_lost(rank, not ended, now)
+        if self._directory.has_segment(rank):
+            self._lose_blocks(self._directory.remove_segment(rank), rank, now)
+        if ended:
+            self._directory.settle_writer(rank)
+        else:
+            self._directory.hold_writer(rank)
+        for request_id in self._state.on_instance(rank):
+            self._lose_place(self._requests[request_id], rank, now)
+        self._state.remove_instance(rank)
+        self._dispatcher.note_loss(now)
+
+    def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
+        """Let requests begin anew whose KV was to be written to a lost rank, or is kept there.
+
+        A rank that only reads there reports by itself whether it could. Other store ranks save the blocks
+        that the lost one would have saved.
+        """
+        for owner in owners:
+            if owner not in self._requests:
+                continue
+            record = self._requests[owner]
+            if record.stage is Stage.PREFILLING and any(ref.rank == rank for ref in record.written):
+                self._stop(record)
+            elif record.kept is not None and any(ref.rank == rank for ref in record.kept.places):
+                self._directory.revoke_owner(record.kept.owner, now)
+                record.kept = None
+        for other in self._members.computes if self._saves and self._members.stores else ():
+            if self._directory.has_segment(other):
+                self._directory.set_saver(other, self._members.keeper_of(other))
+
+    def _lose_place(self, record: RequestRecord, rank: int, now: float) -> None:
+        """Take a request off a lost instance. Work on another rank for it ends first, unless it can go on."""
+        if record.stage is Stage.QUEUED:
+            self._requests.lose(record, f"rank {rank} is lost", now)
+        elif record.stage is not Stage.PREFILLING or not self._decodes_elsewhere(record):
+            self._state.forget(record.request_id, now)
+            if record.stage is Stage.PREFILLING:
+                self._stop(record)
+
+    def _decodes_elsewhere(self, record: RequestRecord) -> bool:
+        """Give a request that another rank prefills a slot of another decode rank, if one is free."""
+        found = other_decode(self._state, record.request_id, must=True) if self._shares_kv else None
+        if found is None:
+            return False
+        record.decode, tbt_s = found
+        self._state.move(record.request_id, record.decode)
+        self._emit(fx.Moved(record.request_id, record.attempt, record.decode, tbt_s))
+        return True
+
+    def _stop(self, record: RequestRecord) -> None:
+        """Have a rank drop a prefill in vain, once. Its report lets the request begin anew."""
+        if record.request_id not in self._stopped:
+            self._stopped.add(record.request_id)
+            self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
