@@ -54,4 +54,4 @@ def new_role(
     """A conductor of the configured ranks, all of them on one node unless said otherwise."""
     at = list(nodes) or [0] * config.ranks
     control = Control(control_config(config, layout, at))
-    return ConductorRole(config, hub, control, Gateways(at, ""), lambda: None, clock=clock)  # type: ignore[arg-type]
+    return ConductorRole(config, hub, control, Gateways(at, ""), lambda: None, lambda *_: None, clock=clock)  # type: ignore[arg-type]
