@@ -171,8 +171,13 @@ class Launcher:
         reason = self._end(job)
         if reason:
             raise ClusterError(reason)
-        self._progress.line("every rank has stopped")
+        self._progress.line(self._stopped(job))
         return 0
+
+    def _stopped(self, job: MpirunJob) -> str:
+        """Say that all ranks have stopped, and which were lost before. A new start fills their places."""
+        lost = [f"rank {rank} ({self._config.role_of(rank)})" for rank in job.lost]
+        return f"every rank has stopped; lost before: {', '.join(lost)}" if lost else "every rank has stopped"
 
     def _end(self, job: MpirunJob) -> str:
         """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
@@ -226,6 +231,8 @@ class Launcher:
             spoke.close()
         if job.killed:
             self._progress.line(f"{job.killed} processes were killed")
+        elif job.lost:
+            self._progress.line(self._stopped(job))
         return 130 if len(self._signals) > 1 else 0
 
 

@@ -42,14 +42,15 @@ def why_ended(
         return verdict
     if mpirun_code < 0:
         return f"mpirun {how_it_ended(mpirun_code)}"
-    if lost:
+    if lost and not _stopped_in_order(states):
         how = signals.get(lost[0]) or "its process ended without a last word"
         return f"rank {lost[0]} ({config.role_of(lost[0])}) died: {how}"
     if silence := _silence_of_conductor(states):
         return silence
     if failure := _first_failure(states):
         return failure
-    if len(states) >= config.ranks and all(state.state == "stopped" for state in states.values()):
+    stopped = [rank for rank, state in states.items() if state.state == "stopped"]
+    if 0 in stopped and len({*stopped, *lost}) >= config.ranks:
         return ""
     if error:
         return error
@@ -88,6 +89,11 @@ def _conductors_verdict(states: dict[int, RankState]) -> str:
         if accused and state.said_at <= conductor.said_at:
             return words
     return conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS)) else ""
+
+
+def _stopped_in_order(states: dict[int, RankState]) -> bool:
+    """Whether the conductor went on without the lost ranks, and stopped later for another reason."""
+    return 0 in states and states[0].state == "stopped"
 
 
 def _first_failure(states: dict[int, RankState]) -> str:

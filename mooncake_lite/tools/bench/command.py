@@ -17,7 +17,17 @@ from mooncake_lite.config.options import OUT_FILE, write_out
 PLAIN_WIDTH = 170
 """Columns when the output is not a terminal: a row stays a line."""
 
-SUBJECTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput")
+SUBJECTS = (
+    "kernels",
+    "transport",
+    "store",
+    "scheduler",
+    "engine",
+    "ideas",
+    "predictions",
+    "goodput",
+    "faults",
+)
 
 
 @click.command()
@@ -32,6 +42,8 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
     predictions: compare predicted with measured times to first token.
 
     goodput: measure a cluster of sleeping ranks below and above its capacity, by form of admission.
+
+    faults: kill ranks and gateways under eight streams, and measure how long the streams pause.
     """
     from mooncake_lite.config.machine import machine
     from mooncake_lite.tools.bench import result

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.losses import Losses
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
@@ -24,7 +25,10 @@ SEGMENT_GAUGES = ("pool_segment_bytes", "pool_segment_free_bytes", "pool_segment
 
 
 class Cluster:
-    """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks."""
+    """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks.
+
+    killed   name of each rank that was to end, and why
+    """
 
     def __init__(
         self, blocks: int = 32, tier: tuple[int, ...] = (), lent: int = 0, **options: object
@@ -34,6 +38,10 @@ class Cluster:
         self.waited_s = 0.0
         self.role = new_role(config, LAYOUT, self.hub, clock=lambda: time.monotonic() + self.waited_s)
         self.directory = self.role.control.directory
+        self.killed: list[tuple[str, str]] = []
+        self.losses = Losses(lambda: None)
+        self.losses.end = lambda name, reason: self.killed.append((name, reason))
+        self.role._lost, self.role._end_rank = self.losses.take, self.losses.end_rank
         nbytes = blocks * LAYOUT.nbytes
         digests = [self.digest_of[key] for key in tier]
         self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))
@@ -60,9 +68,36 @@ class Cluster:
         return [sent for _, sent in self.hub.sent[before:]]
 
     def says(self, rank: int, kind: type[ev.RequestEvent], name: str, *fields: Any, **more: Any) -> list[Any]:
-        """Deliver a rank's event about the attempt that it was given last."""
-        attempt = self.role.bodies[name].attempt
-        return self.tell(f"rank-{rank}", kind(rank, 0, name, attempt, *fields, **more))
+        """Deliver a rank's event about the attempt that it was given last.
+
+        Before the end of a branch comes the news that the gateway has all of its tokens.
+        """
+        body = self.role.bodies[name]
+        if kind is m.DecodeEnded:
+            self.tell("gateway-0", m.AnswerReceived(body.client_id, more.get("branch", body.body.branch)))
+        return self.tell(f"rank-{rank}", kind(rank, 0, name, body.attempt, *fields, **more))
+
+    def recalled(self, recall: m.Recall, *answers: list[int]) -> list[Any]:
+        """Deliver what the client of a gateway has, of each branch that it is asked about."""
+        prompt = self.role.bodies[recall.request_id].body.token_ids
+        tokens = [[*prompt, *answer] for answer in answers]
+        so_far = [
+            m.AnswerSoFar(
+                branch, len(answer), False, prefix_keys(all_, BLOCK, b"model"), block_digests(all_, BLOCK)
+            )
+            for branch, answer, all_ in zip(recall.branches, answers, tokens, strict=True)
+        ]
+        event = m.Recalled(recall.request_id, recall.attempt, so_far)
+        return self.tell("gateway-0", m.Report(event, list(answers)))
+
+    def ends(self, rank: int) -> list[Any]:
+        """Let a rank end that was to end; what was sent because of it."""
+        before = len(self.hub.sent)
+        (reason,) = [reason for name, reason in self.killed if name == f"rank-{rank}"]
+        self.losses.on_lost(f"rank-{rank}", reason, True)
+        self.role.step([])
+        self.role.control.check()
+        return [sent for _, sent in self.hub.sent[before:]]
 
     def submit(self, name: str, tokens: list[int], salt: bytes = b"model") -> list[Any]:
         message = submit(name, tokens, salt)
@@ -258,8 +293,13 @@ def test_a_swapped_request_is_decoded_on_from_its_kv_with_all_of_its_tokens() ->
 def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> None:
     cluster = Cluster()
     cluster.hub.unreachable.add("rank-1")
-    sent = cluster.submit("a", list(range(150))) + cluster.later(0.6) + cluster.later(1.1)
-    assert isinstance(sent[-1], m.Fail)
+    sent = cluster.submit("a", list(range(150)))
+    for pause_s in (0.6, 1.1):
+        recall = sent[-1]
+        assert (recall.branches, recall.reason) == ([0], "rank 1 cannot be reached")
+        assert cluster.recalled(recall, []) == [], "it pauses"
+        sent = cluster.later(pause_s)
+    assert sent[-1] == m.Fail("a", "rank 1 cannot be reached")
     assert cluster.role.bodies == {}
     assert cluster.directory.stats()["objects"] == 0
 
@@ -267,8 +307,12 @@ def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> 
 def test_a_message_that_is_too_large_costs_its_request_alone() -> None:
     cluster = Cluster()
     cluster.hub.too_large = m.StartPrefill
-    sent = cluster.submit("a", list(range(150))) + cluster.later(0.6) + cluster.later(1.1)
-    failed = next(message for message in sent if isinstance(message, m.Fail))
+    (recall,) = cluster.submit("a", list(range(150)))
+    cluster.recalled(recall, [])
+    (recall,) = cluster.later(0.6)
+    cluster.recalled(recall, [])
+    (failed,) = cluster.later(1.1)
+    assert isinstance(failed, m.Fail)
     assert "StartPrefill is too large" in failed.reason
     assert cluster.role.bodies == {}
     cluster.hub.too_large = None
@@ -302,7 +346,9 @@ def test_an_answer_that_is_too_large_is_an_error_of_its_query_alone(query: m.Mes
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
-    cluster.says(1, m.RequestFailed, "a", "a cable", may_still_write=True)
+    (recall,) = cluster.says(1, m.RequestFailed, "a", "a cable", may_still_write=True)
+    assert recall == m.Recall("a", 1, [0], "a cable")
+    assert cluster.recalled(recall, []) == [], "it pauses"
     (job,) = cluster.later(0.6)
     assert job.order.attempt == 2
     assert cluster.directory.stats()["quarantined_bytes"] == 3 * LAYOUT.nbytes
@@ -351,13 +397,38 @@ def test_a_prompt_that_is_not_admitted_is_decoded_all_the_same_and_leaves_nothin
     assert cluster.directory.counters["puts_not_admitted"] == 2
 
 
-def test_a_rank_that_reports_an_error_ends_the_cluster_and_is_named() -> None:
+FAILED = m.RankLost(2, 0, "failed: out of paper")
+
+
+@pytest.mark.parametrize("profile", ["ft", "fast"])
+def test_a_rank_that_reports_an_error_is_killed_and_lost_when_it_has_ended(profile: str) -> None:
+    cluster = Cluster(mpi_profile=profile)
+    assert cluster.tell("rank-2", FAILED) == []
+    assert cluster.killed == [("rank-2", "failed: out of paper")]
+    assert cluster.role.control.members.lost.keys() == set()
+    cluster.ends(2)
+    if profile == "ft":
+        assert cluster.role.control.members.lost.keys() == {2}
+        assert cluster.role.stop is None
+    else:
+        assert cluster.role.stop == m.Stop("rank 2 (decode) failed: out of paper", 0.0, True)
+
+
+def test_the_loss_of_a_rank_without_which_nothing_goes_on_ends_the_cluster_and_names_it() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
-    cluster.role.step([("rank-2", m.RankLost(2, 0, "failed: out of paper"))])
-    told = [message for _, message in cluster.hub.sent]
+    cluster.losses.on_fatal("monitor", "KeyError: 1")
+    told = cluster.later(0.0)
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
-    assert cluster.role.stop.reason == "rank 2 (decode) failed: out of paper"
+    assert cluster.role.stop.reason == "rank 0 (conductor) failed: thread monitor died: KeyError: 1"
+
+
+def test_a_rank_that_is_lost_before_all_are_ready_ends_the_cluster() -> None:
+    role = new_role(ServeConfig(), LAYOUT, FakeHub())
+    lost = [ev.RankLost(2, 0, "died: its process 5 ended")]
+    role._lost = lambda: lost.pop() if lost else None
+    role.step([("rank-1", m.RankHello(1, "prefill", 0))])
+    assert role.stop == m.Stop("rank 2 (decode) died: its process 5 ended", 0.0, True)
 
 
 def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is_counted() -> None:
@@ -373,7 +444,7 @@ def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is
         ("rank-2 last word", lost),
     ]:
         assert cluster.tell(peer, message) == []
-    assert (cluster.role.impostors, cluster.role.stop) == (5, None)
+    assert (cluster.role.impostors, cluster.role.stop, cluster.killed) == (5, None, [])
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
     assert [s.value for s in reply.metrics if s.name == "events_ignored_total"] == [5]
     *_, decode = cluster.tell("rank-1", report)
@@ -381,7 +452,7 @@ def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is
     cluster.says(2, m.DecodeLoaded, "a")
     cluster.says(2, m.DecodeEnded, "a")
     cluster.tell("rank-3 last word", lost)
-    assert cluster.role.stop is not None
+    assert cluster.killed == [("rank-3", "failed: out of paper")]
 
 
 def test_a_doubled_submit_changes_nothing_and_the_first_one_goes_on() -> None:
@@ -437,13 +508,15 @@ def test_the_metrics_count_the_open_requests_by_stage_and_at_each_prefill_rank()
     (first, *_) = [message for _, message in cluster.hub.sent if kind(message) is m.StartPrefill]
     cluster.prefill_done(first)
     assert figures() == {
-        "held": 1, "queued": 2, "promoting": 0, "prefilling": 1, "loading": 1, "decoding": 0, "cancelled": 0,
-        "prefill_requests_waiting 1": 2, "prefill_requests_running 1": 1,
+        "held": 1, "queued": 2, "promoting": 0, "prefilling": 1, "loading": 1, "decoding": 0, "ending": 0,
+        "recalling": 0, "cancelled": 0, "prefill_requests_waiting 1": 2, "prefill_requests_running 1": 1,
     }  # fmt: skip
     cluster.says(2, m.DecodeLoaded, "0")
     assert (figures()["loading"], figures()["decoding"]) == (0, 1)
-    cluster.says(2, m.DecodeEnded, "0")
-    assert (figures()["held"], figures()["decoding"]) == (0, 0)
+    cluster.tell("rank-2", m.DecodeEnded(2, 0, "0", 1))
+    assert (figures()["held"], figures()["decoding"], figures()["ending"]) == (0, 0, 1)
+    cluster.tell("gateway-0", m.AnswerReceived("0", 0))
+    assert figures()["ending"] == 0
 
 
 def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_alone() -> None:
@@ -452,6 +525,7 @@ def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_a
     (job,) = cluster.tell("gateway-0", submit("a", tokens, n=3))
     assert isinstance(job.order, m.StartPrefill)
     assert (job.body.n, job.body.branch) == (3, 0)
+    cluster.tell("gateway-0", m.AnswerReceived("a", 1))
     *_, decode = cluster.tell("rank-1", prefilled(job, [7, 8, 9], finished=[1]))
     assert isinstance(decode.order, m.StartDecode)
     assert (decode.body.token_ids, decode.body.answers) == (

@@ -47,9 +47,11 @@ STORY: list[tuple[Event, float]] = [
     (RequestCancelled("a"), 2.0),
     (RequestFailed(1, 0, "a", 1, "cancelled"), 2.5),
     (RequestArrived("c", 40, 10, [2**64 - 1, 7], [5, 6]), 3.0),
-    (RankLost(2, 0, "killed"), 4.0),
+    (RankLost(2, 0, "killed"), 3.5),
+    (RankLost(0, 0, "a thread died"), 4.0),
 ]
-"""A cluster comes up, gets a request that is cancelled and one that is too large, and loses a rank."""
+"""A cluster comes up, gets a request that is cancelled and one that is too large, and goes on without a rank,
+but not without rank 0."""
 
 
 def record(path: Path, story: list[tuple[Event, float]] = STORY, *, digest: bool = True) -> None:

@@ -17,7 +17,7 @@ def submit(name: str, token_ids: list[int], salt: bytes = b"model", n: int = 1) 
     """A request of gateway-0 for 16 tokens. Without a salt, nothing may be reused."""
     keys = prefix_keys(token_ids, BLOCK, salt) if salt else []
     digests = block_digests(token_ids, BLOCK) if salt else []
-    request = m.RequestArrived(name, len(token_ids), 16, keys, digests, n=n)
+    request = m.RequestArrived(name, len(token_ids), 16, keys, digests, n=n, gateway="gateway-0")
     return m.Submit(request, m.Body("gateway-0", token_ids, salt, m.Sampling(0.0), [0]))
 
 

@@ -44,6 +44,10 @@ def test_everybody_stopped_is_no_error() -> None:
     assert verdict(states(STOPPED, STOPPED, STOPPED, STOPPED)) == ""
 
 
+def test_a_cluster_that_went_on_without_a_rank_and_was_stopped_later_has_no_error() -> None:
+    assert verdict(states(STOPPED, STOPPED, READY, STOPPED), [2]) == ""
+
+
 def test_the_conductors_verdict_comes_first() -> None:
     found = states(("failed", "rank 2 (decode) died: no heartbeat for 6 s"), STOPPED, ("ready", ""), STOPPED)
     assert verdict(found, [2]) == "rank 2 (decode) died: no heartbeat for 6 s"
@@ -110,7 +114,7 @@ def test_an_exit_code_is_told_in_words() -> None:
 
 
 def test_mpirun_ends_with_0_though_a_rank_was_killed_and_the_rank_is_named_with_the_signal() -> None:
-    found = states(STOPPED, STOPPED, STOPPED, ("ready", ""))
+    found = states(READY, STOPPED, STOPPED, READY)
     said = verdict(found, [3], signals={3: "signal 9 (Killed)"})
     assert said == "rank 3 (store) died: signal 9 (Killed)"
 

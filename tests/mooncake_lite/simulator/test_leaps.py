@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.world import World
+
+TOKENS_S = 0.001
+"""How long tokens take from a rank to their gateway."""
+
+
+class SteadyWorld(World):
+    """A world in which how many messages bring the tokens changes nothing that is drawn."""
+
+    def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
+        """Send tokens from a rank to the gateway, always in the same time."""
+        assert isinstance(message, m.Tokens)
+        self.clock.after(TOKENS_S, lambda: self.clients.on_tokens(message, times_s))
 
 
 def tight(seed: int) -> Setting:
@@ -29,7 +43,7 @@ def tight(seed: int) -> Setting:
 def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, int]:
     """Every event of a run with its time, the world, and the number of steps that stand for several."""
     events: list[tuple[float, ev.Event]] = []
-    world = World(
+    world = SteadyWorld(
         setting, most_passes=most_passes, observe=lambda event, now, effects: events.append((now, event))
     )
     leaps = 0

@@ -1,0 +1,197 @@
+"""Faults: ranks and gateways are killed under eight streams. How long do the streams pause?
+
+Run by `bench.command`. All answers are compared with those of an undisturbed run. The ranks sleep for the
+times of the shipped profile; one cluster computes with the model. Explained in docs/explain/failures.md.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from mooncake_lite.config.progress import counted
+from mooncake_lite.errors import ClusterError
+from mooncake_lite.model.config import load_config
+from mooncake_lite.profiles.file import write_profile
+from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
+from mooncake_lite.tools.bench.result import Other, Row
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.demo.document import document_text
+from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
+
+STREAMS, PROMPT_TOKENS, PROMPT_CHARACTERS, NEW_TOKENS = 8, 300, 900, 128
+COUNTS = {"prefill": 3, "decode": 4, "store": 3}
+SIZES = ("--pool-bytes", "400MiB", "--max-model-len", "4096", "--max-num-seqs", "8")
+
+ROUND = ("decode", "prefill", "store", "decode", "prefill", "store", "suspended decode", "gateway", "gateway")
+"""What happens to each cluster, in this order. The last ranks of each role stay."""
+
+EARLY_S, LATE_SHARE = 0.1, 0.7
+"""A prefill rank is killed while prompts are computed, any other one when all streams are being decoded."""
+
+DEAD_AFTER_S = 2
+ANSWER_LIMIT_S = 20.0
+
+NOT_PUBLISHED = "no other project publishes pauses of streams after the death of a process"
+
+
+@dataclass(slots=True)
+class Found:
+    """What one kind of fault has led to. gaps_s, undisturbed_s: longest gap of each stream, in seconds."""
+
+    gaps_s: list[float] = field(default_factory=list)
+    undisturbed_s: list[float] = field(default_factory=list)
+    wrong: int = 0
+    faults: int = 0
+
+
+def run(quick: bool, folder: Path | None = None) -> list[Row]:
+    """Measure. Raises ClusterError, ConfigError, ModelError.
+
+    folder   of the model; the default model where it is None
+    """
+    folder = model_folder(folder)
+    clusters = 1 if quick else 10
+    asleep: dict[str, Found] = {}
+    awake: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
+        file = Path(place) / "profile.json"
+        write_profile(file, scaled_profile(folder, 1.0))
+        emulated = [str(folder), "--engine", "emulated", "--profile", str(file)]
+        with counted("faults", len(ROUND) * (clusters + (not quick))) as told:
+            for _ in range(clusters):
+                _play_round(emulated, random_prompts(load_config(folder).vocab_size), asleep, told)
+            if not quick:
+                _play_round([str(folder), "--batch-invariant"], text_prompts(), awake, told)
+    return _rows("sleeping ranks", asleep) + _rows("the default model", awake)
+
+
+def _play_round(
+    model: list[str], prompts: list[Prompt], found: dict[str, Found], told: Callable[[], None]
+) -> None:
+    """Start a cluster, and kill its processes one after the other.
+
+    No run reuses the prompts of another one. After each fault an undisturbed run follows on the ranks that
+    are left, so that the figures tell of the fault and not of fewer ranks.
+    """
+    counts = [word for role, count in COUNTS.items() for word in (f"--{role}", str(count))]
+    flags = [*model, *counts, *SIZES, "--dead-after-s", str(DEAD_AFTER_S)]
+    victims = {role: list(ranks) for role, ranks in _ranks().items()}
+    with started(flags) as cluster:
+        undisturbed, began = play(cluster.base_url, prompts, salt="undisturbed")
+        lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+        for number, fault in enumerate(ROUND):
+            what = found.setdefault(fault, Found())
+            what.faults += 1
+            if fault == "gateway":
+                what.gaps_s.append(_gateway_gap_s(cluster, prompts[0]))
+            else:
+                role = fault.removeprefix("suspended ")
+                process = process_of(cluster.pid, str(victims[role].pop(0)))
+                act = process.kill if role == fault else process.suspend
+                at_s = EARLY_S if role == "prefill" else LATE_SHARE * lasts_s
+                streams, moment = play(cluster.base_url, prompts, act, at_s, str(number))
+                is_early = role == "prefill"
+                what.gaps_s += [stream.longest_gap_s(moment, first=is_early) for stream in streams]
+                calm, began = play(cluster.base_url, prompts, salt=f"calm {number}")
+                what.undisturbed_s += [one.longest_gap_s(began + at_s, first=is_early) for one in calm]
+                what.wrong += sum(map(_differs, streams, undisturbed))
+            told()
+
+
+def _differs(stream: Stream, undisturbed: Stream) -> bool:
+    return bool(stream.error) or stream.text != undisturbed.text
+
+
+def _ranks() -> dict[str, range]:
+    """Return the ranks of each role, in the order in which they are numbered."""
+    found, first = {}, 1
+    for role, count in COUNTS.items():
+        found[role] = range(first, first + count)
+        first += count
+    return found
+
+
+def random_prompts(vocab_size: int) -> list[Prompt]:
+    """Return prompts that share no prefix: greedy ones, and some whose tokens are drawn with a seed."""
+    chosen = random.Random("faults")
+    ids = range(vocab_size // 8, vocab_size)
+    return [
+        Prompt(chosen.choices(ids, k=PROMPT_TOKENS), NEW_TOKENS, temperature=number % 2, seed=number)
+        for number in range(STREAMS)
+    ]
+
+
+def text_prompts() -> list[Prompt]:
+    """Return the same of a text.
+
+    After random tokens, thousands of tokens are as likely as each other. The rounding of a tail that is
+    computed again would decide between them.
+    """
+    text, size = document_text(), PROMPT_CHARACTERS
+    return [
+        Prompt(text[number * size : (number + 1) * size], NEW_TOKENS, temperature=number % 2, seed=number)
+        for number in range(STREAMS)
+    ]
+
+
+def _gateway_gap_s(cluster: Cluster, prompt: Prompt) -> float:
+    """Kill the gateway; return the seconds until the next request is answered. Raises ClusterError."""
+    process_of(cluster.pid, "gateway").kill()
+    killed = time.monotonic()
+    short = prompt._replace(max_tokens=1)
+    while time.monotonic() - killed < ANSWER_LIMIT_S:
+        try:
+            answer = httpx.post(
+                f"{cluster.base_url}/v1/completions", json=short.body() | {"stream": False}, trust_env=False
+            )
+        except httpx.HTTPError:
+            time.sleep(0.02)
+            continue
+        if answer.status_code == 200:
+            return time.monotonic() - killed
+        time.sleep(0.02)
+    raise ClusterError(f"no gateway answered within {ANSWER_LIMIT_S:g} s of the death of the last one")
+
+
+def _rows(where: str, found: dict[str, Found]) -> list[Row]:
+    """Return the median and the 99th percentile of the pauses, and the answers that were not right."""
+    rows = []
+    for fault, what in found.items():
+        title = (
+            f"{'SIGSTOP' if 'suspended' in fault else 'SIGKILL'} {fault.removeprefix('suspended ')}, {where}"
+        )
+        is_gateway = fault == "gateway"
+        figure = "next request answered" if is_gateway else "longest gap of a stream"
+        for name, share in (("median", 0.5), ("99th percentile", 0.99)):
+            beside = (
+                Other("undisturbed", 1e3 * _quantile(what.undisturbed_s, share)) if not is_gateway else None
+            )
+            rows.append(
+                Row(
+                    f"{title}: {figure}, {name}", "ms", 1e3 * _quantile(what.gaps_s, share), beside, None,
+                    what.faults, note=NOT_PUBLISHED if is_gateway else "",
+                )
+            )  # fmt: skip
+        if not is_gateway:
+            rows.append(
+                Row(
+                    f"{title}: answers that are not those of the undisturbed run", "answers", what.wrong,
+                    None, None, what.faults, note=NOT_PUBLISHED,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed."""
+    if share == 0.5:
+        return statistics.median(values)
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,125 @@
+"""Ranks and gateways that die or hang under streams: every client gets the tokens of an undisturbed run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from mooncake_lite.tools.bench.faults import random_prompts, text_prompts
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.streams import Stream, play, process_of, processes_of
+from tests import emulation
+from tests.cluster import machine
+from tests.cluster.conftest import START_LIMIT_S
+from tests.patience import patient, wait_until
+
+pytestmark = pytest.mark.cluster
+
+RANKS = ("--prefill", "2", "--decode", "2", "--store", "2")
+SIZES = (
+    "--pool-bytes",
+    "400MiB",
+    "--kv-cache-bytes",
+    "256MiB",
+    "--max-model-len",
+    "4096",
+    "--max-num-seqs",
+    "8",
+)
+"""Slots and pages for all streams on one decode rank."""
+
+DEAD_AFTER_S = 2
+TOKENS = 64
+
+POOL = ("pool_writing_bytes", "pool_private_bytes", "pool_quarantined_bytes", "pool_unlisted_bytes")
+
+AT_REST = ("num_requests_running", "num_requests_waiting", *POOL)
+"""Metrics that are 0 when no request is open and nothing is under way."""
+
+
+def texts(streams: list[Stream]) -> list[str]:
+    assert [stream.error for stream in streams] == [""] * len(streams)
+    return [stream.text for stream in streams]
+
+
+def samples(url: str, *names: str) -> dict[str, float]:
+    """Metrics without labels, by name."""
+    lines = (line.split() for line in httpx.get(f"{url}/metrics").text.splitlines())
+    found = {words[0]: float(words[-1]) for words in lines if len(words) == 2}
+    return {name: found[f"mooncake_lite_{name}"] for name in names}
+
+
+def test_ranks_of_each_role_and_the_gateway_die_in_turn_and_no_stream_changes(tmp_path: Path) -> None:
+    flags = [*RANKS, *SIZES, "--batch-invariant", "--dead-after-s", str(DEAD_AFTER_S)]
+    prompts = [prompt._replace(max_tokens=TOKENS) for prompt in text_prompts()]
+    with Cluster([*flags, "--ssd-dir", str(tmp_path / "tier")], tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        family = machine.family(cluster.pid)
+        folder = machine.run_dir(family)
+        segments = machine.shared_memory_of(folder)
+        undisturbed, began = play(cluster.base_url, prompts, salt="0")
+        lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+        for number, (rank, share) in enumerate({"3": 0.7, "1": 0.1, "5": 0.3}.items(), 1):
+            victim = process_of(cluster.pid, rank)
+            streams, _ = play(cluster.base_url, prompts, victim.kill, share * lasts_s, str(number))
+            assert texts(streams) == texts(undisturbed), f"rank {rank}"
+        health = httpx.get(f"{cluster.base_url}/health")
+        assert health.status_code == 200
+        assert [line.split(":")[0] for line in health.json()["degraded"]] == [
+            "rank 3 (decode) died", "rank 1 (prefill) died", "rank 5 (store) died",
+        ]  # fmt: skip
+        assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))
+
+        process_of(cluster.pid, "gateway").kill()
+        began = time.monotonic()
+        assert wait_until(lambda: machine.healthy(cluster.base_url), patient(5.0))
+        assert texts(play(cluster.base_url, prompts[:2], salt="0")[0]) == texts(undisturbed[:2])
+    assert not machine.alive(family)
+    assert not folder.exists()
+    assert not any(segment.exists() for segment in segments)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of emulated ranks, two of each role."""
+    flags = [*emulation.flags(tmp_path / "model"), *RANKS, "--dead-after-s", str(DEAD_AFTER_S)]
+    with Cluster(flags, tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        yield cluster
+
+
+def test_a_rank_that_hangs_is_killed_after_its_silence_and_its_streams_go_on(emulated: Cluster) -> None:
+    prompts = random_prompts(emulation.VOCABULARY)
+    undisturbed, began = play(emulated.base_url, prompts, salt="0")
+    victim = process_of(emulated.pid, "3")
+    lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+    streams, _ = play(emulated.base_url, prompts, victim.suspend, lasts_s / 2, "1")
+    assert texts(streams) == texts(undisturbed)
+    assert wait_until(
+        lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, patient(6.0)
+    )
+    (line,) = httpx.get(f"{emulated.base_url}/health").json()["degraded"]
+    assert line.startswith("rank 3 (decode) died: no sign of life for")
+
+
+def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reason(tmp_path: Path) -> None:
+    flags = [*emulation.flags(tmp_path / "model"), "--wait-for-rank-s", "1"]
+    with Cluster(flags, tmp_path / "log") as cluster:
+        cluster.wait_ready(START_LIMIT_S)
+        process_of(cluster.pid, "2").kill()
+        assert wait_until(lambda: degraded(cluster), patient(2.0))
+        answer = httpx.post(f"{cluster.base_url}/v1/completions", json={"prompt": [5] * 70}, timeout=30)
+        assert answer.status_code == 429
+        assert "no rank is left that can decode" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"]
+        assert set(processes_of(cluster.pid)) >= {"0", "1", "3", "gateway"}
+
+
+def degraded(cluster: Cluster) -> list[str]:
+    return list(httpx.get(f"{cluster.base_url}/health").json()["degraded"])

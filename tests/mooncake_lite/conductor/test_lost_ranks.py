@@ -1,0 +1,200 @@
+"""The conductor goes on without a lost rank, or a lost gateway: messages in, messages out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mooncake_lite import messages as m
+from mooncake_lite.conductor.losses import Losses
+from mooncake_lite.control import events as ev
+from store.keys import block_digests, prefix_keys
+from tests.mooncake_lite.conductor.test_modes import TOKENS, Conductor
+from tests.mooncake_lite.conductor.wording import BLOCK, kind, prefilled, submit
+
+pytestmark = pytest.mark.quick
+
+
+class Cluster(Conductor):
+    """Rank 1 prefills, ranks 2 and 3 decode, rank 4 stores.
+
+    killed   name of each rank that was to end, and why
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(decode=2, **options)
+        self.killed: list[tuple[str, str]] = []
+        self.losses = Losses(lambda: None)
+        self.losses.end = lambda name, reason: self.killed.append((name, reason))
+        self.role._lost, self.role._end_rank = self.losses.take, self.losses.end_rank
+
+    def loses(self, rank: int, reason: str = "its process 5 ended", ended: bool = True) -> list[Any]:
+        """Lose a rank; what was sent because of it to other ranks and gateways, but for the news itself."""
+        before = len(self.hub.sent)
+        self.losses.on_lost(f"rank-{rank}", reason, ended)
+        self.role.step([])
+        self.role.control.check()
+        news = m.MarkLost | m.ClusterStatus
+        return [sent for _, sent in self.hub.sent[before:] if not isinstance(sent, news)]
+
+    def decoding(self, name: str = "a", n: int = 1) -> m.Start:
+        """A request whose decode rank has its KV; returns what that rank was told."""
+        (job,) = self.tell("gateway-0", submit(name, TOKENS, n=n))
+        *_, decode = self.tell("rank-1", prefilled(job, range(7, 7 + n)))
+        rank = decode.order.rank
+        self.tell(f"rank-{rank}", m.DecodeLoaded(rank, 0, name, decode.order.attempt))
+        return decode
+
+    def recalled(self, recall: m.Recall, *answers: list[int], whole: bool = False) -> list[Any]:
+        """Say what a client has, of each branch that its gateway is asked about."""
+        so_far = []
+        for branch, answer in zip(recall.branches, answers, strict=True):
+            tokens = [*TOKENS, *answer]
+            keys, digests = prefix_keys(tokens, BLOCK, b"model"), block_digests(tokens, BLOCK)
+            so_far.append(m.AnswerSoFar(branch, len(answer), whole, keys, digests))
+        event = m.Recalled(recall.request_id, recall.attempt, so_far)
+        return self.tell("gateway-0", m.Report(event, list(answers)))
+
+    def count(self, name: str) -> float:
+        """The value of a counter without labels; 0 before it has counted."""
+        (reply,) = self.tell("gateway-0", m.MetricsRequest(1))
+        return sum(one.value for one in reply.metrics if one.name == name)
+
+
+def test_the_others_and_the_gateways_are_told_of_a_lost_rank_and_the_cluster_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Cluster()
+    before = len(cluster.hub.sent)
+    cluster.loses(2, "no sign of life for 6.1 s", ended=False)
+    reason = "rank 2 (decode) died: no sign of life for 6.1 s"
+    sent = cluster.hub.sent[before:]
+    assert [peer for peer, one in sent if one == m.MarkLost(2, reason)] == ["rank-1", "rank-3", "rank-4"]
+    (status,) = [one for peer, one in sent if peer == "gateway-0"]
+    assert status == m.ClusterStatus(True, "ready", [f"{reason}; it is missing until the next start"])
+    assert capsys.readouterr().err == f"mooncake-lite: {reason}; the others go on\n"
+    assert (cluster.role.stop, cluster.count("ranks_lost_total")) == (None, 1)
+    assert [cluster.decoding(name).order.rank for name in "ab"] == [3, 3]
+
+
+def test_what_a_lost_rank_still_says_changes_nothing() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    rank, attempt = decode.order.rank, decode.order.attempt
+    cluster.loses(rank)
+    ignored = cluster.role.control.ignored
+    assert cluster.tell(f"rank-{rank}", m.DecodeEnded(rank, 0, "a", attempt)) == []
+    assert cluster.tell(f"rank-{rank}", m.RequestFailed(rank, 0, "a", attempt, "a cable")) == []
+    assert (cluster.role.control.ignored, cluster.role.bodies.keys()) == (ignored + 2, {"a"})
+
+
+def test_a_request_whose_decode_rank_is_lost_goes_on_at_once_from_what_its_client_has() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    lost = decode.order.rank
+    (recall,) = cluster.loses(lost)
+    assert recall == m.Recall("a", decode.order.attempt, [0], f"rank {lost} is lost")
+    (again,) = cluster.recalled(recall, [7, 8, 9])
+    assert isinstance(again.order, m.StartPrefill)
+    assert (again.body.token_ids, again.body.answered) == ([*TOKENS, 7, 8, 9], 3)
+    assert again.order.attempt > decode.order.attempt
+    assert again.order.cached["dram"] == 128, "the blocks of its prompt are in the pool"
+    *_, decode = cluster.tell("rank-1", prefilled(again, [10]))
+    assert (decode.order.rank, decode.body.token_ids) == (5 - lost, [*TOKENS, 7, 8, 9, 10])
+    assert decode.body.answered == 4
+    assert cluster.count("requests_recalled_total") == 1
+
+
+def test_an_answer_to_an_older_recall_changes_nothing() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    (recall,) = cluster.loses(decode.order.rank)
+    assert cluster.recalled(replace(recall, attempt=recall.attempt - 1), [99]) == []
+    (again,) = cluster.recalled(recall, [7])
+    assert cluster.recalled(recall, [7, 99]) == []
+    assert (again.body.token_ids, cluster.role.bodies["a"].body.token_ids) == ([*TOKENS, 7], [*TOKENS, 7])
+
+
+def test_branches_that_have_begun_go_on_alone_when_their_rank_is_lost() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding(n=2)
+    (recall,) = cluster.loses(decode.order.rank)
+    assert recall.branches == [0, 1]
+    (first,) = cluster.recalled(recall, [7, 8], [9])
+    assert cluster.role.bodies.keys() == {"a#0", "a#1"}
+    assert (first.body.token_ids, first.body.branch, first.body.n) == ([*TOKENS, 7, 8], 0, 1)
+    sent = cluster.tell("rank-1", prefilled(first, [5]))
+    (second,) = [one for one in sent if kind(one) is m.StartPrefill]
+    assert (second.order.request_id, second.body.token_ids) == ("a#1", [*TOKENS, 9])
+    assert second.body.branch == 1
+
+
+def test_branches_none_of_which_has_begun_begin_again_together() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding(n=2)
+    (recall,) = cluster.loses(decode.order.rank)
+    (again,) = cluster.recalled(recall, [], [])
+    assert (again.order.request_id, again.body.n, again.body.answered) == ("a", 2, 0)
+    assert again.body.token_ids == TOKENS
+
+
+def test_a_request_whose_rank_is_lost_ends_when_its_client_has_everything() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    rank = decode.order.rank
+    cluster.tell(f"rank-{rank}", m.DecodeEnded(rank, 0, "a", decode.order.attempt))
+    assert cluster.role.control.requests.stage_of("a").value == "ending"
+    (recall,) = cluster.loses(rank)
+    assert recall.branches == [0]
+    assert cluster.recalled(recall, [7, 8], whole=True) == []
+    assert cluster.role.bodies == {}
+    assert cluster.count("requests_finished_total") == 1
+
+
+def test_a_rank_with_a_malformed_report_is_killed_once_and_its_work_goes_on_when_it_has_ended() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    rank = decode.order.rank
+    malformed = m.Preempted(rank, 0, "a", decode.order.attempt, 151, [1, 2], [1])
+    for _ in range(2):
+        assert cluster.tell(f"rank-{rank}", m.Report(malformed, [[*TOKENS, 7]])) == []
+    ((name, reason),) = cluster.killed
+    assert name == f"rank-{rank}"
+    assert reason.startswith("failed: sent a malformed Preempted: ")
+    assert cluster.role.stop is None
+    (recall,) = cluster.loses(rank, reason)
+    assert cluster.recalled(recall, [7])[0].body.token_ids == [*TOKENS, 7]
+
+
+def gateway_lost(cluster: Cluster, final: bool = False) -> list[tuple[str, m.Message]]:
+    """The process of gateway-0 ends; what was sent because of it, to whom."""
+    lost, before = [ev.GatewayLost("gateway-0", "the gateway ended", final)], len(cluster.hub.sent)
+    cluster.role._lost = lambda: lost.pop() if lost else None
+    cluster.role.gateways.lose("gateway-0")
+    cluster.role.step([])
+    cluster.role.control.check()
+    return cluster.hub.sent[before:]
+
+
+def test_requests_of_a_lost_gateway_are_cancelled_and_those_of_the_next_one_are_served() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    rank = decode.order.rank
+    assert gateway_lost(cluster) == [(f"rank-{rank}", m.CancelOn(rank, "a", decode.order.attempt))]
+    cluster.tell(f"rank-{rank}", m.DecodeEnded(rank, 0, "a", decode.order.attempt))
+    assert cluster.role.bodies == {}
+    sent = cluster.tell("gateway-1", m.GatewayHello("gateway-1", ["ipc://next"]))
+    assert sent.count(m.GatewayAt("gateway-1", "ipc://next")) == 3, "every rank that sends tokens"
+    assert m.ClusterStatus(True, "ready") in sent
+    message = submit("b", TOKENS)
+    request, body = replace(message.request, gateway="gateway-1"), replace(message.body, gateway="gateway-1")
+    (job,) = cluster.tell("gateway-1", m.Submit(request, body))
+    assert job.body.gateway == "gateway-1"
+
+
+def test_the_final_loss_of_a_gateway_ends_the_cluster() -> None:
+    cluster = Cluster()
+    gateway_lost(cluster, final=True)
+    assert cluster.role.stop == m.Stop("the gateway ended", 0.0, True)
