@@ -11,9 +11,10 @@ import json
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -29,38 +30,65 @@ PLAIN_WIDTH = 100
 
 
 @click.command("demo")
+@click.option("--faults", is_flag=True, help="Kill ranks under eight streams, and show how long they pause.")
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the rows to FILE.")
-def demo(json_file: Path | None) -> None:
+def demo(faults: bool, json_file: Path | None) -> None:
     """Measure the same questions cold, from DRAM, from HDF5, on two prefill ranks, and with reuse off."""
     from mooncake_lite.config.progress import wide_console
-    from mooncake_lite.tools.demo.report import differences
 
     console = wide_console(PLAIN_WIDTH)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        rows = _play(console)
+        different, found = (_faults if faults else _questions)(console)
     except KeyboardInterrupt:
         console.print("interrupted; the cluster is stopped")
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    _conclude(console, rows)
     if json_file is not None:
-        _write(json_file, rows)
-    different = differences(rows)
+        _write(json_file, found)
     for line in different:
         console.print(line, markup=False, highlight=False)
     click.echo(f"tokens identical: {'no' if different else 'yes'}")
     raise SystemExit(1 if different else 0)
 
 
-def _play(console: Console) -> list[Row]:
-    """Get the model, and play the story in a folder that is gone afterwards."""
+def _questions(console: Console) -> tuple[list[str], dict[str, Any]]:
+    """Play the story. Returns a line for each difference, and the result for --json."""
+    from mooncake_lite.model.tokenizer import load_tokenizer
+    from mooncake_lite.tools.demo.report import differences, speedups, warnings
+    from mooncake_lite.tools.demo.story import Story
+
+    def play(model_dir: Path, work_dir: Path) -> list[Row]:
+        tokenizer = load_tokenizer(model_dir)
+        return Story(console, model_dir, work_dir, lambda text: len(tokenizer.encode(text))).play()
+
+    rows = _played(console, play)
+    _conclude(console, rows)
+    different = differences(rows)
+    found = {"speedup": speedups(rows), "warnings": warnings(rows), "identical": not different}
+    return different, {"rows": [row.to_dict() for row in rows], **found}
+
+
+def _faults(console: Console) -> tuple[list[str], dict[str, Any]]:
+    """Play the deaths of ranks. Returns as `_questions` does."""
+    from mooncake_lite.tools.demo.faults import play_faults
+
+    played = _played(console, lambda model_dir, work_dir: play_faults(console, model_dir, work_dir))
+    console.print()
+    console.print(played.table())
+    different = [f"after the death of the {name}, an answer differs" for name in played.differing]
+    return different, played.to_dict()
+
+
+Result = TypeVar("Result")
+
+
+def _played(console: Console, play: Callable[[Path, Path], Result]) -> Result:
+    """Get the model, and play with its folder, and with one that is gone afterwards."""
     from mooncake_lite.config.serve import DEFAULT_MODEL
     from mooncake_lite.model.progress import console_progress
     from mooncake_lite.model.resolve import resolve_model
-    from mooncake_lite.model.tokenizer import load_tokenizer
-    from mooncake_lite.tools.demo.story import Story
 
     started = time.monotonic()
     with console_progress(console) as progress:
@@ -68,9 +96,8 @@ def _play(console: Console) -> list[Row]:
     console.print(
         f"The model: {model_dir} ({time.monotonic() - started:.1f} s)", highlight=False, soft_wrap=True
     )
-    tokenizer = load_tokenizer(model_dir)
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-demo-", ignore_cleanup_errors=True) as work_dir:
-        return Story(console, model_dir, Path(work_dir), lambda text: len(tokenizer.encode(text))).play()
+        return play(model_dir, Path(work_dir))
 
 
 def _conclude(console: Console, rows: list[Row]) -> None:
@@ -88,19 +115,11 @@ def _conclude(console: Console, rows: list[Row]) -> None:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def _write(path: Path, found: dict[str, Any]) -> None:
     from mooncake_lite.config.machine import commit, machine
-    from mooncake_lite.tools.demo.report import differences, speedups, warnings
 
-    result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "commit": commit(),
-        "rows": [row.to_dict() for row in rows],
-        "speedup": speedups(rows),
-        "warnings": warnings(rows),
-        "identical": not differences(rows),
-    }
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    result = {"date": now, "machine": machine(), "commit": commit(), **found}
     write_out("--json", path, json.dumps(result, indent=1).encode() + b"\n")
 
 
