@@ -41,10 +41,11 @@ import numpy as np
 from scheduler.columns import DecodeColumns, PrefillColumns
 from scheduler.costs import CostConfig, Costs
 from scheduler.decode_load import DecodeLoad
+from scheduler.flows import Flows
 from scheduler.held_line import HeldLine
 from scheduler.instances import DUTIES, DecodeInstance, Placed, PrefillInstance
 from scheduler.line import FIRST
-from scheduler.prefix_index import Leading, PrefixIndex
+from scheduler.prefix_index import PrefixIndex
 from scheduler.queues import FCFS, Queue
 from scheduler.racks import Racks
 from scheduler.requests import Placement, Request
@@ -67,6 +68,7 @@ class State:
     decode_slots      of all decode instances together; freed_slots: how often some were freed, or joined
     block_nbytes      bytes of one block
     racks             which nodes are near each other
+    flows             prefills that read from other nodes
     """
 
     def __init__(
@@ -97,8 +99,7 @@ class State:
         self._may_start: OrderedDict[int, None] = OrderedDict()  # instances to look at in startable()
         self._deferred: OrderedDict[str, int] = OrderedDict()  # request -> its prefill instance
         self.decode_load = DecodeLoad()
-        self._flows: dict[int, int] = {}  # node -> prefills that read from it, on other nodes
-        self._sources: dict[str, list[int]] = {}  # request -> nodes that its prefill reads from
+        self.flows = Flows()
 
     # ------------------------------------------------------------------------------ instances
 
@@ -139,8 +140,7 @@ class State:
         assert not self.on_instance(instance), f"requests need instance {instance}"
         self._may_start.pop(instance, None)
         self.prefills.pop(instance, None)
-        decode = self.decodes.pop(instance, None)
-        if decode is not None:
+        if (decode := self.decodes.pop(instance, None)) is not None:
             self.decode_slots -= decode.slots
             self._free_decode_slots -= decode.slots
             self.held.remove_slots(decode.slots)
@@ -288,21 +288,6 @@ class State:
         """Let a deferred request start again: what it waits for was freed."""
         self._may_start[self._deferred.pop(request_id)] = None
 
-    def reads(self, request_id: str, nodes: Iterable[int]) -> None:
-        """Note the other nodes that a running prefill reads from, each named once."""
-        if sources := list(nodes):
-            self._sources[request_id] = sources
-        for node in sources:
-            self._flows[node] = self._flows.get(node, 0) + 1
-
-    def least_flows(self, pool: Leading) -> int:
-        """Return the transfers under way at the least busy node with the longest prefix in DRAM."""
-        if not self._sources:
-            return 0
-        longest = max(pool.by_node.values(), default=0)
-        nodes = [node for node, blocks in pool.by_node.items() if blocks == longest]
-        return min((self._flows.get(node, 0) for node in nodes), default=0)
-
     def end_prefill(self, request_id: str, now: float) -> None:
         """Free the prefill slot of a request. Its decode slot stays taken."""
         prefill = self._prefill_of(request_id)
@@ -357,8 +342,7 @@ class State:
     def _leave_slot(self, prefill: PrefillInstance, placed: Placed, now: float, *, is_done: bool) -> None:
         prefill.leave(placed.request.request_id, now, is_done=is_done)
         prefill.pending_tokens -= placed.uncached_tokens
-        for node in self._sources.pop(placed.request.request_id, ()):
-            self._flows[node] -= 1
+        self.flows.end(placed.request.request_id)
         self.prefill_columns.show(prefill)
 
     def keep_slots(self, request_id: str, slots: int) -> None:
@@ -457,7 +441,7 @@ class State:
         for decode in self.decodes.values():
             decode.check(self._placed)
             self.decode_columns.check(decode)
-        assert sum(self._flows.values()) == sum(map(len, self._sources.values()))
+        self.flows.check()
         assert self._num_queued == sum(len(one.queue) for one in self.prefills.values())
         assert self.decode_slots == sum(one.slots for one in self.decodes.values())
         assert self._free_decode_slots == sum(one.free for one in self.decodes.values())

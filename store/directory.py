@@ -84,6 +84,10 @@ class Directory(GeneralVerbs):
         self._segments[rank] = segment
         self._order.add(segment)
 
+    def has(self, object_id: int) -> bool:
+        """Tell whether an object exists: its segment is there, and it was not freed."""
+        return object_id in self._objects
+
     def has_segment(self, rank: int) -> bool:
         """Tell whether this rank has a segment."""
         return rank in self._segments

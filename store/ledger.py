@@ -113,10 +113,6 @@ class Ledger:
         self._saves: list[PoolObject] = []
         self._next_id = 1
 
-    def has(self, object_id: int) -> bool:
-        """Tell whether an object exists: its segment is there, and it was not freed."""
-        return object_id in self._objects
-
     def object(self, object_id: int) -> PoolObject:
         """Return the object of this id. Raises UnknownObject."""
         try:

@@ -255,7 +255,8 @@ class Monitor:
             for name, pid, fd in self._watch.ended():
                 self._unwatch(fd)
                 found.append((name, self._peers[name].ending or f"its process {pid} ended", True))
-            return [one for one in found if self._counts(one[0])]
+            first = {name: (name, reason, ended) for name, reason, ended in reversed(found)}
+            return [one for one in first.values() if self._counts(one[0])]
 
     def _killed(self, name: str, reason: str, now: float) -> list[tuple[str, str, bool]]:
         """Kill a peer whose process is watched. Returns its loss if that is impossible, or takes too long."""
@@ -263,7 +264,7 @@ class Monitor:
         if not self._counts(name):
             return []
         if peer.pid is None or (peer.ending and now - peer.killed_s > self._dead_s):
-            return [(name, reason, False)]
+            return [(name, peer.ending or reason, False)]
         if not peer.ending:
             peer.ending, peer.killed_s = reason, now
             self._watch.kill(name)

@@ -90,6 +90,7 @@ class World:
         self._lock = threading.Lock()
         self._to_free: list[Callable[[], object]] = []
         self._finished: bool | None = None
+        self._lost = False
         self._unended: list[Any] = []
         self.barrier()  # by sleeping: the others may still be loading, and a blocking call would spin
         self.node_comm = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.rank)

@@ -24,9 +24,8 @@ def drawing(scenes: list[dict]) -> str:  # type: ignore[type-arg]
     scale = (WIDTH - 2 * LEFT) / longest_s
     lines, y = [], 0.0
     for scene in scenes:
-        dead = (
-            f"after {scene['at_s']:.1f} s a {scene['killed']} is killed" if scene["killed"] else "undisturbed"
-        )
+        killed = f"after {scene['at_s']:.1f} s a {scene['killed']} is killed"
+        title = killed if scene["killed"] else "undisturbed"
         y += TITLE
         lines.append(f'<text x="{LEFT}" y="{y - 5:g}">{title}</text>')
         top = y

@@ -88,15 +88,7 @@ def conduct(process: RankProcess) -> int:
     forget_shared_memory()
     losses.end = monitor.end
     gateways = Gateways(world.node_of, host)
-
-    def lost() -> RankLost | GatewayLost | None:
-        found = losses.take() or gateway.lost()
-        if isinstance(found, RankLost):
-            transfers.mark_lost(found.rank, found.reason)
-        elif found is not None:
-            gateways.lose(found.gateway)
-        return found
-
+    lost = partial(_next_loss, losses, transfers, gateway, gateways)
     costs = serving_costs(config, resolve_model(config.model), model_config)
     decides = control_config(config, block_layout(config, model_config), world.node_of, costs)
     recorder = Recorder(Path(config.record), decides) if config.record else None
@@ -116,6 +108,18 @@ def conduct(process: RankProcess) -> int:
     transfers.close()
     hub.close()
     return process.leave(stop.reason, world.finish)
+
+
+def _next_loss(
+    losses: Losses, transfers: TransferEngine, gateway: GatewayProcess, gateways: Gateways
+) -> RankLost | GatewayLost | None:
+    """Return the next loss, and let the parts of this process know it that have no messages."""
+    found = losses.take() or gateway.lost()
+    if isinstance(found, RankLost):
+        transfers.mark_lost(found.rank, found.reason)
+    elif found is not None:
+        gateways.lose(found.gateway)
+    return found
 
 
 def _before_mpi(process: RankProcess, gateway_keys: CurveKeys) -> tuple[ModelConfig, GatewayProcess]:

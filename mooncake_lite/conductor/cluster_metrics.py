@@ -31,6 +31,8 @@ HELP = {
     "predicted_tbt_ratio": "Predicted / measured time between tokens of an answer, by what the ranks report",
     "requests_rejected_total": "Requests refused with 429",
     "requests_finished_total": "Requests that were answered to their end",
+    "ranks_lost_total": "Ranks that were lost, and without which the others went on",
+    "requests_recalled_total": "Times that the answer so far of a request was asked for, to go on elsewhere",
     "class_requests_total": "Requests that have ended, by service class and outcome",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
@@ -142,6 +144,11 @@ class ClusterMetrics:
     def from_rank(self, stats: RankStats) -> None:
         """Keep the newest report of a rank."""
         self._ranks[stats.rank] = stats.metrics
+
+    def lose_rank(self, rank: int) -> None:
+        """Count a lost rank. Of its last report the counters stay, and what it had then does not."""
+        self.count("ranks_lost_total")
+        self._ranks[rank] = [sample for sample in self._ranks.get(rank, ()) if sample.kind != "gauge"]
 
     def samples(
         self, gauges: Mapping[str, float], pool: Mapping[str, float], channel: Mapping[str, float]

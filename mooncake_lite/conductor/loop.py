@@ -282,12 +282,16 @@ class ConductorRole:
         self._end_rank(lost.rank, lost.reason)
 
     def _mark_lost(self, effect: fx.MarkLost) -> None:
-        """Tell the other ranks that one is lost, and gateways that the cluster is degraded."""
+        """Tell the other ranks that one is lost, and gateways that the cluster is degraded.
+
+        A lost rank that could not be reached, and wakes up, ends itself by the Stop.
+        """
+        self.hub.send(f"rank-{effect.rank}", fx.Stop(effect.reason, 0.0, True))
         for rank in range(1, self.config.ranks):
             if rank not in self.control.members.lost:
                 self.hub.send(f"rank-{rank}", effect)
         self.gateways.lose_rank(effect.rank, effect.reason)
-        self.metrics.count("ranks_lost_total")
+        self.metrics.lose_rank(effect.rank)
         print(f"mooncake-lite: {effect.reason}; the others go on", file=sys.stderr, flush=True)
         self._tell_status()
 

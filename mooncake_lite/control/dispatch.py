@@ -271,7 +271,7 @@ class Dispatcher:
         if record.worker == record.decode:
             for branch in sorted(record.dropped | record.ended):
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
-        self._state.reads(record.request_id, self._sources(record))
+        self._state.flows.begin(record.request_id, self._sources(record))
         if record.fetch:
             self.copies.on_prefill(record, now)
 

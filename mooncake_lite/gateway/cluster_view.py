@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from mooncake_lite import messages as m
-from mooncake_lite.control.request import client_id_of
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
@@ -277,7 +276,7 @@ class ClusterView:
 
     def _recall(self, recall: m.Recall) -> None:
         """Tell the conductor what a client has. A client that has left wants no more of any answer."""
-        request = self._open.get(client_id_of(recall.request_id))
+        request = self._open.get(m.client_id_of(recall.request_id))
         report = request.recall(recall, self._settings.config.block_size) if request is not None else None
         if report is None:
             gone = [m.AnswerSoFar(branch, 0, whole=True) for branch in recall.branches]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-from mooncake_lite.control.request import client_id_of
 from mooncake_lite.gateway.order import InOrder
 from mooncake_lite.gateway.problems import Broken
 from mooncake_lite.messages import (
@@ -20,6 +19,7 @@ from mooncake_lite.messages import (
     RequestCancelled,
     Submit,
     Tokens,
+    client_id_of,
 )
 from store.keys import block_digests, prefix_keys
 

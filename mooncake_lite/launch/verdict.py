@@ -42,15 +42,17 @@ def why_ended(
         return verdict
     if mpirun_code < 0:
         return f"mpirun {how_it_ended(mpirun_code)}"
-    if lost and not _stopped_in_order(states):
+    survived = _survived(states, lost)
+    states = {rank: state for rank, state in states.items() if rank not in survived}
+    if lost and not survived:
         how = signals.get(lost[0]) or "its process ended without a last word"
         return f"rank {lost[0]} ({config.role_of(lost[0])}) died: {how}"
     if silence := _silence_of_conductor(states):
         return silence
     if failure := _first_failure(states):
         return failure
-    stopped = [rank for rank, state in states.items() if state.state == "stopped"]
-    if 0 in stopped and len({*stopped, *lost}) >= config.ranks:
+    stopped = {rank for rank, state in states.items() if state.state == "stopped"}
+    if 0 in stopped and len(stopped | survived) >= config.ranks:
         return ""
     if error:
         return error
@@ -91,9 +93,9 @@ def _conductors_verdict(states: dict[int, RankState]) -> str:
     return conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS)) else ""
 
 
-def _stopped_in_order(states: dict[int, RankState]) -> bool:
-    """Whether the conductor went on without the lost ranks, and stopped later for another reason."""
-    return 0 in states and states[0].state == "stopped"
+def _survived(states: dict[int, RankState], lost: list[int]) -> set[int]:
+    """The ranks without which the others went on, until the conductor stopped for another reason."""
+    return {*lost} if 0 in states and states[0].state == "stopped" else set()
 
 
 def _first_failure(states: dict[int, RankState]) -> str:

@@ -62,6 +62,7 @@ from mooncake_lite.control.events import (
     TierEvicted,
     TierIndexed,
 )
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.messages.compute import GatewayAt, Report, Start
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.gateway import (

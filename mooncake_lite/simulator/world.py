@@ -23,6 +23,7 @@ from mooncake_lite.control.readable import readable
 from mooncake_lite.control.request import client_id_of
 from mooncake_lite.control.requests import MOST_TRIES
 from mooncake_lite.ranks.computing.machine import ComputingRank
+from mooncake_lite.simulator.at_rest import assert_at_rest
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.computing_rank import SimulatedRank
@@ -277,13 +278,11 @@ class World:
         if dice.random() < faults.dropped:
             self.custody.unheard(event)
             return
+        deliver = partial(self._tell_of, event.rank, message)
         if dice.random() < faults.reordered:
-            delivered = self.clock.now + self._delay_s()
-            self.clock.at(delivered, lambda: self._tell_of(event.rank, message))
+            self.clock.at(delivered := self.clock.now + self._delay_s(), deliver)
         else:
-            delivered = self._links.send(
-                event.rank, CONDUCTOR, self._delay_s(), lambda: self._tell_of(event.rank, message)
-            )
+            delivered = self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
         if dice.random() < faults.doubled and not isinstance(event, ONCE):
             seconds = dice.choice((0.0, 0.1, 3.0, 200.0)) * dice.random()
             self.clock.at(delivered + seconds, lambda: self._tell_again(event.rank, message))
@@ -421,21 +420,8 @@ class World:
         self.clients.check_ends()
         if self.stopped is not None:
             return
-        self.control.check()
-        assert self.control.open_requests == 0
+        assert_at_rest(self.control, may_hold=bool(self._unreachable))
         assert not self.custody.in_use, f"still in use: {self.custody.in_use}"
-        stats = self.control.directory.stats()
-        for name in (
-            "owners",
-            "writing_bytes",
-            "private_bytes",
-            "quarantined_bytes",
-            "unlisted_bytes",
-            "saving",
-        ):
-            assert stats[name] == 0 or self._unreachable, f"{name} is {stats[name]} at the end"
-        assert not self.control.state.num_waiting
-        assert not self.control.state.num_running
         if not self.exact:
             return
         assert self.control.directory.places() == self._visible

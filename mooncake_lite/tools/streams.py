@@ -7,7 +7,6 @@ docs/explain/failures.md.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import psutil
 
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.tools.client import AnswerFailed, events
+from transport.threads import start_thread
 
 PATIENCE_S = 120.0
 """Longest silence of a stream. A rank on a machine under load takes a fraction of it."""
@@ -71,11 +71,9 @@ def play(
     """Ask for all answers at once, and act at_s seconds later. Returns them, and the moment of the act."""
     streams = [Stream() for _ in prompts]
     readers = [
-        threading.Thread(target=_read, args=(url, prompt.body(salt), stream), daemon=True)
+        start_thread("stream", _read, url, prompt.body(salt), stream)
         for prompt, stream in zip(prompts, streams)
     ]
-    for reader in readers:
-        reader.start()
     time.sleep(at_s)
     moment = time.monotonic()
     act()

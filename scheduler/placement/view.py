@@ -73,7 +73,7 @@ class View:
         ssd = np.minimum(pool.ssd_blocks * state.block_nbytes, moved) if pool.ssd_blocks else 0
         if len(state.index.nodes) == 1:
             return state.costs.fetch_s(state.prefill_columns.instance, moved, ssd=ssd)  # type: ignore[no-any-return]
-        flows = state.least_flows(pool)
+        flows = state.flows.least(pool)
         return state.costs.fetch_s(state.prefill_columns.instance, 0, moved, flows, ssd)  # type: ignore[no-any-return]
 
     @property
@@ -93,7 +93,7 @@ class View:
         """Return (n,) predicted seconds to move what `in_rack` has beyond `near`, within the rack."""
         state = self.state
         moved = (self.in_rack - self.near) * state.block_nbytes
-        instance, flows = state.prefill_columns.instance, state.least_flows(self.pool)
+        instance, flows = state.prefill_columns.instance, state.flows.least(self.pool)
         return state.costs.rack_transfer_s(instance, moved, flows)  # type: ignore[no-any-return]
 
     def draw(self, what: str) -> int:

@@ -187,7 +187,7 @@ def test_transfers_under_way_at_the_sender_slow_the_next_one() -> None:
     busy(state, 1, 5000)
     first = chosen("kvcache-centric", state, "a")
     state.start("a", 0.0)
-    state.reads("a", [0])
+    state.flows.begin("a", [0])
     second = chosen("kvcache-centric", state, "b")
     assert second.terms.transfer_s == pytest.approx(2 * first.terms.transfer_s)
     state.end_prefill("a", 1.0)
@@ -203,7 +203,7 @@ def test_of_several_nodes_with_the_longest_prefix_the_least_busy_one_sends() -> 
         busy(state, instance, 5000)
     chosen("kvcache-centric", state, "a")
     state.start("a", 0.0)
-    state.reads("a", [0])
+    state.flows.begin("a", [0])
     assert chosen("kvcache-centric", state, "b").terms.transfer_s == pytest.approx(10 * BLOCK_NBYTES / 1e9)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from math import inf
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ import scheduler as s
 from scheduler.queues.contract import Queue
 from scheduler.queues.fcfs import FCFS
 from scheduler.queues.predicted import Predicted
+from scheduler.trusted_slots import TrustedSlots
 from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
@@ -144,3 +146,24 @@ def test_with_full_trust_all_slots_go_by_length_and_without_trust_none() -> None
     jobs = [Job(0.0, 2.0, 9.0), Job(0.1, 2.0, 8.0), Job(0.2, 2.0, 7.0), Job(0.3, 2.0, 6.0)]
     assert starts(Predicted(1.0), 1, jobs) == [0.0, 6.0, 4.0, 2.0]
     assert starts(Predicted(0.0), 1, jobs) == [0.0, 2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.3, 0.5, 1.0])
+def test_slots_of_both_kinds_stay_within_their_numbers_when_an_instance_is_lost(trust: float) -> None:
+    random = Random(int(100 * trust))
+    for _ in range(200):
+        slots, held = TrustedSlots(trust), {}
+        sizes = [random.randint(1, 6) for _ in range(random.randint(2, 4))]
+        for size in sizes:
+            slots.add(size)
+        lost = sizes.pop()
+        for number in range(sum(sizes)):
+            if random.random() < 0.8:
+                slots.take(f"r{number}", 1, is_first=random.random() < 0.5)
+                held[f"r{number}"] = 1
+        slots.remove(lost)
+        slots.check()
+        for name in held:
+            slots.keep(name, 0)
+        slots.check()
+        assert slots.has_free(sum(sizes))

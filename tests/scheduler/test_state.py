@@ -197,3 +197,36 @@ def test_a_cancelled_prefill_gives_back_the_seconds_that_it_cannot_have_used() -
     state.start("b", 0.0)
     state.forget("a", 2.0)
     assert state.queue_s(2.0) == pytest.approx([10.0]), "the other 18 s, less 8 s of a"
+
+
+def test_a_lost_prefill_instance_takes_only_the_requests_with_it_that_it_would_compute() -> None:
+    state = cluster(prefill=2, slots=4)
+    for name in "abc":
+        placed(state, name)
+    started(state)
+    first = next(iter(state.prefills))
+    decoding, *_ = state.on_instance(first)
+    state.end_prefill(decoding, 0.0)
+    for name in state.on_instance(first):
+        state.forget(name, 0.0)
+    state.note_pages(first, [7, 8], [])
+    state.remove_instance(first)
+    state.check()
+    assert first not in state.prefills
+    assert not state.pages.places()
+    assert decoding in state
+    state.forget(decoding, 1.0)
+    state.check()
+
+
+def test_the_slots_of_a_lost_decode_instance_are_gone() -> None:
+    state = cluster(decode=2, slots=3)
+    placed(state, "a")
+    lost = state.placement_of("a").decode
+    assert state.on_instance(lost) == ["a"]
+    with pytest.raises(AssertionError, match="need instance"):
+        state.remove_instance(lost)
+    state.forget("a", 0.0)
+    state.remove_instance(lost)
+    assert (state.decode_slots, state.num_taken) == (3, 0)
+    state.check()

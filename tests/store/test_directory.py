@@ -519,3 +519,31 @@ def put_on(directory: Directory, rank: int, key: int) -> PoolObject:
     obj = directory.allocate("put", BLOCK, now=0, rank=rank, key=key, digest=digest_of(key))
     directory.put_end(obj.object_id, SUMS, 0)
     return obj
+
+
+def test_after_the_last_segment_of_a_node_is_gone_its_readers_get_space_elsewhere() -> None:
+    directory = Directory(SMALL)
+    directory.add_segment(1, SMALL.nbytes, 0)
+    directory.add_segment(2, SMALL.nbytes, 1)
+    directory.add_segment(3, SMALL.nbytes, 1)
+    directory.remove_segment(1)
+    assert not directory.has_segment(1)
+    place = directory.allocate("a", SMALL.nbytes, now=0.0, node=0)
+    assert place.rank in (2, 3)
+    assert directory.has(place.object_id)
+    directory.remove_segment(place.rank)
+    assert not directory.has(place.object_id)
+    directory.check()
+
+
+def test_another_tier_saves_what_a_segment_gets_after_its_saver_is_lost() -> None:
+    directory = Directory(SMALL)
+    directory.add_segment(1, 4 * SMALL.nbytes, 0, saver=8)
+    for tier in (8, 9):
+        directory.add_segment(tier, 0, 0, tier=True)
+    directory.remove_segment(8)
+    directory.set_saver(1, 9)
+    obj = directory.allocate("a", SMALL.nbytes, now=0.0, rank=1, key=5, digest=5)
+    directory.put_end(obj.object_id, [1] * SMALL.layers, 0.0)
+    assert {rank: [one.key for one in saves] for rank, saves in directory.take_saves().items()} == {9: [5]}
+    directory.check()

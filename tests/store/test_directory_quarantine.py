@@ -161,3 +161,26 @@ def test_a_quarantine_without_a_limit_ends_when_its_owner_is_settled_and_not_bef
     assert quarantined(directory) == 1
     assert directory.settle("r") == 1
     assert quarantined(directory) == 0
+
+
+def test_what_a_rank_that_cannot_be_reached_may_write_is_held_until_it_is_known_to_be_dead() -> None:
+    directory = pool(3)
+    failed(directory, "r", now=0)
+    failed(directory, "other", now=1, writer=OTHER)
+    directory.hold_writer(WRITER)
+    assert directory.next_deadline() == 1 + QUARANTINE_S
+    assert directory.expire(1e12) == 1
+    assert quarantined(directory) == 1
+    assert directory.next_deadline() == inf
+    assert directory.settle_writer(WRITER) == 1
+    assert quarantined(directory) == 0
+
+
+def test_a_held_range_is_gone_with_its_segment() -> None:
+    directory = pool(2)
+    failed(directory, "r", now=0)
+    directory.hold_writer(WRITER)
+    assert directory.remove_segment(3) == ["r"]
+    assert not directory.has_segments
+    assert directory.settle_writer(WRITER) == 0
+    directory.check()

@@ -1,4 +1,4 @@
-"""transport.membership: a death is told once, with its reason; slowness is no death."""
+"""transport.membership: a death is told once, with its reason; slowness is no death, silence leads to one."""
 
 import queue
 import signal
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def dead_s() -> float:
 @pytest.fixture
 def monitor(tmp_path: Path, told: queue.SimpleQueue, dead_s: float) -> Iterator[Monitor]:
     monitor = Monitor(
-        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.05, dead_s, on_lost=lambda name, why: told.put((name, why))
+        [f"ipc://{tmp_path}/heart"], ["a", "b"], 0.05, dead_s, on_lost=lambda *lost: told.put(lost)
     )
     yield monitor
     monitor.stop()
@@ -53,8 +54,9 @@ def test_a_silent_peer_is_lost_and_told_of_once_and_the_other_is_not(monitor: Mo
     with Spoke(monitor.endpoints[0], "b", Decoder(BeatAnswer)) as once:
         once.send(Beat(1))
         assert once.receive(LIMIT_S) == [BeatAnswer(1)]
-        name, reason = told.get(timeout=LIMIT_S)
+        name, reason, ended = told.get(timeout=LIMIT_S)
         assert (name, list(monitor.lost())) == ("b", ["b"])
+        assert not ended, "nobody has seen it end"
         assert "no sign of life for" in reason
         once.send(Beat(2))  # too late: what was told stays
         assert once.receive(LIMIT_S) == [BeatAnswer(2)]
@@ -97,7 +99,7 @@ def test_a_killed_local_process_is_told_of_at_once(
     assert wait_until(lambda: monitor._watch._fds)
     start = time.monotonic()
     sleeper.kill()
-    assert told.get(timeout=LIMIT_S) == ("a", f"its process {sleeper.pid} ended")
+    assert told.get(timeout=LIMIT_S) == ("a", f"its process {sleeper.pid} ended", True)
     assert time.monotonic() - start < patient(0.5)
     heart.stop()
 
@@ -107,7 +109,7 @@ def test_a_process_that_is_gone_before_it_is_watched_is_lost(monitor: Monitor, t
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
     monitor.watch_pid("b", gone.pid)
-    assert told.get(timeout=LIMIT_S)[0] == "b"
+    assert told.get(timeout=LIMIT_S) == ("b", f"its process {gone.pid} ended", True)
 
 
 @pytest.mark.parametrize("suspended", [True, False])
@@ -121,25 +123,101 @@ def test_a_silent_local_process_gets_longer_unless_it_is_suspended(
         once.send(Beat(1))
         assert once.receive(LIMIT_S) == [BeatAnswer(1)]
         monitor.watch_pid("a", sleeper.pid)
-        name, reason = told.get(timeout=LIMIT_S)
-    assert name == "a"
+        name, reason, ended = told.get(timeout=LIMIT_S)
+    took_s = time.monotonic() - start
+    assert (name, ended) == ("a", True)
     assert "no sign of life" in reason
     assert ("is suspended" in reason) == suspended
-    took_s = time.monotonic() - start
+    assert sleeper.wait(LIMIT_S) == -signal.SIGKILL, "it was killed, also if it was suspended"
+    assert told.empty()
     assert dead_s < took_s
     assert (took_s > dead_s * membership.STUCK_FACTOR) == (not suspended)
 
 
 @pytest.mark.quick
-def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
+@pytest.mark.parametrize("with_pidfd", [True, False], ids=["pidfd", "signal 0"])
+def test_a_watched_process_that_is_to_end_is_killed_and_lost_for_that_reason(
+    monitor: Monitor, told, sleeper: subprocess.Popen, with_pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_pidfd:
+        monkeypatch.delattr("os.pidfd_open")
+    monitor.watch_pid("a", sleeper.pid)
+    monitor.end("a", "failed: out of paper")
+    assert told.get(timeout=LIMIT_S) == ("a", "failed: out of paper", True)
+    assert sleeper.wait(LIMIT_S) == -signal.SIGKILL
+    assert monitor.lost() == {"a": "failed: out of paper"}
+    monitor.end("a", "it is gone already")
+    assert not eventually_told(told)
+
+
+@pytest.mark.quick
+def test_a_peer_of_another_host_that_is_to_end_is_lost_at_once_though_it_may_live(
+    monitor: Monitor, told
+) -> None:
+    monitor.end("b", "failed: out of paper")
+    assert told.get(timeout=LIMIT_S) == ("b", "failed: out of paper", False)
+    monitor.end("b", "failed: out of ink")
+    assert not eventually_told(told)
+    assert monitor.lost() == {"b": "failed: out of paper"}
+
+
+@pytest.mark.quick
+def test_a_peer_that_is_to_end_for_two_reasons_is_lost_once(monitor: Monitor, told) -> None:
+    with monitor._lock:  # both are seen in one turn
+        monitor._to_end += [("b", "failed: out of paper"), ("b", "failed: out of ink")]
+    assert told.get(timeout=LIMIT_S) == ("b", "failed: out of paper", False)
+    assert not eventually_told(told)
+    assert monitor.lost() == {"b": "failed: out of paper"}
+
+
+@pytest.mark.quick
+def test_a_peer_that_has_left_is_not_killed(monitor: Monitor, told, sleeper: subprocess.Popen) -> None:
+    monitor.watch_pid("a", sleeper.pid)
+    monitor.forget("a")
+    monitor.end("a", "failed: out of paper")
+    assert not eventually_told(told)
+    assert process_exists(sleeper.pid)
+
+
+class Immortal(ProcessWatch):
+    """A watch whose processes outlive SIGKILL, as one does that waits for a broken disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+
+    def kill(self, name: str) -> None:
+        """Note the name."""
+        self.killed.append(name)
+
+
+@pytest.mark.quick
+def test_a_process_that_outlives_its_end_is_killed_once_and_lost_after_a_while() -> None:
+    monitor = asleep({"a": membership._Peer(100.0, 90.0, pid=1)})
+    watch = monitor._watch = Immortal()
+    monitor.end("a", "failed: out of paper")
+    assert monitor._dead(101.0) == []
+    assert monitor._dead(108.9) == []
+    assert monitor._dead(109.1) == [("a", "failed: out of paper", False)], "what it was killed for"
+    assert watch.killed == ["a"]
+
+
+def asleep(peers: dict[str, membership._Peer]) -> Monitor:
+    """A monitor without a thread. A peer is silent for too long after 3 s."""
     monitor = Monitor.__new__(Monitor)
     monitor._tick_s, monitor._dead_s, monitor._first_s = 0.25, 3.0, 60.0
-    monitor._peers = {"a": membership._Peer(100.0, 90.0), "b": membership._Peer(None, 90.0)}
-    monitor._lost, monitor._left, monitor._watch = {}, set(), ProcessWatch()
-    monitor._lock = membership.threading.Lock()
+    monitor._peers, monitor._lost, monitor._left, monitor._to_end = peers, {}, set(), []
+    monitor._watch, monitor._lock = ProcessWatch(), membership.threading.Lock()
+    monitor._hub = SimpleNamespace(wake=lambda: None)  # type: ignore[assignment]
+    return monitor
+
+
+@pytest.mark.quick
+def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
+    monitor = asleep({"a": membership._Peer(100.0, 90.0), "b": membership._Peer(None, 90.0)})
     monitor._forgive(49.0)  # this thread was last run at 101, and is again at 150
     assert monitor._dead(150.0) == []
-    assert monitor._dead(152.1) == [("a", "no sign of life for 3.1 s")]
+    assert monitor._dead(152.1) == [("a", "no sign of life for 3.1 s", False)]
 
 
 @pytest.mark.quick
@@ -178,3 +256,20 @@ def test_a_process_that_ended_and_was_not_collected_does_not_exist() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     assert wait_until(lambda: not process_exists(process.pid))
     assert process.wait() == 0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("with_pidfd", [True, False], ids=["pidfd", "signal 0"])
+def test_a_process_that_has_ended_can_be_killed_again(
+    with_pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_pidfd:
+        monkeypatch.delattr("os.pidfd_open")
+    watch = ProcessWatch()
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    watch.add("a", process.pid)
+    watch.kill("a")
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    watch.kill("a")
+    assert [(name, pid) for name, pid, _ in watch.ended()] == [("a", process.pid)]
+    watch.close()

@@ -33,8 +33,8 @@ SIZES = ("--pool-bytes", "400MiB", "--max-model-len", "4096", "--max-num-seqs", 
 ROUND = ("decode", "prefill", "store", "decode", "prefill", "store", "suspended decode", "gateway", "gateway")
 """What happens to each cluster, in this order. The last ranks of each role stay."""
 
-EARLY_S, LATE_SHARE = 0.1, 0.7
-"""A prefill rank is killed while prompts are computed, any other one when all streams are being decoded."""
+EARLY_S, LATER_S = 0.1, 0.2
+"""A prefill rank is killed so long after the begin, any other one so long after all have their first tokens."""
 
 DEAD_AFTER_S = 2
 ANSWER_LIMIT_S = 20.0
@@ -86,7 +86,7 @@ def _play_round(
     victims = {role: list(ranks) for role, ranks in _ranks().items()}
     with started(flags) as cluster:
         undisturbed, began = play(cluster.base_url, prompts, salt="undisturbed")
-        lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+        decodes_s = max(stream.times[1] for stream in undisturbed) - began
         for number, fault in enumerate(ROUND):
             what = found.setdefault(fault, Found())
             what.faults += 1
@@ -96,12 +96,13 @@ def _play_round(
                 role = fault.removeprefix("suspended ")
                 process = process_of(cluster.pid, str(victims[role].pop(0)))
                 act = process.kill if role == fault else process.suspend
-                at_s = EARLY_S if role == "prefill" else LATE_SHARE * lasts_s
+                at_s = EARLY_S if role == "prefill" else decodes_s + LATER_S
                 streams, moment = play(cluster.base_url, prompts, act, at_s, str(number))
                 is_early = role == "prefill"
                 what.gaps_s += [stream.longest_gap_s(moment, first=is_early) for stream in streams]
                 calm, began = play(cluster.base_url, prompts, salt=f"calm {number}")
                 what.undisturbed_s += [one.longest_gap_s(began + at_s, first=is_early) for one in calm]
+                decodes_s = max(stream.times[1] for stream in calm) - began
                 what.wrong += sum(map(_differs, streams, undisturbed))
             told()
 

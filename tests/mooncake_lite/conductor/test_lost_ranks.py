@@ -31,12 +31,12 @@ class Cluster(Conductor):
         self.role._lost, self.role._end_rank = self.losses.take, self.losses.end_rank
 
     def loses(self, rank: int, reason: str = "its process 5 ended", ended: bool = True) -> list[Any]:
-        """Lose a rank; what was sent because of it to other ranks and gateways, but for the news itself."""
+        """Lose a rank; what was sent because of it, but for the news itself."""
         before = len(self.hub.sent)
         self.losses.on_lost(f"rank-{rank}", reason, ended)
         self.role.step([])
         self.role.control.check()
-        news = m.MarkLost | m.ClusterStatus
+        news = m.MarkLost | m.ClusterStatus | m.Stop
         return [sent for _, sent in self.hub.sent[before:] if not isinstance(sent, news)]
 
     def decoding(self, name: str = "a", n: int = 1) -> m.Start:
@@ -58,7 +58,7 @@ class Cluster(Conductor):
         return self.tell("gateway-0", m.Report(event, list(answers)))
 
     def count(self, name: str) -> float:
-        """The value of a counter without labels; 0 before it has counted."""
+        """A metric, added up over its labels; 0 before it has counted."""
         (reply,) = self.tell("gateway-0", m.MetricsRequest(1))
         return sum(one.value for one in reply.metrics if one.name == name)
 
@@ -72,11 +72,25 @@ def test_the_others_and_the_gateways_are_told_of_a_lost_rank_and_the_cluster_goe
     reason = "rank 2 (decode) died: no sign of life for 6.1 s"
     sent = cluster.hub.sent[before:]
     assert [peer for peer, one in sent if one == m.MarkLost(2, reason)] == ["rank-1", "rank-3", "rank-4"]
+    told = [one for peer, one in sent if peer == "rank-2"]
+    assert told == [m.Stop(reason, 0.0, True)], (
+        "it may only have been out of reach, and ends when it wakes up"
+    )
     (status,) = [one for peer, one in sent if peer == "gateway-0"]
     assert status == m.ClusterStatus(True, "ready", [f"{reason}; it is missing until the next start"])
     assert capsys.readouterr().err == f"mooncake-lite: {reason}; the others go on\n"
     assert (cluster.role.stop, cluster.count("ranks_lost_total")) == (None, 1)
     assert [cluster.decoding(name).order.rank for name in "ab"] == [3, 3]
+
+
+def test_of_the_last_metrics_of_a_lost_rank_the_counters_alone_stay() -> None:
+    cluster = Cluster()
+    for rank in (2, 3):
+        counter = m.Metric("tokens_total", "counter", "Tokens", {"rank": str(rank)}, 5.0)
+        gauge = m.Metric("pages_free", "gauge", "Pages", {"rank": str(rank)}, 7.0)
+        cluster.tell(f"rank-{rank}", m.RankStats(rank, [counter, gauge]))
+    cluster.loses(2)
+    assert (cluster.count("tokens_total"), cluster.count("pages_free")) == (10.0, 7.0)
 
 
 def test_what_a_lost_rank_still_says_changes_nothing() -> None:

@@ -87,3 +87,53 @@ def test_what_comes_for_an_answer_that_is_not_wanted_any_more_is_dropped() -> No
 
     assert order.push(Tokens("r", 0, [10])) == []
     assert order.waiting == {}
+
+
+def test_after_a_recall_older_attempts_are_dropped_and_newer_ones_go_on() -> None:
+    order = InOrder(8)
+    order.push(Tokens("r", 0, [10, 11], attempt=2))
+    order.push(Tokens("r", 4, [14], attempt=2))
+
+    order.recall(2)
+
+    assert (order.token_ids, order.next, order.waiting) == ([10, 11], 2, {}), "what waited is forgotten"
+    assert order.push(Tokens("r", 2, [12], attempt=2)) == []
+    assert order.push(Tokens("r", 2, [12], attempt=1)) == []
+    assert order.waiting == {}
+    again = Tokens("r", 2, [92, 93], attempt=3)
+    assert order.push(again) == [again]
+    assert order.push(Tokens("r", 4, [94], "stop", attempt=4)) == [Tokens("r", 4, [94], "stop", attempt=4)]
+    assert (order.token_ids, order.ended) == ([10, 11, 92, 93, 94], True)
+
+
+def test_an_answer_that_has_ended_stays_so_after_a_recall() -> None:
+    order = InOrder(8)
+    order.push(Tokens("r", 0, [10], "stop", attempt=1))
+
+    order.recall(1)
+
+    assert order.push(Tokens("r", 1, [11], attempt=2)) == []
+    assert (order.token_ids, order.ended) == ([10], True)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(
+    before=st.integers(0, 6),
+    late=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=6),
+    seed=st.integers(0, 2**32),
+)
+def test_late_tokens_of_a_recalled_attempt_never_change_an_answer(
+    before: int, late: list[tuple[int, int]], seed: int
+) -> None:
+    order = InOrder(10)
+    messages = [Tokens("r", index, [index], attempt=1) for index in range(before)]
+    passed(order, messages)
+    order.recall(1)
+    wrong = [Tokens("r", index, [-1] * size, attempt=1) for index, size in late]
+    right = [Tokens("r", index, [100 + index], attempt=2) for index in range(before, 10)]
+    both = [*wrong, *right]
+    random.Random(seed).shuffle(both)
+
+    passed(order, both)
+
+    assert order.token_ids == [*range(before), *range(100 + before, 110)]

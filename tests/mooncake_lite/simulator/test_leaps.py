@@ -11,6 +11,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
+from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.world import World
 
@@ -19,12 +20,34 @@ TOKENS_S = 0.001
 
 
 class SteadyWorld(World):
-    """A world in which how many messages bring the tokens changes nothing that is drawn."""
+    """A world in which how many messages bring the tokens changes nothing.
+
+    dying   rank that dies at the end of its present pass -> whether its end is seen. In the middle of a leap,
+            it would take the tokens of whole passes with it
+    """
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        self.dying: dict[int, bool] = {}
+        super().__init__(*parts, **more)
 
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
         """Send tokens from a rank to the gateway, always in the same time."""
         assert isinstance(message, m.Tokens)
         self.clock.after(TOKENS_S, lambda: self.clients.on_tokens(message, times_s))
+
+    def kill(self, rank: int, *, ended: bool) -> None:
+        """Kill a rank when it computes nothing."""
+        model = self.ranks[rank]
+        if isinstance(model, SimulatedRank) and model.step_s and rank not in self.dead:
+            self.dying.setdefault(rank, ended)
+            model._wake()  # a leap under way ends with its present pass
+        else:
+            super().kill(rank, ended=ended)
+
+    def between_passes(self, rank: int) -> None:
+        """Kill a rank that was to die."""
+        if rank in self.dying:
+            super().kill(rank, ended=self.dying.pop(rank))
 
 
 def tight(seed: int) -> Setting:
@@ -53,8 +76,9 @@ def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Eve
         if machine is not None:
             step = machine.step
 
-            def counted(now: float, most: int, step: Any = step) -> Any:
+            def counted(now: float, most: int, step: Any = step, number: int = rank.number) -> Any:
                 nonlocal leaps
+                world.between_passes(number)
                 chosen = step(now, most)
                 leaps += chosen.steps > 1
                 return chosen
@@ -84,6 +108,8 @@ def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_
     assert leaps > 500
     for kind in (ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsEnded, ev.PagesChanged, ev.RequestCancelled):
         assert kinds[kind.__name__] >= 5, kinds
+    assert kinds["Recalled"] >= 5, kinds
+    assert kinds["RankLost"] >= 1, kinds
 
 
 @pytest.mark.parametrize("seed", [3, 7])
