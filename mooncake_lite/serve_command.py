@@ -117,7 +117,7 @@ def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> 
     MODEL is the name of a pulled model or a Hugging Face folder, by default SmolLM2-135M-Instruct. Outside of
     mpirun the command starts mpirun. Inside mpirun (mpirun -n 4 mooncake-lite serve ...) it becomes a rank.
     SIGTERM and Ctrl-C stop the cluster within 5 s with exit code 0. A second Ctrl-C kills it at once (130).
-    If any rank is lost, the whole cluster ends with exit code 1.
+    If a rank is lost, the others go on; without rank 0 the cluster ends with exit code 1.
     """
     config = build_config(model, flags, file)
     if world_from_environment() is not None and not dry_run:

@@ -15,7 +15,7 @@ from mooncake_lite.control import events as ev
 
 pytestmark = pytest.mark.quick
 
-REPORTED = get_args(get_type_hints(m.Report)["event"])
+REPORTED = [kind for kind in get_args(get_type_hints(m.Report)["event"]) if issubclass(kind, ev.RankEvent)]
 STARTED = get_args(get_type_hints(m.Start)["order"])
 OF_RANKS = {kind for kind in get_args(ev.AnyEvent) if issubclass(kind, ev.RankEvent)}
 
@@ -39,13 +39,14 @@ def test_every_event_of_a_rank_but_its_hello_reaches_the_conductor_as_it_is() ->
 def test_every_order_reaches_its_rank_as_it_is() -> None:
     compute, store = set(get_args(m.TO_COMPUTE)), set(get_args(m.TO_STORE))
     assert {*STARTED} == {*get_args(m.StartOrder)} == {*get_args(fx.StartOrder)}
-    assert (compute | store | {*STARTED}) - {m.Start, m.GatewayAt, m.Stop} == {*get_args(fx.Order)}
-    assert compute & store == {m.Stop} == {fx.Stop}
+    told = {m.Start, m.GatewayAt, m.MarkLost, m.Stop}
+    assert (compute | store | {*STARTED}) - told == {*get_args(fx.Order)}
+    assert compute & store == {m.MarkLost, m.Stop} == {fx.MarkLost, fx.Stop}
 
 
 def test_what_gateways_hear_about_requests_are_effects() -> None:
     told = {kind for kind in get_args(m.TO_GATEWAY) if "request_id" in kind.__struct_fields__}
-    assert told == {fx.Reject, fx.Release, fx.Fail}
+    assert told == {fx.Reject, fx.Release, fx.Fail, fx.Recall}
 
 
 def test_no_message_has_the_name_of_an_event_or_an_effect() -> None:

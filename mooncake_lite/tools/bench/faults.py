@@ -34,7 +34,7 @@ ROUND = ("decode", "prefill", "store", "decode", "prefill", "store", "suspended 
 """What happens to each cluster, in this order. The last ranks of each role stay."""
 
 EARLY_S, LATER_S = 0.1, 0.2
-"""A prefill rank is killed so long after the begin, any other one so long after all have their first tokens."""
+"""A prefill rank is killed so long after the begin, others after all streams have their first token."""
 
 DEAD_AFTER_S = 2
 ANSWER_LIMIT_S = 20.0
