@@ -87,7 +87,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@mkdir -p bench-results
-	@for what in kernels transport store scheduler engine ideas predictions goodput; do \
+	@for what in kernels transport store scheduler engine ideas predictions goodput faults; do \
 	  $(BIN)/mooncake-lite bench $$what --json bench-results/$$what.json; \
 	done
 

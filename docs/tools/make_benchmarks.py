@@ -1,6 +1,6 @@
 """Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
 
-    for part in kernels transport store scheduler engine ideas predictions goodput; do
+    for part in kernels transport store scheduler engine ideas predictions goodput faults; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
     python docs/tools/make_benchmarks.py
@@ -16,7 +16,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput")
+PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput", "faults")
 
 HEAD = """# Benchmarks
 
@@ -57,8 +57,12 @@ highest of them.
 The table of predictions compares predicted with measured times to first token. The peer is the median TTFT
 of all requests, as one prediction for each. What we wanted to reach is called a goal.
 
-In the last part, the peer is the cluster without admission; a second table compares with the best goodput of
-all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
+In the part on goodput, the peer is the cluster without admission; a second table compares with the best
+goodput of all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
+
+In the part on faults, the peer is an undisturbed run on the ranks that are left. A stream's longest gap counts
+from the moment of the fault on; for a prefill rank the time to the first token counts as a gap too. No other
+project publishes such pauses. [Failures](../explain/failures.md) tells what is promised.
 """
 
 TITLES = {
@@ -69,6 +73,7 @@ TITLES = {
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
     "predictions": "Predicted against measured time to first token",
+    "faults": "Faults: ranks and gateways killed under eight streams",
     "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
 }
 
