@@ -60,8 +60,8 @@ of all requests, as one prediction for each. What we wanted to reach is called a
 In the part on goodput, the peer is the cluster without admission; a second table compares with the best
 goodput of all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
 
-In the part on faults, the peer is an undisturbed run on the ranks that are left. A stream's longest gap counts
-from the moment of the fault on; for a prefill rank the time to the first token counts as a gap too. No other
+In the part on faults, the peer is an undisturbed run on the ranks that are left. The longest gap of a stream
+counts from the moment of the fault on; for a prefill rank the time to the first token is a gap too. No other
 project publishes such pauses. [Failures](../explain/failures.md) tells what is promised.
 """
 

@@ -34,7 +34,7 @@ ROUND = ("decode", "prefill", "store", "decode", "prefill", "store", "suspended 
 """What happens to each cluster, in this order. The last ranks of each role stay."""
 
 EARLY_S, LATER_S = 0.1, 0.2
-"""A prefill rank is killed so long after the begin, others after all streams have their first token."""
+"""A prefill rank is killed so long after the begin, others after half of all streams have a first token."""
 
 DEAD_AFTER_S = 2
 ANSWER_LIMIT_S = 20.0
@@ -86,7 +86,7 @@ def _play_round(
     victims = {role: list(ranks) for role, ranks in _ranks().items()}
     with started(flags) as cluster:
         undisturbed, began = play(cluster.base_url, prompts, salt="undisturbed")
-        decodes_s = max(stream.times[1] for stream in undisturbed) - began
+        decodes_s = _half_began(undisturbed) - began
         for number, fault in enumerate(ROUND):
             what = found.setdefault(fault, Found())
             what.faults += 1
@@ -99,12 +99,22 @@ def _play_round(
                 at_s = EARLY_S if role == "prefill" else decodes_s + LATER_S
                 streams, moment = play(cluster.base_url, prompts, act, at_s, str(number))
                 is_early = role == "prefill"
-                what.gaps_s += [stream.longest_gap_s(moment, first=is_early) for stream in streams]
+                what.gaps_s += _gaps_s(streams, moment, is_early)
                 calm, began = play(cluster.base_url, prompts, salt=f"calm {number}")
-                what.undisturbed_s += [one.longest_gap_s(began + at_s, first=is_early) for one in calm]
-                decodes_s = max(stream.times[1] for stream in calm) - began
+                what.undisturbed_s += _gaps_s(calm, began + at_s, is_early)
+                decodes_s = _half_began(calm) - began
                 what.wrong += sum(map(_differs, streams, undisturbed))
             told()
+
+
+def _half_began(streams: Sequence[Stream]) -> float:
+    """Return when half of the streams had their first token."""
+    return statistics.median(stream.times[1] for stream in streams)
+
+
+def _gaps_s(streams: Sequence[Stream], moment: float, first: bool) -> list[float]:
+    """Return the longest gap from a moment on of each stream that had not ended then."""
+    return [one.longest_gap_s(moment, first=first) for one in streams if one.times[-1] > moment]
 
 
 def _differs(stream: Stream, undisturbed: Stream) -> bool:
