@@ -78,6 +78,7 @@ class TransferEngine:
                 "path 'one_sided' needs a job that ends with its first dead rank: --mpi-profile fast"
             )
         self._world = world
+        self.has_lost = False
         self._segments = Segments(world, segment_bytes)
         self._size, self._sizes = world.size, self._segments.sizes
         self._lock = threading.Lock()
@@ -223,7 +224,7 @@ class TransferEngine:
 
         Any thread may call this, also twice.
         """
-        self._world.mark_lost()
+        self.has_lost = True
         self._remote.mark_lost(rank, reason)
 
     def close(self) -> None:

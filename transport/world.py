@@ -90,7 +90,6 @@ class World:
         self._lock = threading.Lock()
         self._to_free: list[Callable[[], object]] = []
         self._finished: bool | None = None
-        self._lost = False
         self._unended: list[Any] = []
         self.barrier()  # by sleeping: the others may still be loading, and a blocking call would spin
         self.node_comm = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.rank)
@@ -178,10 +177,6 @@ class World:
         """Call this collective clean-up in finish(), last first, unless a rank was lost."""
         self._to_free.append(free)
 
-    def mark_lost(self) -> None:
-        """Note that a rank is lost: from now on nothing collective is done, and finish() frees nothing."""
-        self._lost = True
-
     def finish(self, limit_s: float = 3.0, lost: bool = False) -> bool:
         """End MPI; True when it ended within limit_s. If not, the caller leaves with os._exit().
 
@@ -192,7 +187,7 @@ class World:
         with self._lock:
             if self._finished is None:
                 ended = threading.Event()
-                start_thread("finalize", self._finalize, lost or self._lost, ended)
+                start_thread("finalize", self._finalize, lost, ended)
                 self._finished = ended.wait(limit_s)
             return self._finished
 

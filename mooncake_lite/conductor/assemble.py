@@ -107,7 +107,7 @@ def conduct(process: RankProcess) -> int:
     monitor.stop()
     transfers.close()
     hub.close()
-    return process.leave(stop.reason, world.finish)
+    return process.leave(stop.reason, partial(world.finish, lost=transfers.has_lost))
 
 
 def _next_loss(

@@ -134,10 +134,12 @@ class Launcher:
     def _check_start(self, job: MpirunJob, states: dict[int, RankState], deadline: float) -> bool:
         """True once the cluster serves. Raises ClusterError when it never will.
 
-        A rank that ends early leaves the others in MPI_Init, where nothing wakes them: all are ended.
+        A rank that ends early leaves the others in MPI_Init, where nothing wakes them: all are ended. A rank
+        that is lost when the cluster serves already, which is not known here yet, ends nothing.
         """
         gone = job.lost or [rank for rank, state in states.items() if state.ended]
-        if gone:
+        serves = (gone or self._ranks_ready(states)) and answers(self._config)
+        if gone and not serves:
             reason = self._end(job)
             raise ClusterError(reason or f"rank {gone[0]} ended before the cluster was ready")
         if time.monotonic() > deadline:
@@ -147,7 +149,7 @@ class Launcher:
                 f"not ready after {self._config.start_timeout_s:.0f} s "
                 f"({', '.join(busy) or 'the gateway does not answer'}); --start-timeout-s gives it longer"
             )
-        if not self._ranks_ready(states) or not answers(self._config):
+        if not serves:
             return False
         self._progress.stop()
         print(ready_line(self._config, job.run_dir.path), flush=True)

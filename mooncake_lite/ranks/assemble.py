@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -140,7 +141,7 @@ def work(process: RankProcess) -> int:
         hard_exit(0)
     transfers.close()
     neighbours.conductor.close()
-    return process.leave(stop.reason, world.finish)
+    return process.leave(stop.reason, partial(world.finish, lost=transfers.has_lost))
 
 
 class _Store:

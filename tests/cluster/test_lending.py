@@ -45,12 +45,11 @@ def test_compute_ranks_lend_dram_that_goes_to_ssd_and_comes_back_and_one_that_is
         segments = machine.shared_memory_of(machine.run_dir(processes))
         assert segments
         (victim,) = [process for process in processes if machine.rank_of(process) == DECODE]
-        asking.Busy(url, 400)
         victim.kill()
-        wait_until(lambda: not machine.alive(processes), patient(15.0))
-        assert machine.alive(processes) == []
+        assert wait_until(lambda: machine.metric(url, "ranks_lost_total") == 1, patient(5.0))
         assert f"rank {DECODE} (decode) died" in cluster.last_words()
-        assert not any(segment.exists() for segment in segments)
+    assert machine.alive(processes) == []
+    assert not any(segment.exists() for segment in segments)
 
 
 def saved_with_all_others(url: str) -> None:

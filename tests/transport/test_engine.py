@@ -27,9 +27,6 @@ class OneRank:
     node_of, node_ranks, hostnames = [0], [0], ["here"]
     mpi = SimpleNamespace()
 
-    def mark_lost(self) -> None:
-        """Nothing is freed at the end."""
-
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
 
