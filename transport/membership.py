@@ -41,9 +41,10 @@ class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
-    """Monitor -> Heart: answer a Beat. The tag on the wire is "Answer"."""
+    """Monitor -> Heart: answer a Beat. The tag on the wire is "Answer". term: of Monitor.term."""
 
     number: int
+    term: int = 0
 
 
 class Heart:
@@ -53,6 +54,7 @@ class Heart:
     name         as the Monitor expects it
     interval_s   between beats; a tenth of the Monitor's dead_s or less
     on_fatal     called when the thread dies
+    term         the Monitor's, as it last answered
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Heart:
     ):
         self._spoke = Spoke(endpoint, name, Decoder(BeatAnswer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
         self._interval_s = interval_s
+        self.term = 0
         self._heard = time.monotonic()
         self._running = True
         self._thread = start_thread(f"heart {name}", self._run, on_fatal=on_fatal)
@@ -94,8 +97,9 @@ class Heart:
                 number += 1
                 self._spoke.send(Beat(number))
                 next_beat = time.monotonic() + self._interval_s
-            if self._spoke.receive(max(0.0, next_beat - time.monotonic())):
+            for answer in self._spoke.receive(max(0.0, next_beat - time.monotonic())):
                 self._heard = time.monotonic()
+                self.term = max(self.term, answer.term)
         self._spoke.send(Leave())
         self._spoke.close()
 
@@ -126,6 +130,7 @@ class Monitor:
     on_lost     called on the Monitor's thread with (name, reason, whether its end was seen); must be short
                 and must not raise
     on_fatal    called when that thread dies
+    term        a number that every heart learns with its next answer; it only grows
 
     A process whose number watch_pid() told is lost at once when it ends. A silent one is killed first, so
     that it writes nothing more when it is reported. If this thread did not run for a while (a stopped or
@@ -150,6 +155,7 @@ class Monitor:
         self._left: set[str] = set()
         self._tick_s, self._dead_s, self._first_s = tick_s, dead_s, first_s
         self._on_lost = on_lost
+        self.term = 0
         self._lock = threading.Lock()
         self._wanted: list[tuple[str, int]] = []
         self._to_end: list[tuple[str, str]] = []
@@ -229,7 +235,7 @@ class Monitor:
             return
         with self._lock:
             self._peers[name].heard_s = now
-        self._hub.send(name, BeatAnswer(message.number))
+        self._hub.send(name, BeatAnswer(message.number, self.term))
 
     def _start_watches(self) -> None:
         with self._lock:

@@ -273,3 +273,10 @@ def test_a_process_that_has_ended_can_be_killed_again(
     watch.kill("a")
     assert [(name, pid) for name, pid, _ in watch.ended()] == [("a", process.pid)]
     watch.close()
+
+
+def test_a_heart_learns_the_term_of_its_monitor(monitor: Monitor) -> None:
+    heart = Heart(monitor.endpoints[0], "a", 0.05)
+    monitor.term = 3
+    wait_until(lambda: heart.term == 3, LIMIT_S)
+    heart.stop()
