@@ -278,5 +278,5 @@ def test_a_process_that_has_ended_can_be_killed_again(
 def test_a_heart_learns_the_term_of_its_monitor(monitor: Monitor) -> None:
     heart = Heart(monitor.endpoints[0], "a", 0.05)
     monitor.term = 3
-    wait_until(lambda: heart.term == 3, LIMIT_S)
+    assert wait_until(lambda: heart.term == 3, LIMIT_S)
     heart.stop()
