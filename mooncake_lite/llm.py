@@ -304,7 +304,9 @@ class _Process:
     def _new_rank(self) -> None:
         """Begin with an empty rank: nothing is in its pages."""
         duties, no_staging = DUTIES[ROLE], Staging(0, 0)
-        self._rank = computing_rank(0, self._config, self._model, duties, self._pages, no_staging)
+        self._rank = computing_rank(
+            m.RankHello(0, "serve", 0), self._config, self._model, duties, self._pages, no_staging
+        )
 
     def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
         requests = [self._prepare(kind, body) for body in bodies]

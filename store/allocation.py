@@ -61,13 +61,15 @@ class Allocation(Ledger):
 
         rank   this rank's segment only; None: any
 
-        The answer assumes that every object is freed some day except those that are pinned hard. False is
+        The answer assumes that every object is freed some day except those that are pinned hard, and those
+        that a writer which cannot be reached may still write. False is
         certain. True is certain when all sizes are equal, as those of KV blocks are.
         """
         counts = Counter(map(padded_size, sizes))
+        kept = [obj for obj in map(self._objects.get, self._late.held) if obj and rank in (None, obj.rank)]
         for size in (ALIGNMENT, *counts):
             needed = sum(count * (other // size) for other, count in counts.items())
-            if needed > self._order.places(size, rank):
+            if needed > self._order.places(size, rank) - sum(obj.padded // size for obj in kept):
                 return False
         return True
 

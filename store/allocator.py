@@ -99,6 +99,18 @@ class RangeAllocator:
             extents.append((self._take(largest, largest, 1)[0], largest))
             left -= largest
 
+    def take_behind(self, offset: int, nbytes: int) -> bool:
+        """Take the range of nbytes at offset, if it lies behind every range that is in use."""
+        size, start = self.padded(nbytes), self._ends.get(self.capacity, self.capacity)
+        if offset % self.alignment or not start <= offset <= self.capacity - size:
+            return False
+        self._drop_free(start)
+        for first, end in ((start, offset), (offset + size, self.capacity)):
+            if first < end:
+                self._add_free(first, end - first)
+        self._used[offset] = size
+        return True
+
     def free(self, offset: int) -> int:
         """Free a range and return its size. Raises UnknownObject when none starts at offset."""
         size = self._used.pop(offset, None)

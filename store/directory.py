@@ -33,9 +33,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from store.adoption import Adoption
 from store.allocator import padded_size
 from store.errors import LayoutError, StoreError, WrongState
-from store.general import GeneralVerbs
 from store.ledger import Event
 from store.objects import NO_CLASS, PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.policies.class_shares import ClassShares
@@ -50,11 +50,11 @@ this order works, because a policy only sizes its own lists by it: how many keys
 """
 
 
-class Directory(GeneralVerbs):
+class Directory(Adoption):
     """The directory of one pool. Its books and their invariant are those of `Ledger`.
 
     This class has the verbs that KV blocks need. Copies, pins, reads that lease and removal are in
-    `GeneralVerbs`.
+    `GeneralVerbs`; blocks of an earlier directory, and what readers compare, in `Adoption`.
     """
 
     # ------------------------------------------------------------------------------ segments
@@ -97,8 +97,8 @@ class Directory(GeneralVerbs):
         """Tell whether any rank has a segment."""
         return bool(self._segments)
 
-    def set_saver(self, rank: int, saver: int) -> None:
-        """Have the tier of another rank save the blocks that this rank's segment gets from now on."""
+    def set_saver(self, rank: int, saver: int | None) -> None:
+        """Have the tier of another rank, or none, save what this rank's segment gets from now on."""
         self._segment(rank).saver = saver
 
     def remove_segment(self, rank: int) -> list[str]:

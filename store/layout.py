@@ -13,6 +13,8 @@ them (kernels_numba/codecs.py).
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
@@ -108,6 +110,11 @@ class BlockLayout:
         view = as_bytes(buffer, self.nbytes)
         step = self.layer_nbytes
         return [xxh3_64_intdigest(view[start : start + step]) for start in range(0, self.nbytes, step)]
+
+
+def check_of(checksums: Sequence[int]) -> int:
+    """Return one number for the checksums of a block: XXH3-64 (seed 0) of them as u64, and never 0."""
+    return xxh3_64_intdigest(array("Q", checksums).tobytes()) or 1
 
 
 def _check_codec(codec: str, head_dim: int) -> None:

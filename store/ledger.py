@@ -59,8 +59,7 @@ def visible_copies(obj: PoolObject) -> list[PoolObject]:
 
 
 class Ledger:
-    """The books of one pool. Of a block's copies, a reader gets the nearest: `rack_of` a node is its rack.
-
+    """The books of one pool. Of copies a reader gets the nearest: `rack_of` a node is its rack.
     _segments  rank -> Segment
     _objects   object_id -> PoolObject, all there are
     _visible   key -> the VISIBLE object of that key, the one published first when there are copies
@@ -69,7 +68,7 @@ class Ledger:
     _late      QUARANTINED objects, and when their quarantine ends
     _order     the segments in the order in which new objects are put there
     _saves     VISIBLE objects that no tier has been told to save yet
-    """
+    _unsure    ids of objects that may have been overwritten; until _unsure_until all may be"""
 
     def __init__(
         self,
@@ -111,6 +110,8 @@ class Ledger:
         self._order = SegmentOrder(high_water, self._coldest)
         self._events: list[Event] = []
         self._saves: list[PoolObject] = []
+        self._unsure: set[int] = set()
+        self._unsure_until = 0.0
         self._next_id = 1
 
     def object(self, object_id: int) -> PoolObject:
@@ -182,6 +183,7 @@ class Ledger:
         if obj.state is ObjectState.QUARANTINED:
             self._late.remove(obj.object_id)
         self._segments[obj.rank].clear(obj)
+        self._unsure.discard(obj.object_id)
         del self._objects[obj.object_id]
 
     def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:

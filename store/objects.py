@@ -71,13 +71,30 @@ class Hit(NamedTuple):
 class BlockRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name an object of the pool by its one range: `nbytes` at `offset` in the segment of `rank`.
 
-    object_id   the directory's id of this object, unique in the life of a cluster
+    object_id   the directory's id of this object, unique in the life of a conductor
+    check       `layout.check_of` its checksums, for a reader that has to compare; 0: it need not
     """
 
     object_id: int
     rank: int
     offset: int
     nbytes: int
+    check: int = 0
+
+
+class HeldBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A visible block in DRAM, as the store rank that keeps it knows it. Fields as in Wanted.
+
+    sums   u64 per layer as bytes
+    """
+
+    ref: BlockRef
+    key: int
+    digest: int
+    sums: bytes
+    parent: int | None
+    position: int
+    class_id: int
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ docs/explain/lifecycle.md.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from math import inf
 
 QUARANTINE_S = 120.0
@@ -61,6 +62,11 @@ class Quarantine:
     def of_writer(self, rank: int) -> list[int]:
         """Return the objects that this rank may still write."""
         return list(self._writers.get(rank, ()))
+
+    @property
+    def held(self) -> Iterable[int]:
+        """Return the objects whose quarantine has no end."""
+        return self._held
 
     def hold(self, writer: int) -> None:
         """Let the quarantines because of this writer last until it is known to be dead."""

@@ -106,7 +106,6 @@ class Segment:
 
         contiguous   only whole ranges; otherwise only one object is allocated, which may get several extents
         """
-        free = self.allocator.free_bytes
         if contiguous:
             places: list[tuple[Extent, ...]] = [
                 ((offset, nbytes),) for offset in self.allocator.allocate_run(nbytes, most)
@@ -115,12 +114,23 @@ class Segment:
             extents = self.allocator.allocate_extents(nbytes)
             places = [extents] if extents else []
         if places:
-            taken = free - self.allocator.free_bytes
-            for accounts in (self.accounts, self._total):
-                accounts.free -= taken
-                accounts.states[ObjectState.WRITING] += taken
-            self.note_change()
+            self._note_taken()
         return places
+
+    def take_behind(self, offset: int, nbytes: int) -> bool:
+        """Take the range of a WRITING object, if it lies behind all others."""
+        taken = self.allocator.take_behind(offset, nbytes)
+        if taken:
+            self._note_taken()
+        return taken
+
+    def _note_taken(self) -> None:
+        """Count the bytes that the allocator has given out since the last time."""
+        taken = self.accounts.free - self.allocator.free_bytes
+        for accounts in (self.accounts, self._total):
+            accounts.free -= taken
+            accounts.states[ObjectState.WRITING] += taken
+        self.note_change()
 
     def clear(self, obj: PoolObject) -> None:
         """Free an object's extents. It must be out of the policy's order."""

@@ -373,10 +373,21 @@ class Spoke(_Channel):
         if not identity or not identity.isprintable() or len(identity.encode()) > 200:
             raise ChannelError(f"identity {identity!r} must be 1 to 200 printable bytes")
         super().__init__(decoder, max_send_bytes, context)
-        self.endpoint = endpoint
+        self.endpoint, self._identity, self._curve = endpoint, identity, curve
+        self._connect()
+
+    def renew(self) -> None:
+        """Connect anew. What waits in either direction, or is on its way, is lost."""
+        self._poller.unregister(self._socket)
+        self._sockets.remove(self._socket)
+        self._socket.close(linger=0)
+        self._connect()
+
+    def _connect(self) -> None:
+        endpoint, identity, curve = self.endpoint, self._identity, self._curve
         socket = self._socket = self._context.socket(zmq.DEALER)
         self._sockets.append(socket)
-        _bound(socket, endpoint, decoder.max_bytes)
+        _bound(socket, endpoint, self._decoder.max_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt_string(zmq.IDENTITY, identity)

@@ -54,6 +54,7 @@ class Heart:
     name         as the Monitor expects it
     interval_s   between beats; a tenth of the Monitor's dead_s or less
     on_fatal     called when the thread dies
+    on_term      called when the Monitor's term has changed
     term         the Monitor's, as it last answered
     """
 
@@ -65,10 +66,11 @@ class Heart:
         curve: CurveKeys | None = None,
         *,
         on_fatal: OnFatal | None = None,
+        on_term: Callable[[], object] = lambda: None,
     ):
         self._spoke = Spoke(endpoint, name, Decoder(BeatAnswer, BEAT_BYTES), curve, max_send_bytes=BEAT_BYTES)
         self._interval_s = interval_s
-        self.term = 0
+        self.term, self._on_term = 0, on_term
         self._heard = time.monotonic()
         self._running = True
         self._thread = start_thread(f"heart {name}", self._run, on_fatal=on_fatal)
@@ -99,7 +101,9 @@ class Heart:
                 next_beat = time.monotonic() + self._interval_s
             for answer in self._spoke.receive(max(0.0, next_beat - time.monotonic())):
                 self._heard = time.monotonic()
-                self.term = max(self.term, answer.term)
+                if answer.term > self.term:
+                    self.term = answer.term
+                    self._on_term()
         self._spoke.send(Leave())
         self._spoke.close()
 

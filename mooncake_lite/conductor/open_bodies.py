@@ -87,7 +87,7 @@ class OpenBody:
             self.body = self._first = body
             self.attempt = 0
 
-    def recalled(self, recalled: m.Recalled, answers: list[list[int]]) -> None:
+    def recalled(self, so_far: list[m.AnswerSoFar], answers: list[list[int]]) -> None:
         """Take over the answers so far: of this request, or of branches that may go on alone.
 
         Branches none of which has a token begin again together.
@@ -96,7 +96,7 @@ class OpenBody:
         prompt = self.body.token_ids[: self.prompt_tokens]
         if self.body.n > 1 and not any(answers):
             return
-        for one, answer in zip(recalled.answers, answers, strict=True):
+        for one, answer in zip(so_far, answers, strict=True):
             body = replace(
                 self.body, token_ids=[*prompt, *answer], answered=len(answer), keys=one.keys, n=1,
                 branch=one.branch, spans=[],
@@ -131,7 +131,11 @@ class OpenBodies(dict[str, OpenBody]):
 
     def add(self, submit: m.Submit) -> None:
         """Keep the body of a request, unless the message comes twice."""
-        self.setdefault(submit.request.request_id, OpenBody.of(submit, self._reuse, self._has_pool))
+        request_id, answers = submit.request.request_id, submit.request.answers
+        if request_id not in self:
+            self[request_id] = body = OpenBody.of(submit, self._reuse, self._has_pool)
+            if answers:
+                body.recalled(answers, submit.answers)
 
     def current(self, event: m.PrefillEnded | m.Preempted | m.Swapped | m.Recalled) -> OpenBody | None:
         """Return the body that an event is about. None: of another attempt, or of a request that is over."""
@@ -144,7 +148,7 @@ class OpenBodies(dict[str, OpenBody]):
         if isinstance(event, m.PutsWanted) or (body := self.current(event)) is None:
             return
         if isinstance(event, m.Recalled):
-            body.recalled(event, report.token_ids)
+            body.recalled(event.answers, report.token_ids)
         elif isinstance(event, m.PrefillEnded):
             body.prefilled(report)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.config.modes import MODES, Handover
+from mooncake_lite.control.events import RankLost
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
@@ -34,6 +35,8 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode          name of the mode, from modes.MODES
     costs         of prefill, decode, transfers and loads, from a profile; by default a guess
     survives      the cluster goes on without a rank that is lost after it was ready
+    term          how many conductors the cluster had before this one; lost: ranks that are lost already
+    verify        readers compare every block in DRAM with its checksums
     wait_for_rank_s   how long requests wait when no rank is left with a duty that they need
     classes       service classes, the highest first; at least one, see scheduler.classes.check_classes
     """
@@ -54,6 +57,9 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     saves: bool = False
     mode: str = "pooled"
     survives: bool = True
+    term: int = 0
+    lost: list[RankLost] = []
+    verify: bool = False
     wait_for_rank_s: float = 30.0
     costs: CostConfig = CostConfig()
     classes: list[ServiceClass] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))

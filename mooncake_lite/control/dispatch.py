@@ -14,7 +14,7 @@ from mooncake_lite.control.books import Books
 from mooncake_lite.control.copies import Copies
 from mooncake_lite.control.life import Stage, Step
 from mooncake_lite.control.prefix_loads import PrefixLoads
-from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.request import RequestRecord, first_attempt
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from scheduler import Admission, Placement, Rejection, Request, State, Wait
@@ -52,6 +52,7 @@ class Dispatcher:
         self._stuck = -1, ""
         self.closed, self.closes_at = "", inf
         self._wait_s = books.config.wait_for_rank_s
+        self._first_attempt = first_attempt(books.config.term)
         self._full_at = -1
         self._state, self._directory, self._members = books.state, books.directory, books.members
         self._requests, self._emit = requests, books.emit
@@ -71,8 +72,11 @@ class Dispatcher:
             self._emit(fx.Reject(arrived.request_id, f"service class {arrived.class_id} is unknown", 0.0))
             self._emit(fx.Forget(arrived.request_id, "rejected"))
             return
-        record = RequestRecord.of(arrived, self._classes[arrived.class_id], now)
-        if not self._members.ready:
+        record = RequestRecord.of(arrived, self._classes[arrived.class_id], now, self._first_attempt)
+        if arrived.answers:
+            self._requests.take_over(record, arrived, now)
+            return
+        if not self._members.was_ready:
             self._reject(record, "the cluster is still starting", STARTING_RETRY_S)
             return
         request = record.as_request(self._state, self._block_tokens)
@@ -127,6 +131,8 @@ class Dispatcher:
     def note_loss(self, now: float) -> None:
         """Look what the cluster can still do after the loss of a rank. What waits for space tries again."""
         self.retry(all_of_them=True)
+        if self.closed and self.closes_at == inf:
+            return  # a new conductor looks when it knows what there is
         needed = {"prefill": self._state.prefills, "decode": self._state.decodes}
         missing = [duty for duty, instances in needed.items() if not instances]
         if self._handover == "pool" and not self._directory.has_segments:
@@ -135,6 +141,11 @@ class Dispatcher:
             self.closes_at = now + self._wait_s
         if missing:
             self.closed = f"no rank is left that can {' or '.join(missing)}"
+
+    def open(self, now: float) -> None:
+        """Begin requests that had to wait until a new conductor knew what ranks hold."""
+        self.closed = ""
+        self.note_loss(now)
 
     def _refuse_waiting(self, now: float) -> None:
         """Refuse what waits for a duty that no rank has, once it has waited long enough."""
@@ -196,10 +207,9 @@ class Dispatcher:
     def start_decode(self, record: RequestRecord, now: float) -> None:
         """Order a decode rank to load the KV of a request, and to continue from it."""
         self._requests.work(record, record.decode, self._decode_s(record), now)
-        blocks, branches = record.load + record.store, sorted(record.branches)
-        order = fx.StartDecode(
-            record.decode, record.request_id, record.attempt, blocks, record.tail, branches
-        )
+        blocks, branches = self.room.to_read(record.load + record.store, now), sorted(record.branches)
+        tail = self.room.to_read([record.tail], now)[0] if record.tail is not None else None
+        order = fx.StartDecode(record.decode, record.request_id, record.attempt, blocks, tail, branches)
         self._emit(order)
 
     def _decode_s(self, record: RequestRecord) -> float:
@@ -267,7 +277,7 @@ class Dispatcher:
         terms = self._state.placement_of(record.request_id).terms
         decode_s = self._decode_s(record) if self._handover == "none" else 0.0
         self._requests.work(record, record.prefill, terms.transfer_s + terms.prefill_s + decode_s, now)
-        self._emit(self._first_order(record, now - record.since_s))
+        self._emit(self._first_order(record, now))
         if record.worker == record.decode:
             for branch in sorted(record.dropped | record.ended):
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
@@ -290,15 +300,16 @@ class Dispatcher:
         cached = sum(record.cached.values())
         return self._load_or_compute.loads(record.prefill, record.num_tokens, cached, near, far)
 
-    def _first_order(self, record: RequestRecord, queued_s: float) -> fx.StartPrefill | fx.StartServe:
+    def _first_order(self, record: RequestRecord, now: float) -> fx.StartPrefill | fx.StartServe:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
+        load, queued_s = self.room.to_read(record.load, now), now - record.since_s
         reads = not record.load or bool(record.promoted) or self._reads(record)
         if self._handover == "none":
             return fx.StartServe(
-                record.prefill, record.request_id, record.attempt, record.load, record.cached, queued_s,
+                record.prefill, record.request_id, record.attempt, load, record.cached, queued_s,
                 record.promoted, reads,
             )  # fmt: skip
         return fx.StartPrefill(
-            record.prefill, record.request_id, record.attempt, record.load, record.store, record.tail,
+            record.prefill, record.request_id, record.attempt, load, record.store, record.tail,
             record.cached, queued_s, record.promoted, reads,
         )  # fmt: skip

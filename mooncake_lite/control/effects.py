@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_lite.control.message import Message
 from scheduler import Terms
-from store.objects import BlockRef, BlockRemoved, BlockStored
+from store.objects import BlockRef, BlockRemoved, BlockStored, HeldBlock
 
 
 class Action(Message, frozen=True):
@@ -211,6 +211,15 @@ class LoadBlocks(RankOrder, frozen=True):
     refs: list[BlockRef]
 
 
+class HoldBlocks(RankOrder, frozen=True):
+    """Have a store rank remember what has become visible in its segment, or in one that it keeps.
+
+    It tells a later conductor in Inventory.
+    """
+
+    blocks: list[HeldBlock]
+
+
 class SaveBlocks(RankOrder, frozen=True):
     """Have visible blocks written behind to the tier of a rank."""
 
@@ -324,7 +333,7 @@ class Stop(Action, frozen=True):
 
 Order = (
     StartOrder | CancelOn | ForgetPages | ListOpen | GrantPuts | GrantSwap | LoadBlocks | SaveBlocks
-    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier
+    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | HoldBlocks
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

@@ -21,6 +21,7 @@ import msgspec
 
 from mooncake_lite.control.effects import Order
 from mooncake_lite.control.message import Message
+from store.objects import HeldBlock
 
 
 class Event(Message, frozen=True):
@@ -28,7 +29,7 @@ class Event(Message, frozen=True):
 
 
 class RankEvent(Event, frozen=True):
-    """Base of the events that a rank causes. epoch counts the starts of that rank."""
+    """Base of the events that a rank causes. epoch: number of the conductor that it has joined."""
 
     rank: int
     epoch: int
@@ -90,6 +91,13 @@ class TierIndexed(RankEvent, frozen=True):
     last: bool
 
 
+class Inventory(RankEvent, frozen=True):
+    """Some blocks that a store rank was told to hold by an earlier conductor. `last` ends the list."""
+
+    blocks: list[HeldBlock]
+    last: bool
+
+
 class GatewayReady(Event, frozen=True):
     """A gateway can be reached by every rank that sends tokens."""
 
@@ -107,6 +115,21 @@ class GatewayLost(Event, frozen=True):
 # ------------------------------------------------------------------------------ requests
 
 
+class AnswerSoFar(msgspec.Struct, frozen=True, array_like=True):
+    """What a gateway has of one branch.
+
+    num_tokens     of the answer; the last one is not computed yet, so that its KV is nowhere
+    whole          no more tokens are to come
+    keys, digests  of each full block of the prompt and these tokens; empty when nothing may be reused
+    """
+
+    branch: int
+    num_tokens: int
+    whole: bool
+    keys: list[int] = []
+    digests: list[int] = []
+
+
 class RequestArrived(Event, frozen=True):
     """A client has sent a request.
 
@@ -120,6 +143,8 @@ class RequestArrived(Event, frozen=True):
     slo_ttft_s     time to first token that the client asks for; inf: the limit of its class
     slo_tbt_s      likewise, time between tokens
     gateway        that has the client's connection
+    answers        what the client has of each branch, of a request that an earlier conductor had taken
+    waited_s       since it came to that one; resumed: its client may have tokens, so it cannot be refused
     """
 
     request_id: str
@@ -134,6 +159,9 @@ class RequestArrived(Event, frozen=True):
     slo_ttft_s: float = float("inf")
     slo_tbt_s: float = float("inf")
     gateway: str = ""
+    answers: list[AnswerSoFar] = []
+    waited_s: float = 0.0
+    resumed: bool = False
 
 
 class RequestCancelled(Event, frozen=True):
@@ -154,21 +182,6 @@ class AnswerReceived(Event, frozen=True):
     branch: int
 
 
-class AnswerSoFar(msgspec.Struct, frozen=True, array_like=True):
-    """What a gateway has of one branch.
-
-    num_tokens     of the answer; the last one is not computed yet, so that its KV is nowhere
-    whole          no more tokens are to come
-    keys, digests  of each full block of the prompt and these tokens; empty when nothing may be reused
-    """
-
-    branch: int
-    num_tokens: int
-    whole: bool
-    keys: list[int] = []
-    digests: list[int] = []
-
-
 class Recalled(Event, frozen=True):
     """Answer Recall, under the same request id and attempt."""
 
@@ -185,6 +198,7 @@ class PrefillEnded(RequestEvent, frozen=True):
     load_s, compute_s, store_s   seconds for each part
     computed_tokens         prompt tokens that were computed and not reused
     loaded_blocks           blocks that load_s was spent on: the last ones of `load`
+    tail_checksums          of `tail`, by layer
     """
 
     checksums: list[list[int]]
@@ -194,6 +208,7 @@ class PrefillEnded(RequestEvent, frozen=True):
     store_s: float
     computed_tokens: int = 0
     loaded_blocks: int = 0
+    tail_checksums: list[int] = []
 
 
 class RequestFailed(RequestEvent, frozen=True):
@@ -268,7 +283,12 @@ class SwapWanted(BranchEvent, frozen=True):
 
 
 class Swapped(BranchEvent, frozen=True):
-    """The rank has written the blocks with places in GrantSwap, and dropped the request."""
+    """The rank has written the blocks with places in GrantSwap, and dropped the request.
+
+    checksums   of each of these places, by layer
+    """
+
+    checksums: list[list[int]] = []
 
 
 # ------------------------------------------------------------------------------ blocks
@@ -279,7 +299,7 @@ class PutsWanted(RankEvent, frozen=True):
 
     number    chosen by the rank; GrantPuts answers under the same number
     before    for each block: (key of the block before it or None, number of blocks before it)
-    requests  for each block: the request that filled it
+    requests  for each block: that filled it
     """
 
     number: int
@@ -290,9 +310,8 @@ class PutsWanted(RankEvent, frozen=True):
 
 
 class PutsEnded(RankEvent, frozen=True):
-    """Granted objects are written, or could not be.
+    """Granted objects are written, or could not be. number: of the PutsWanted.
 
-    number            of the PutsWanted
     checksums         of each object of object_ids, by layer
     failed            objects that were not written
     may_still_write   bytes may still land in the failed objects
@@ -303,6 +322,12 @@ class PutsEnded(RankEvent, frozen=True):
     checksums: list[list[int]]
     failed: list[int] = []
     may_still_write: bool = False
+
+
+class BlocksBad(RankEvent, frozen=True):
+    """A rank has read other bytes from these objects than were put there."""
+
+    object_ids: list[int]
 
 
 class PagesChanged(RankEvent, frozen=True):
@@ -397,9 +422,6 @@ class CommandAbandoned(Event, frozen=True):
     command: int
 
 
-# ------------------------------------------------------------------------------ everything else
-
-
 class Undelivered(Event, frozen=True):
     """An order could not be sent, for this reason. Its rank will never receive it."""
 
@@ -419,10 +441,10 @@ class StopRequested(Event, frozen=True):
 
 
 AnyEvent = (
-    RankJoined | RankLost | TierIndexed | GatewayReady | GatewayLost | RequestArrived | RequestCancelled
-    | AnswerReceived | Recalled | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded
-    | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged | BlocksLoaded
-    | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked | PoolCommand
-    | CommandAbandoned | Undelivered | Tick | StopRequested
+    RankJoined | RankLost | TierIndexed | Inventory | GatewayReady | GatewayLost | RequestArrived | Recalled
+    | RequestCancelled | AnswerReceived | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed
+    | DecodeEnded | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged
+    | BlocksLoaded | BlocksBad | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked
+    | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

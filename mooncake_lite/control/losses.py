@@ -32,12 +32,15 @@ class Losses:
 
         Ranks are told first: what they try next with the lost rank then fails at once.
         """
+        if not (ended or self._members.has(rank)):
+            self._dispatcher.room.verifies = True  # it may write places that an earlier conductor gave it
         self._members.lose(rank, reason)
         self._emit(fx.MarkLost(rank, reason))
         self._stopped.clear()
         self._grants.rank_lost(rank, not ended, now)
         if self._directory.has_segment(rank):
             self._lose_blocks(self._directory.remove_segment(rank), rank, now)
+        self._assign_savers()
         if ended:
             self._directory.settle_writer(rank)
         else:
@@ -50,8 +53,7 @@ class Losses:
     def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
         """Let requests begin anew whose KV was to be written to a lost rank, or is kept there.
 
-        A rank that only reads there reports by itself whether it could. Other store ranks save the blocks
-        that the lost one would have saved.
+        A rank that only reads there reports by itself whether it could.
         """
         for owner in owners:
             if owner not in self._requests:
@@ -62,9 +64,13 @@ class Losses:
             elif record.kept is not None and any(ref.rank == rank for ref in record.kept.places):
                 self._directory.revoke_owner(record.kept.owner, now)
                 record.kept = None
-        for other in self._members.computes if self._saves and self._members.stores else ():
+
+    def _assign_savers(self) -> None:
+        """Have other store ranks save the blocks that a lost one would have saved."""
+        for other in self._members.computes if self._saves else ():
             if self._directory.has_segment(other):
-                self._directory.set_saver(other, self._members.keeper_of(other))
+                keeper = self._members.keeper_of(other) if self._members.stores else None
+                self._directory.set_saver(other, keeper)
 
     def _lose_place(self, record: RequestRecord, rank: int, now: float) -> None:
         """Take a request off a lost instance. Work on another rank for it ends first, unless it can go on."""

@@ -24,6 +24,7 @@ from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
+from mooncake_lite.control.succession import Succession
 from scheduler import ADMISSIONS, choose
 from scheduler.placement import policy_of
 
@@ -50,7 +51,6 @@ class Control:
         self._grants = books.grants
         self._of_other_epochs = 0
         self.stopped = False
-        self._was_ready = False
         self._ending: set[int] = set()
         self._wake_at = inf
         self._pool = Pool(books)
@@ -60,6 +60,7 @@ class Control:
         self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
         self._commands = Commands(books)
         self._losses = Losses(books, self.requests, self.dispatcher)
+        self._succession = Succession(books, self._pool, self.dispatcher, self._end_rank)
         self._handlers = self._all_handlers(Reports(books, self._pool, self.requests, self.dispatcher))
 
     def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
@@ -68,6 +69,7 @@ class Control:
             ev.RankJoined: self._on_rank_joined,
             ev.RankLost: self._on_rank_lost,
             ev.TierIndexed: self._on_tier_indexed,
+            ev.Inventory: self._on_inventory,
             ev.GatewayReady: self._on_gateway_ready,
             ev.GatewayLost: self._on_gateway_lost,
             ev.RequestArrived: self.dispatcher.on_arrived,
@@ -86,13 +88,14 @@ class Control:
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
             ev.PagesChanged: self._on_pages_changed,
+            ev.BlocksBad: lambda bad, now: self.directory.bad(bad.object_ids),
             ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
             ev.TierEvicted: self._pool.on_evicted,
             ev.BlocksRemoved: self._on_blocks_removed,
             ev.BlocksCopied: self.dispatcher.copies.on_copied,
             ev.BlocksChecked: self._commands.on_checked,
-            ev.PoolCommand: self._commands.on_command,
+            ev.PoolCommand: self._on_command,
             ev.CommandAbandoned: self._commands.on_abandoned,
             ev.Undelivered: self._on_undelivered,
             ev.Tick: lambda event, now: None,
@@ -116,6 +119,7 @@ class Control:
             self._end_rank(rank, "did not say what it works on", now)
         if not self.stopped:
             self._handlers[type(event)](event, now)
+            self._succession.look(now)
         if not self.stopped:
             self._pool.tell()
             self.dispatcher.retry(all_of_them=isinstance(event, ev.PoolCommand))  # it may have pinned blocks
@@ -138,8 +142,10 @@ class Control:
 
     def _is_of_this_epoch(self, event: ev.RankEvent) -> bool:
         """Tell whether an event is from the current start of its rank, or from one that has not joined."""
-        if isinstance(event, ev.RankJoined | ev.RankLost) and not self.members.has(event.rank):
-            return True
+        if isinstance(event, ev.RankLost):
+            return event.rank not in self.members.lost
+        if isinstance(event, ev.RankJoined) and not self.members.has(event.rank):
+            return event.epoch >= self.config.term
         return self.members.knows(event.rank, event.epoch)
 
     def _problem_of(self, event: ev.Event) -> str:
@@ -181,7 +187,8 @@ class Control:
         if duties:
             self.state.add_instance(joined.instance, joined.node, duties, joined.slots)
         if joined.segment_bytes or not duties:
-            saver = self.members.keeper_of(joined.rank) if self.config.saves and duties else None
+            saves = self.config.saves and duties and self.members.stores
+            saver = self.members.keeper_of(joined.rank) if saves else None
             self.directory.add_segment(
                 joined.rank, joined.segment_bytes, joined.node, tier=joined.tier, saver=saver
             )
@@ -190,14 +197,14 @@ class Control:
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
         """Go on without a rank. Before all ranks were ready, and without rank 0, the cluster cannot."""
         reason = f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}"
-        if lost.rank and self.config.survives and self._was_ready:
+        if lost.rank and self.config.survives and self.members.was_ready:
             self._losses.apply(lost.rank, reason, lost.ended, now)
         else:
             self._stop(reason, 0.0, True)
 
     def _end_rank(self, rank: int, reason: str, now: float) -> None:
         """Have a rank killed that does not do what it should. It counts as lost when it has ended."""
-        if not (self.config.survives and self._was_ready):
+        if not (self.config.survives and self.members.was_ready):
             self._on_rank_lost(ev.RankLost(rank, 0, reason), now)
         elif rank not in self._ending:
             self._ending.add(rank)
@@ -205,7 +212,7 @@ class Control:
 
     def _on_gateway_lost(self, lost: ev.GatewayLost, now: float) -> None:
         """Drop what the clients of a gateway wanted. Their connections are gone."""
-        if lost.final or not self._was_ready:
+        if lost.final or not self.members.was_ready:
             self._stop(lost.reason, 0.0, True)
             return
         self.members.gateways.discard(lost.gateway)
@@ -214,7 +221,13 @@ class Control:
     def _on_tier_indexed(self, index: ev.TierIndexed, now: float) -> None:
         self.directory.add_tier_blocks(index.rank, index.keys, index.digests)
         if index.last:
-            self.members.indexed(index.rank)
+            self.members.listed(index.rank, "tier")
+            self._tell_readiness()
+
+    def _on_inventory(self, inventory: ev.Inventory, now: float) -> None:
+        self._succession.on_inventory(inventory)
+        if inventory.last:
+            self.members.listed(inventory.rank, "inventory")
             self._tell_readiness()
 
     def _on_gateway_ready(self, event: ev.GatewayReady, now: float) -> None:
@@ -222,8 +235,8 @@ class Control:
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:
-        self._was_ready = self._was_ready or self.members.ready
-        self._out.append(fx.Readiness(self.members.ready, self.members.missing()))
+        self.members.was_ready = self.members.was_ready or self.members.ready
+        self._out.append(fx.Readiness(self.members.was_ready, self.members.missing()))
 
     def _stop(self, reason: str, grace_s: float, lost: bool) -> None:
         """Fail every open request once. Later events change nothing."""
@@ -243,6 +256,13 @@ class Control:
             record = grant.about
             if record.stage is Stage.CANCELLED:
                 self._out.append(fx.CancelOn(listed.rank, record.request_id, record.attempt))
+
+    def _on_command(self, command: ev.PoolCommand, now: float) -> None:
+        """Carry out a pool command, once the pool is known."""
+        if self._succession.is_over:
+            self._commands.on_command(command, now)
+        else:
+            self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.closed))
 
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
         self._pool.on_removed(removed)
@@ -265,8 +285,8 @@ class Control:
                 self._commands.undelivered(event.order)
             case fx.ListOpen():
                 self._grants.not_asked(event.order.rank)
-            case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages():
-                pass  # the first comes again with the next check, and the others can be requested again
+            case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages() | fx.HoldBlocks():
+                pass  # the first comes again with a check; without the last a later conductor misses blocks
 
     def check(self) -> None:
         """Assert every invariant. Called by tests and by the fault world."""

@@ -15,7 +15,9 @@ class Members:
 
         roles      of each rank, rank 0 first
         _joined    rank -> its RankJoined
-        _missing   ranks that have not joined, or whose tier is not completely listed
+        _missing   ranks that have not joined, or that have not listed everything they hold
+        _unlisted  rank -> what it has not listed: its "tier", its "inventory"
+        was_ready  every rank and a gateway have joined this conductor or an earlier one
         lost       rank -> why it was lost after the cluster was ready
         _keepers   rank -> the store rank that saves and checks the blocks in its segment
 
@@ -27,12 +29,16 @@ class Members:
         self._nodes = config.nodes
         self._joined: dict[int, RankJoined] = {}
         self._missing = set(range(1, len(config.roles)))
+        self._unlisted: dict[int, set[str]] = {}
+        self._inherits = self.was_ready = config.term > 0
         self.gateways: set[str] = set()
         self.lost: dict[int, str] = {}
         self.stores = config.ranks_of("store")
         self.computes = [rank for role in COMPUTE_ROLES for rank in config.ranks_of(role)]
         self.spans_nodes = len(set(config.nodes)) > 1
         self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
+        for lost in config.lost:
+            self.lose(lost.rank, lost.reason)
 
     def _keeper(self, rank: int) -> int:
         """Return the rank itself if it is a store rank, else a store rank, of the same node if possible."""
@@ -45,8 +51,9 @@ class Members:
     def join(self, event: RankJoined) -> None:
         """Add a rank."""
         self._joined[event.rank] = event
-        if not event.tier:
-            self._missing.discard(event.rank)
+        lists = {"tier": event.tier, "inventory": self._inherits and event.rank in self.stores}
+        self._unlisted[event.rank] = {name for name, comes in lists.items() if comes}
+        self.listed(event.rank)
 
     def has(self, rank: int) -> bool:
         """Tell whether a rank has joined, in any epoch. A lost one does not join again."""
@@ -55,16 +62,19 @@ class Members:
     def lose(self, rank: int, reason: str) -> None:
         """Remove a rank that is lost. Other store ranks keep what it kept."""
         self.lost[rank] = reason
-        del self._joined[rank]
+        self._joined.pop(rank, None)
+        self._missing.discard(rank)
         self.stores = [one for one in self.stores if one != rank]
         self.computes = [one for one in self.computes if one != rank]
         self._keepers = [
             self._keeper(one) if keeper == rank else keeper for one, keeper in enumerate(self._keepers)
         ]
 
-    def indexed(self, rank: int) -> None:
-        """Note that a store rank has listed everything in its tier."""
-        self._missing.discard(rank)
+    def listed(self, rank: int, what: str = "") -> None:
+        """Note that a rank has listed everything in its tier, or in its inventory."""
+        self._unlisted[rank].discard(what)
+        if not self._unlisted[rank]:
+            self._missing.discard(rank)
 
     def knows(self, rank: int, epoch: int) -> bool:
         """Tell whether this epoch of a rank has joined."""
@@ -88,7 +98,7 @@ class Members:
         return [rank for rank in self.stores if self.node_of(rank) == node and rank in self._joined]
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not joined, or whose tier is not completely listed."""
+        """Return the ranks that have not joined, or that have not listed everything they hold."""
         return sorted(self._missing)
 
     @property

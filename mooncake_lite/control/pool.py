@@ -9,10 +9,11 @@ from itertools import groupby
 from operator import attrgetter
 
 from mooncake_lite.control.books import Books
-from mooncake_lite.control.effects import SaveBlocks
+from mooncake_lite.control.effects import HoldBlocks, SaveBlocks
 from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
 from mooncake_lite.control.grants import Grant
-from store.objects import BlockStored, Tier
+from store.ledger import Event, visible_copies
+from store.objects import BlockStored, HeldBlock, Tier
 
 _PLACE = attrgetter("__class__", "rank", "tier")
 
@@ -25,7 +26,8 @@ class Pool:
 
     def __init__(self, books: Books) -> None:
         self._directory, self._index = books.directory, books.state.index
-        self._grants, self._emit = books.grants, books.emit
+        self._grants, self._emit, self._members = books.grants, books.emit, books.members
+        self._is_held = books.config.survives and books.config.has_pool
         self._saving: dict[tuple[int, int], Grant] = {}
 
     def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
@@ -33,6 +35,10 @@ class Pool:
         ended = zip(object_ids, checksums, strict=True)
         there = [(number, sums) for number, sums in ended if self._directory.has(number)]
         self._directory.put_end_many([number for number, _ in there], [sums for _, sums in there], now)
+        self.order_saves(now)
+
+    def order_saves(self, now: float) -> None:
+        """Have tiers save what has become visible."""
         for rank, places in self._directory.take_saves().items():
             refs = [place.ref for place in places]
             keys = [place.key or 0 for place in places]
@@ -53,6 +59,24 @@ class Pool:
                 self._index.removed_run(keys, rank, tier)
         for event in events:
             self._emit(event)
+        if self._is_held and self._members.stores:
+            self._hold(events)
+
+    def _hold(self, events: list[Event]) -> None:
+        """Have store ranks remember the blocks that are visible in DRAM now, for a later conductor."""
+        held: dict[int, list[HeldBlock]] = {}
+        for event in events:
+            first = self._directory.find(event.key)
+            if not isinstance(event, BlockStored) or event.tier != "dram" or first is None:
+                continue
+            for obj in visible_copies(first):
+                if obj.rank == event.rank:
+                    block = HeldBlock(
+                        obj.ref, event.key, obj.digest, obj.sums, obj.parent, obj.position, obj.class_id
+                    )
+                    held.setdefault(self._members.keeper_of(obj.rank), []).append(block)
+        for rank, blocks in held.items():
+            self._emit(HoldBlocks(rank, blocks))
 
     def _tell_stored(self, keys: list[int], rank: int, tier: Tier) -> None:
         """Update the index, one chain of blocks at a time. A block whose DRAM copy is gone is on its own."""

@@ -33,6 +33,8 @@ class Reports:
             return
         self._measured.prefilled(record, ended, now)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
+        if record.tail is not None:
+            self._directory.note_sums(record.tail.object_id, ended.tail_checksums)
         for branch in record.branches & {*ended.finished}:
             self._requests.answered(record, branch)
         record.branches -= record.dropped

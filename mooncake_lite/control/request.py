@@ -16,6 +16,18 @@ BRANCH_MARK = "#"
 """Separates the client's id of a request from the number of a branch that continues alone."""
 
 
+TERM_SHIFT = 20
+"""A request has fewer than 2**20 attempts under one conductor."""
+
+
+def first_attempt(term: int) -> int:
+    """Return the attempt before the first one under a conductor of this number.
+
+    It is larger than all under earlier conductors, so that gateways tell tokens apart.
+    """
+    return term << TERM_SHIFT
+
+
 def client_id_of(request_id: str) -> str:
     """Return the id under which a client knows a request, or the request that a branch belongs to."""
     return request_id.partition(BRANCH_MARK)[0]
@@ -134,14 +146,15 @@ class RequestRecord:
     shortage: Shortage = field(default_factory=Shortage)
 
     @classmethod
-    def of(cls, event: RequestArrived, service: ServiceClass, now: float) -> RequestRecord:
-        """Make the record of a request that has just arrived. service: its class."""
+    def of(cls, event: RequestArrived, service: ServiceClass, now: float, attempt: int = 0) -> RequestRecord:
+        """Make the record of a request that has just arrived. service: its class; attempt: before its
+        first one."""
         return cls(
             event.request_id, event.num_tokens, event.max_tokens, event.keys, event.digests, event.class_id,
-            event.wait_limit_s, now, event.n, set(range(event.n)), event.tenant,
+            event.wait_limit_s, now - event.waited_s, event.n, set(range(event.n)), event.tenant,
             event.slo_ttft_s if event.slo_ttft_s < inf else service.slo_ttft_s,
             event.slo_tbt_s if event.slo_tbt_s < inf else service.slo_tbt_s,
-            prompt_tokens=event.num_tokens, gateway=event.gateway,
+            prompt_tokens=event.num_tokens, gateway=event.gateway, attempt=attempt,
         )  # fmt: skip
 
     def id_alone(self, branch: int) -> str:
@@ -162,7 +175,8 @@ class RequestRecord:
     def go_on_from(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> None:
         """Take over the tokens that are to be prefilled: the prompt, and the answer so far."""
         before = self.prompt_tokens if isinstance(event, AnswerSoFar) else 0
-        self.since_s, self.num_tokens = now, before + event.num_tokens
+        self.since_s = now if event.num_tokens else self.since_s
+        self.num_tokens = before + event.num_tokens
         self.keys, self.digests = event.keys, event.digests
 
     @property

@@ -157,7 +157,7 @@ class Requests:
         self._emit(fx.Recall(record.request_id, record.attempt, branches, reason))
 
     def on_recalled(self, recalled: ev.Recalled, now: float) -> None:
-        """Let a request go on from what its client has. Branches go on alone, unless none has begun."""
+        """Let a request go on from what its client has."""
         record = self._records.get(recalled.request_id)
         if record is None or record.stage is not Stage.RECALLING or record.attempt != recalled.attempt:
             self.ignored += 1
@@ -165,8 +165,18 @@ class Requests:
         self._grants.close(record.grant)
         record.branches |= record.unheard
         record.grant, record.unheard, record.received = 0, set(), set()
-        record.branches -= {one.branch for one in recalled.answers if one.whole} | record.dropped
-        answers = [one for one in recalled.answers if one.branch in record.branches]
+        self._go_on_from(record, recalled.answers, now)
+
+    def take_over(self, record: RequestRecord, arrived: ev.RequestArrived, now: float) -> None:
+        """Let a request of an earlier conductor go on from what its client has."""
+        record.stage, record.resumed = Stage.RECALLING, arrived.resumed
+        self.add(record)
+        self._go_on_from(record, arrived.answers, now)
+
+    def _go_on_from(self, record: RequestRecord, so_far: list[ev.AnswerSoFar], now: float) -> None:
+        """Let a recalled request go on. Branches go on alone, unless none has begun."""
+        record.branches -= {one.branch for one in so_far if one.whole} | record.dropped
+        answers = [one for one in so_far if one.branch in record.branches]
         if record.n == 1 or not any(one.num_tokens for one in answers):
             self._go_on(record, answers, now)
             return

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.request import RequestRecord, Shortage
@@ -28,6 +30,7 @@ class Room:
 
     _handover    where new KV goes: into the pool, into memory of the decode rank, or nowhere
     _promotion   decides which blocks from SSD stay in DRAM; the others are private to the request
+    verifies     readers compare every block
     """
 
     def __init__(self, books: Books) -> None:
@@ -36,6 +39,7 @@ class Room:
         self._handover, self._has_pool, layout = config.handover, config.has_pool, config.block_layout
         self._block_tokens, self._block_nbytes = layout.block_tokens, layout.nbytes
         self._promotion = Promotion()
+        self.verifies = config.verify or not all(lost.ended for lost in config.lost)
 
     def reserve(self, record: RequestRecord, now: float) -> Moves:
         """Fill in load, store, tail and cached of a record.
@@ -61,6 +65,11 @@ class Room:
         directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
         self._count_cached(record, {index for indices in moves.values() for index in indices})
         return moves
+
+    def to_read(self, refs: Sequence[BlockRef], now: float) -> list[BlockRef]:
+        """Return places for an order to read them, with a check where the reader has to compare."""
+        check_of, always = self._directory.check_of, self.verifies
+        return [replace(ref, check=check_of(ref.object_id, now, always=always)) for ref in refs]
 
     def _near(self, hits: list[Found], node: int) -> list[Found]:
         """Keep the leading blocks that are in DRAM of a node."""

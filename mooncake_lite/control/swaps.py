@@ -17,7 +17,7 @@ from store.objects import Wanted
 
 
 class Swaps:
-    """Swaps that have begun. Their grants are about where the KV will be.
+    """Swaps that have begun. Their grants are about where the KV will be, and which places are written.
 
     _begun   (request, branch) -> number of the grant
     """
@@ -66,9 +66,9 @@ class Swaps:
         places = [None if number in has else next(new).ref for number in range(blocks)]
         refs = [has.get(number) or place for number, place in enumerate(places)]
         known = [ref for ref in refs if ref is not None]
-        name = wanted.request_id, wanted.branch
+        name, written = (wanted.request_id, wanted.branch), [ref for ref in places if ref is not None]
         kept = Kept(owner, known[:full], known[full] if partial else None)
-        self._begun[name] = self._grants.open(wanted.rank, (name, kept), self._lost, now).number
+        self._begun[name] = self._grants.open(wanted.rank, (name, kept, written), self._lost, now).number
         return places
 
     def end(self, event: Preempted | Swapped | DecodeEnded, now: float) -> Kept | None:
@@ -77,6 +77,9 @@ class Swaps:
         if grant is None:
             return None
         kept: Kept = grant.about[1]
+        if isinstance(event, Swapped):
+            for ref, sums in zip(grant.about[2], event.checksums):
+                self._directory.note_sums(ref.object_id, sums)
         if isinstance(event, Swapped) and all(self._directory.has(ref.object_id) for ref in kept.places):
             return kept
         late = isinstance(event, Preempted) and event.may_still_write

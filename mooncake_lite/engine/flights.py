@@ -16,6 +16,7 @@ import numpy as np
 
 from mooncake_lite.messages import BlockRef
 from scheduler.instance import TransferEnded
+from store.layout import BlockLayout, check_of
 from transport.batch import Batch, Transfer
 from transport.errors import TransferError
 
@@ -29,18 +30,24 @@ CANCEL_LIMIT_S = 10.0
 """A cancelled batch that has not ended after this is a broken rank: its buffers may not be used again."""
 
 
+BAD = "the pool has other bytes than were put there"
+
+
 @dataclass(slots=True)
 class _Flight:
+    """A batch that is under way. checked: places that are read, and where to, if they have to be compared."""
+
     batch: Batch
     deadline: float
+    checked: list[tuple[BlockRef, np.ndarray]]
     cancelled: bool = False
 
 
 class Flights:
-    """Batches of transfers, each under the number of its half or put."""
+    """Batches of transfers, each under the number of its half or put. layout: of the blocks."""
 
-    def __init__(self, transfers: TransferEngine) -> None:
-        self._transfers = transfers
+    def __init__(self, transfers: TransferEngine, layout: BlockLayout) -> None:
+        self._transfers, self._layout = transfers, layout
         self._flights: dict[int, _Flight] = {}
         self._refused: list[TransferEnded] = []
 
@@ -54,19 +61,20 @@ class Flights:
     ) -> None:
         """Begin one transfer per block between `blocks` (local) and `places`, in order.
 
+        A place with a check is compared with it once it is read.
+
         label   of TransferEngine.submit
         """
         assert number not in self._flights, f"number {number} is in use"
-        moves = [
-            Transfer(op, block.reshape(-1).view(np.uint8), ref.rank, 0, ref.offset, ref.nbytes)
-            for ref, block in zip(places, blocks)
-        ]
+        pairs = [(ref, block.reshape(-1).view(np.uint8)) for ref, block in zip(places, blocks)]
+        moves = [Transfer(op, block, ref.rank, 0, ref.offset, ref.nbytes) for ref, block in pairs]
+        checked = [pair for pair in pairs if pair[0].check and op == "read"]
         try:
             batch = self._transfers.submit(moves, label)
         except TransferError as error:
             self._refused.append(TransferEnded(number, str(error)))
         else:
-            self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S)
+            self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S, checked)
 
     def help(self, limit_s: float) -> bool:
         """Do some of the copies of a batch, or wait for it for limit_s. Returns whether there is a batch."""
@@ -85,18 +93,20 @@ class Flights:
         for number, flight in list(self._flights.items()):
             if flight.batch.poll():
                 del self._flights[number]
-                ended.append(_end(number, flight.batch))
+                ended.append(self._end(number, flight))
             elif time.monotonic() > flight.deadline:
                 _cancel(flight)
         return ended
 
-
-def _end(number: int, batch: Batch) -> TransferEnded:
-    try:
-        batch.wait(0.0)
-    except TransferError as error:
-        return TransferEnded(number, str(error), bool(batch.may_still_land))
-    return TransferEnded(number)
+    def _end(self, number: int, flight: _Flight) -> TransferEnded:
+        """Tell how a batch has ended. What was read is compared where that is wanted."""
+        try:
+            flight.batch.wait(0.0)
+        except TransferError as error:
+            return TransferEnded(number, str(error), bool(flight.batch.may_still_land))
+        sums = self._layout.checksums
+        bad = [ref for ref, block in flight.checked if check_of(sums(block)) != ref.check]
+        return TransferEnded(number, BAD, bad=bad) if bad else TransferEnded(number)
 
 
 def _cancel(flight: _Flight) -> None:

@@ -38,8 +38,9 @@ class Runner:
     ) -> None:
         self.engine = engine
         self._staging = staging
-        self._halves = Flights(transfers) if transfers is not None else None
-        self._puts = Flights(transfers) if transfers is not None else None
+        self._halves = self._puts = None
+        if transfers is not None and staging is not None:
+            self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
 
     def run(self, step: Step) -> Result:
         """Do the parts of a step, in the order of its fields. It does not wait for transfers to end."""

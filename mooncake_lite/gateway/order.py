@@ -51,7 +51,7 @@ class InOrder:
 
     def recall(self, attempt: int) -> None:
         """Take no more tokens of this attempt or an earlier one, and forget those that wait for others."""
-        self.least = attempt + 1
+        self.least = max(self.least, attempt + 1)
         self.waiting.clear()
 
     def end(self) -> None:

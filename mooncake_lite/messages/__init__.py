@@ -20,6 +20,7 @@ from mooncake_lite.control.effects import (
     ForgetPages,
     GrantPuts,
     GrantSwap,
+    HoldBlocks,
     ListOpen,
     LoadBlocks,
     MarkLost,
@@ -37,6 +38,7 @@ from mooncake_lite.control.effects import (
 from mooncake_lite.control.events import (
     AnswerReceived,
     AnswerSoFar,
+    BlocksBad,
     BlocksChecked,
     BlocksCopied,
     BlocksLoaded,
@@ -44,6 +46,7 @@ from mooncake_lite.control.events import (
     BlocksSaved,
     DecodeEnded,
     DecodeLoaded,
+    Inventory,
     OpenListed,
     PagesChanged,
     Preempted,
@@ -92,11 +95,15 @@ TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
     | StopRequested | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
     | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
-    | PagesChanged | OpenListed
-    | TierIndexed | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied | BlocksChecked
+    | PagesChanged | OpenListed | BlocksBad
+    | TierIndexed | Inventory | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied
+    | BlocksChecked
 )  # fmt: skip
 TO_GATEWAY = ClusterStatus | Reject | Release | Fail | Recall | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
 TO_COMPUTE = Start | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | MarkLost | Stop
-TO_STORE = SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | MarkLost | Stop
+TO_STORE = (
+    HoldBlocks | SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | MarkLost
+    | Stop
+)  # fmt: skip
 TO_LAUNCHER = ClusterStatus | Stop

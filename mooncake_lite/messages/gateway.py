@@ -17,10 +17,14 @@ class GatewayHello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A tokenised request, with the part of it that the control plane does not see."""
+    """A tokenised request, with the part of it that the control plane does not see.
+
+    answers   tokens of request.answers
+    """
 
     request: RequestArrived
     body: Body
+    answers: list[list[int]] = []
 
 
 class MetricsRequest(Message, frozen=True):

@@ -9,11 +9,11 @@ from mooncake_lite.messages.parts import Message, Metric
 
 
 class RankHello(Message, frozen=True):
-    """A rank has loaded, compiled and made its segment; sent once.
+    """A rank has loaded, compiled and made its segment; sent once to each conductor.
 
     segment_bytes   DRAM that it gives to the pool, from the start of its segment on (0: none)
     tier            a store rank with an SSD tier; it says in TierIndex what that holds
-    epoch           of this rank: how often it was started before
+    epoch           number of the conductor
     """
 
     rank: int

@@ -50,16 +50,19 @@ class _Neighbours:
             process.config.role_of(rank) for rank, node in enumerate(world.node_of) if node == self.node
         ]
         pids_here(world)
-        self._process = process
+        self._process, self._term = process, 0
         self._path = 0 if world.node_of[world.rank] == world.node_of[0] else -1
         self._gateway_keys = CurveKeys.from_bytes(plan.gateway_keys)
         self._name = f"rank-{world.rank}"
         heart_keys = CurveKeys.from_bytes(plan.heart_keys)
         self._control = plan.control[self._path]
         self._control_keys = CurveKeys.from_bytes(plan.control_keys)
-        self.heart = Heart(plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank)
         expected = Decoder(m.TO_STORE if process.role == "store" else m.TO_COMPUTE)
         self.conductor = Spoke(self._control, self._name, expected, self._control_keys)
+        self.heart = Heart(
+            plan.heart[self._path], self._name, curve=heart_keys, on_fatal=self.end_rank,
+            on_term=self.conductor.wake,
+        )  # fmt: skip
 
     def open_gateway(self, endpoint: str) -> Spoke:
         """Connect to a gateway, for tokens. No message comes back."""
@@ -77,6 +80,14 @@ class _Neighbours:
                 conductor.send(m.RankLost(self.number, 0, f"failed: {why}"))
         finally:
             self._process.fail(why)
+
+    def new_term(self) -> int:
+        """Return the number of a conductor that is new, once, after connecting to it; 0 without one."""
+        if self.heart.term == self._term:
+            return 0
+        self._term = self.heart.term
+        self.conductor.renew()
+        return self._term
 
     def conductor_is_gone(self) -> bool:
         return self.heart.seconds_since_monitor() > self.config.dead_after_s
@@ -158,16 +169,15 @@ class _Store:
         layout = block_layout(config, start.model_config)
         tier = open_tier(config, index, layout, fingerprint)
         self._role = StoreRole(
-            near.number, start.transfers, near.conductor, tier, near.conductor_is_gone, layout,
-            config.roles,
+            start.transfers, near.conductor, tier, near.conductor_is_gone, layout, config.roles,
+            m.RankHello(near.number, "store", near.node, len(start.transfers.local), tier is not None),
+            near.new_term,
         )  # fmt: skip
         start.process.at_end(self._role.seal_now)
         if start.tracer is not None:
             StoreTrace(start.tracer, config.roles).watch(near.conductor, start.transfers)
             if tier is not None:
                 trace_tier(start.tracer, tier)
-        segment = len(start.transfers.local)
-        near.conductor.send(m.RankHello(near.number, "store", near.node, segment, tier is not None))
         self._role.announce()
 
     def run(self) -> m.Stop | None:
@@ -210,19 +220,19 @@ class _Compute:
         lent = pool_bytes(config, start.model_config, role)
         blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
         staging = Staging(blocks.half_blocks, blocks.num_slots)
-        rank = computing_rank(
-            near.number, config, start.model_config, DUTIES[role], engine.num_pages, staging
-        )
+        hello = m.RankHello(near.number, role, near.node, lent)
+        rank = computing_rank(hello, config, start.model_config, DUTIES[role], engine.num_pages, staging)
         self._connections = Connections(
-            rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone
-        )
+            rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone,
+            near.new_term,
+        )  # fmt: skip
         runner: StepRunner = Runner(engine, blocks, start.transfers)
         if start.tracer is not None:
             trace = ComputeTrace(start.tracer, config.roles)
             trace.watch(near.conductor, start.transfers)
             runner = TracedRunner(runner, trace)
         self._loop = Loop(rank, self._connections, runner)
-        near.conductor.send(m.RankHello(near.number, role, near.node, lent))
+        near.conductor.send(hello)
 
     def run(self) -> m.Stop | None:
         """Serve until told to stop. None: the conductor is gone."""

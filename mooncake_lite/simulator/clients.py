@@ -11,11 +11,14 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
+import msgspec
+
 from mooncake_lite import messages as m
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.request import BRANCH_MARK, client_id_of
+from mooncake_lite.control.request import BRANCH_MARK, client_id_of, first_attempt
+from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.tokens import STOP, digests_of
 from mooncake_lite.simulator.workload import Block, Request, Source
@@ -109,13 +112,8 @@ class Clients:
         world.requests[request.request_id] = request
         if request.class_id is None:
             request.class_id = random.randrange(len(world.shape.config.classes))
-        arrived = ev.RequestArrived(
-            request.request_id, len(request.token_ids), request.max_tokens, request.keys, request.digests,
-            request.class_id, request.wait_limit_s, request.n, gateway=self.gateway,
-        )  # fmt: skip
-        salt, request.gateway = SALT if request.digests else b"", self.gateway
-        body = m.Body(self.gateway, request.token_ids, salt, request.sampling, [STOP])  # type: ignore[arg-type]
-        world.from_clients(m.Submit(arrived, body))
+        request.gateway = self.gateway
+        world.from_clients(m.Submit(*self._submit_of(request)))
         if random.random() < world.faults.cancelled:
             seconds = random.choice((0.0, 0.01, 0.1, 1.0, 5.0)) * random.random()
             branch = random.randrange(-1, request.n) if request.n > 1 else -1
@@ -125,8 +123,21 @@ class Clients:
         if self._left:
             self._send_later()
 
+    def _submit_of(self, request: Request) -> tuple[ev.RequestArrived, m.Body]:
+        """Return what a gateway sends of a request."""
+        assert request.class_id is not None
+        request.term = self._world.term
+        arrived = ev.RequestArrived(
+            request.request_id, len(request.token_ids), request.max_tokens, request.keys, request.digests,
+            request.class_id, request.wait_limit_s, request.n, gateway=request.gateway,
+        )  # fmt: skip
+        salt = SALT if request.digests else b""
+        body = m.Body(request.gateway, request.token_ids, salt, request.sampling, [STOP])  # type: ignore[arg-type]
+        return arrived, body
+
     def _cancel(self, request: Request, branch: int) -> None:
         if not all(one.ends for one in self._family(request.request_id)):
+            request.left |= set(range(request.n)) if branch < 0 else {branch}
             self._world.from_clients(ev.RequestCancelled(request.request_id, branch))
 
     def _family(self, client_id: str) -> list[Request]:
@@ -160,11 +171,60 @@ class Clients:
         self._abandoned.add(number)
         self._world.from_clients(ev.CommandAbandoned(number))
 
+    def take_over(self, news: NewTerm) -> None:
+        """Send open requests to a new conductor again, with what their clients have."""
+        world = self._world
+        for number, ended in self._commands.items():
+            if not ended:
+                self._abandoned.add(number)
+        world.from_clients(ev.GatewayReady(self.gateway))
+        for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
+            if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
+                continue
+            for alone in self._alone.pop(request.request_id, ()):
+                self._open -= not alone.ends
+                request.dropped |= alone.dropped
+                del world.requests[alone.request_id]
+            request.dropped |= request.left
+            self._open += len(request.ends)
+            request.ends.clear()
+            if not self._ends_here(request):
+                self._send_again(request, first_attempt(news.number))
+
+    def _ends_here(self, request: Request) -> bool:
+        """Tell whether a gateway need not send a request again: it has all, or nobody wants it."""
+        everything = len(request.whole | request.left) == request.n
+        if request.told:
+            outcome = "failed" if request.told == ["Fail"] else "rejected"
+        elif everything and not request.cancelled:
+            outcome = "finished"
+        elif everything or request.gateway != self.gateway:
+            outcome = "cancelled"
+        else:
+            return False
+        request.ends.append(outcome)
+        request.cancelled = request.cancelled or outcome == "cancelled"
+        self._open -= 1
+        if outcome == "finished":
+            self._source.ended(request)
+        return True
+
+    def _send_again(self, request: Request, attempt: int) -> None:
+        request.arrived = False
+        answers, tokens = self._so_far(request, attempt, range(request.n))
+        seconds = self._world.clock.now - request.sent_s
+        arrived, body = self._submit_of(request)
+        resumed = request.released if self._withholds else any(tokens)
+        again = msgspec.structs.replace(arrived, answers=answers, waited_s=seconds, resumed=resumed)
+        self._world.from_clients(m.Submit(again, body, tokens))
+
     def _lose(self) -> None:
-        """Kill a rank or the gateway, or rarely have the cluster stop."""
+        """Kill a rank, the gateway or the conductor, or rarely have the cluster stop."""
         world, random = self._world, self._random
         rank = random.randrange(len(world.shape.config.roles))
-        if random.random() < 0.1:
+        if world.ready and random.random() < world.faults.conductor_lost:
+            world.end_conductor()
+        elif random.random() < 0.1:
             world.tell(ev.StopRequested("asked to", 2.0))
         elif rank:
             world.kill(rank, ended=random.random() >= world.faults.unreachable)
@@ -233,13 +293,21 @@ class Clients:
         request = self._world.requests[client_id_of(recall.request_id)]
         if request.gateway != self.gateway:
             return
+        answers, tokens = self._so_far(request, recall.attempt, recall.branches)
+        event = ev.Recalled(recall.request_id, recall.attempt, answers)
+        self._world.from_clients(m.Report(event, tokens))
+
+    def _so_far(
+        self, request: Request, attempt: int, branches: Iterable[int]
+    ) -> tuple[list[ev.AnswerSoFar], list[list[int]]]:
+        """Return what a client has of branches. From now on tokens of this attempt or older are dropped."""
         withheld, answers, tokens = self._withholds and not request.released, [], []
-        for branch in recall.branches:
+        for branch in branches:
             answer = [] if withheld else request.answer(branch)
             for known, index in list(request.tokens):
                 if known == branch and index >= len(answer):
                     del request.tokens[known, index]
-            request.fences[branch] = recall.attempt
+            request.fences[branch] = max(attempt, request.fences.get(branch, 0))
             if withheld:
                 request.whole.discard(branch)
             if branch not in request.whole:
@@ -247,11 +315,10 @@ class Clients:
             size, so_far = self._block_tokens, [*request.token_ids, *answer]
             digests = digests_of(so_far) if request.digests else []
             seconds = block_digests(so_far, size) if request.digests else []
-            whole, keys = branch in request.whole, digests[size - 1 :: size]
+            whole, keys = branch in request.whole | request.left, digests[size - 1 :: size]
             answers.append(ev.AnswerSoFar(branch, len(answer), whole, keys, seconds))
             tokens.append(answer)
-        event = ev.Recalled(recall.request_id, recall.attempt, answers)
-        self._world.from_clients(m.Report(event, tokens))
+        return answers, tokens
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
@@ -273,7 +340,7 @@ class Clients:
             self._check_roles(effect)
         elif isinstance(effect, fx.Release):
             assert self._withholds, f"{effect}: nothing is withheld"
-            assert not request.released, f"{effect} comes twice"
+            assert not request.released or self._world.term, f"{effect} comes twice"
             request.released = True
         elif isinstance(effect, fx.Forget):
             request.ends.append(effect.outcome)
@@ -287,8 +354,9 @@ class Clients:
             request.told.append(type(effect).__name__)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
-            is_shown = bool(request.token_times_s) and (request.released or not self._withholds)
-            assert not (isinstance(effect, fx.Reject) and is_shown), "refused after its first token"
+            has_tokens = any(map(request.answer, range(request.n)))
+            is_shown = has_tokens and (request.released or not self._withholds)
+            assert not (isinstance(effect, fx.Reject) and is_shown), f"{effect} after a token"
 
     def _check_roles(self, effect: fx.Decided | fx.Moved) -> None:
         """Assert that a request is placed on ranks that do what is wanted of them."""
@@ -331,5 +399,6 @@ class Clients:
             assert ended or number in self._abandoned, f"command {number} has no end"
 
     def _arrived(self, requests: Iterable[Request]) -> list[Request]:
-        """Return the requests that reached the control plane before it stopped."""
-        return [request for request in requests if request.arrived]
+        """Return the requests that reached the control plane, if it has stopped the last one, before."""
+        stopped, term = self._world.stopped is not None, self._world.term
+        return [one for one in requests if one.arrived and (not stopped or one.term == term)]

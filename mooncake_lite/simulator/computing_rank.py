@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from functools import partial
 from math import inf
 
+from msgspec.structs import replace
+
 from mooncake_lite import messages as m
-from mooncake_lite.ranks.computing.machine import ComputingRank, Order, Told
+from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
 from mooncake_lite.simulator.kv import KV
 from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.surroundings import Surroundings
@@ -43,6 +45,12 @@ class SimulatedRank:
         """Take an order. The rank looks at it before its next step."""
         self._inbox.append(order)
         self._wake()
+
+    @property
+    def term(self) -> int:
+        """Return the number of the latest conductor that it knows of, or is about to."""
+        news = [order.number for order in self._inbox if isinstance(order, NewTerm)]
+        return max([self.rank.term, *news])
 
     def check_idle(self) -> None:
         """Assert that the rank has nothing left: every page, half and slot is free."""
@@ -104,6 +112,10 @@ class SimulatedRank:
 
     def _tell(self, told: Iterable[Told]) -> None:
         for message, gateway, times_s in told:
+            if isinstance(message, m.RankHello):
+                self._world.answer(replace(self._world.shape.joined(self.number), epoch=message.epoch))
+                self.held.clear()
+                continue
             if isinstance(message, m.PagesChanged):
                 self.held.update(message.stored)
                 self.held.difference_update(message.removed)

@@ -18,9 +18,9 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.grants import TRANSFER_S
 from mooncake_lite.control.request import BRANCH_MARK, client_id_of
 from mooncake_lite.simulator.clock import Clock
-from mooncake_lite.simulator.faults import LATE_WRITE_S
-from mooncake_lite.simulator.memory import Memory, Use
+from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.tokens import digests_of
+from mooncake_lite.simulator.uses import OVERWRITTEN, UseKey, Uses
 from store.objects import BlockRef
 
 GoesOn = (
@@ -30,10 +30,6 @@ GoesOn = (
 
 NAMES_BLOCKS = (*(ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped),)
 """Events that name blocks, with their second digests."""
-
-UseKey = tuple[str | int, ...]
-"""What a use is for: "work" or "swap", rank, request id and attempt; "save", rank and key; "put" and object;
-"load", "copy" or "check", and the number of the order."""
 
 
 @dataclass(slots=True)
@@ -60,7 +56,7 @@ class _Open:
         return self.kv[: len(token_ids)]
 
 
-class Custody:
+class Custody(Uses):
     """The ranges in use, and what the tiers have told.
 
     bodies    of the open requests: what their KV must be
@@ -76,14 +72,9 @@ class Custody:
         handover: Handover,
         block_tokens: int,
     ) -> None:
-        self._memory, self._clock, self._dice, self._bodies = memory, clock, dice, bodies
-        self._handover, self._block_tokens = handover, block_tokens
+        super().__init__(memory, clock, dice)
+        self._bodies, self._handover, self._block_tokens = bodies, handover, block_tokens
         self._open: dict[str, _Open] = {}
-        self._uses: dict[UseKey, list[Use]] = {}
-        self._by: dict[UseKey, int] = {}
-        self._late: dict[int, list[Use]] = {}
-        self._gone: set[int] = set()
-        self._unreachable: set[UseKey] = set()
         self._numbers: set[int] = set()
         self._asked: dict[tuple[int, int], list[UseKey]] = {}
         self._loads: dict[int, tuple[float, list[int]]] = {}
@@ -105,12 +96,14 @@ class Custody:
             fx.CompactTier: lambda order: None,
             fx.ForgetPages: lambda order: None,
             fx.ListOpen: self._ask,
+            fx.HoldBlocks: lambda order: None,
         }
         self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
             get_args(GoesOn), self._request_goes_on
         )
         self._answers |= {
             ev.TierIndexed: self._indexed,
+            ev.RankJoined: self._joined,
             ev.RequestFailed: self._failed,
             ev.OpenListed: self._listed,
             ev.PutsEnded: self._puts_ended,
@@ -119,6 +112,7 @@ class Custody:
             ev.TierEvicted: lambda event: self.on_ssd[event.rank].difference_update(event.keys),
             ev.BlocksRemoved: lambda event: self.on_ssd.get(event.rank, set()).difference_update(event.keys),
             ev.BlocksCopied: self._copied,
+            ev.BlocksBad: self._bad,
             ev.BlocksChecked: lambda event: self._end(("check", event.number)),
             ev.CommandAbandoned: self._abandoned,
             ev.RankLost: self._lost,
@@ -135,7 +129,7 @@ class Custody:
             return  # the control plane ignores it
         if isinstance(event, NAMES_BLOCKS):
             self._digests.update(zip(event.keys, event.digests, strict=True))
-        for one in event.answers if isinstance(event, ev.Recalled) else ():
+        for one in event.answers if isinstance(event, ev.Recalled | ev.RequestArrived) else ():
             self._digests.update(zip(one.keys, one.digests, strict=True))
         handler = self._answers.get(type(event))
         if handler is not None:
@@ -162,10 +156,19 @@ class Custody:
         live = self._of(forget.request_id).live
         assert forget.outcome != "finished" or not live, f"{forget}: branches {live} go on"
 
-    @property
-    def in_use(self) -> dict[UseKey, list[Use]]:
-        """Return what reachable ranks use; at the end of a run that is nothing."""
-        return {key: uses for key, uses in self._uses.items() if key not in self._unreachable}
+    def take_over(self) -> None:
+        """Forget what the conductor that died has ordered, but not what ranks use. Late bytes that it had
+        kept places for may land on others now."""
+        self._memory.forget_ids()
+        for known in (self._open, self._numbers, self._asked, self._loads, self._checks):
+            known.clear()
+        self.forget_late()
+
+    def _joined(self, event: ev.RankJoined) -> None:
+        """End all uses of a rank that joins a new conductor."""
+        self.on_ssd[event.rank] = set()
+        self._known.add(event.rank)
+        self._leave(event.rank, OVERWRITTEN)
 
     def _of(self, request_id: str) -> _Open:
         return self._open.setdefault(request_id, _Open())
@@ -206,7 +209,8 @@ class Custody:
         """Assert that these blocks hold the KV of the first tokens; the last one may be partial."""
         kv, size = known.kv_of(token_ids), self._block_tokens
         for index, ref in enumerate(refs):
-            self._memory.expect(ref, kv[index * size : (index + 1) * size])
+            if not ref.check:
+                self._memory.expect(ref, kv[index * size : (index + 1) * size])
 
     def _decode(self, order: fx.StartDecode) -> None:
         body, known = self._body(order).body, self._of(order.request_id)
@@ -278,7 +282,8 @@ class Custody:
         blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
         for ref, key, digest, sums in blocks:
             assert digest == self._digests[key]
-            self._memory.expect_sums(ref, key, sums)
+            if not self._inherits:
+                self._memory.expect_sums(ref, key, sums)
             self._begin(("save", order.rank, key), [ref], [], order.rank)
 
     def _copy(self, order: fx.CopyBlocks) -> None:
@@ -290,7 +295,7 @@ class Custody:
 
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
-        for ref, sums in zip(order.refs, order.checksums, strict=True):
+        for ref, sums in () if self._inherits else zip(order.refs, order.checksums, strict=True):
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.number)
         self._begin(key, order.refs, [], order.rank)
@@ -362,6 +367,12 @@ class Custody:
             self._end_use(use, event.rank, late=not sums and event.may_still_write)
         self._memory.end(use for use in uses if use.kind == "read")
 
+    def _bad(self, event: ev.BlocksBad) -> None:
+        """End the saves of blocks that are freed. Whoever saves them compares them too."""
+        for key in [key for key in self._uses if key[0] == "save"]:
+            if any(use.ref.object_id in event.object_ids for use in self._uses[key]):
+                self._end(key)
+
     def _saved(self, event: ev.BlocksSaved) -> None:
         for key in event.keys:
             if event.state == "durable":
@@ -373,18 +384,6 @@ class Custody:
         key = self._checks.get(event.command)
         if key is not None:
             self._end_reads(key)
-
-    def _lost(self, event: ev.RankLost) -> None:
-        """End the uses of a rank that is dead. One that cannot be reached may write for ever."""
-        self._gone.add(event.rank)
-        for key in [key for key in self._uses if self._by[key] == event.rank]:
-            if event.ended:
-                self._end(key)
-            else:
-                self._end_reads(key)
-                self._unreachable.add(key)
-        if event.ended:
-            self._memory.end(self._late.pop(event.rank, ()))
 
     def _undelivered(self, event: ev.Undelivered) -> None:
         order = event.order
@@ -403,41 +402,6 @@ class Custody:
             case fx.SaveBlocks():
                 for key in order.keys:
                     self._end(("save", order.rank, key))
-
-    # ------------------------------------------------------------------------------ uses
-
-    def _begin(self, key: UseKey, reads: list[BlockRef], writes: list[BlockRef], rank: int) -> None:
-        self._by[key] = rank
-        purpose = " ".join(map(str, key))
-        assert key not in self._uses, f"{purpose} is ordered twice"
-        uses = self._memory.begin_read(reads, purpose) + self._memory.begin_write(writes, purpose)
-        if uses:
-            self._uses[key] = uses
-
-    def _end(self, key: UseKey, *, late: bool = False) -> None:
-        for use in self._uses.pop(key, ()):
-            self._end_use(use, self._by[key], late=late and use.kind == "write")
-
-    def _end_reads(self, key: UseKey) -> None:
-        """End the reads of an order whose lease has run out."""
-        if key in self._uses:
-            self._memory.end(use for use in self._uses[key] if use.kind == "read")
-            self._uses[key] = [use for use in self._uses[key] if use.kind != "read"]
-
-    def _end_use(self, use: Use, rank: int, *, late: bool) -> None:
-        if not late:
-            self._memory.end([use])
-            return
-        waiting = self._memory.end_late(use)
-        self._late.setdefault(rank, []).append(waiting)
-        self._clock.after(self._dice.random() * LATE_WRITE_S, lambda: self._land(waiting, rank))
-
-    def _land(self, use: Use, rank: int) -> None:
-        """Let the last bytes of a failed transfer land, unless its rank has died."""
-        if use in self._late.get(rank, ()):
-            self._late[rank].remove(use)
-            self._memory.tear(use.ref)
-            self._memory.end([use])
 
 
 def _work(of: Any) -> UseKey:

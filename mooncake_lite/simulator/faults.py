@@ -16,6 +16,10 @@ SLOW_STORE_S = (121.0, 220.0)
 late bytes for 120 s more."""
 
 
+FIXED = ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready", "conductor_lost")
+"""Not drawn anew for each run."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
     """Probabilities by event, and rates.
@@ -38,6 +42,7 @@ class Faults:
     command            a pool command comes with a request; abandoned: its sender goes away
     rank_lost          in a run, up to three ranks or gateways are lost, or the cluster is told to stop
     unreachable        the end of a lost rank is not seen
+    conductor_lost     what is lost is the conductor
     unready            a client does not wait until the cluster has started
     """
 
@@ -63,6 +68,7 @@ class Faults:
     abandoned: float = 0.2
     rank_lost: float = 0.3
     unreachable: float = 0.1
+    conductor_lost: float = 0.3
     unready: float = 0.02
 
     @classmethod
@@ -75,6 +81,6 @@ class Faults:
         factors = {
             field.name: min(0.5, getattr(self, field.name) * random.choice((0.0, 0.3, 1.0, 3.0)))
             for field in fields(self)
-            if field.name not in ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready")
+            if field.name not in FIXED
         }
         return replace(self, **factors)

@@ -40,6 +40,10 @@ class Memory:
         self._stored: dict[tuple[int, int], int] = {}
         self._written: set[int] = set()
 
+    def forget_ids(self) -> None:
+        """Let object ids be given out again, by another directory."""
+        self._written.clear()
+
     def add_segment(self, rank: int, nbytes: int) -> None:
         """Add the memory that a rank lends."""
         self._segment_bytes[rank] = nbytes

@@ -18,9 +18,11 @@ from mooncake_lite.simulator.surroundings import Surroundings
 from scheduler.instance import JobId, Result, Step, TransferEnded
 from scheduler.instance.staging import HALVES
 from scheduler.instance.step import Chunk, Growth
+from store.layout import check_of
 from store.objects import BlockRef
 
 FAILED = "connection reset"
+BAD = "other bytes"
 
 
 class VirtualRunner:
@@ -140,8 +142,10 @@ class VirtualRunner:
                 self._late_until[half] = world.clock.now + world.dice.random() * LATE_WRITE_S
             self._ended_halves.append(TransferEnded(half, FAILED, late))
         else:
-            self._halves[half] = [world.memory.find(place) or NOTHING for place in places]
-            self._ended_halves.append(TransferEnded(half))
+            self._halves[half] = found = [world.memory.find(place) or NOTHING for place in places]
+            pairs = zip(places, found)
+            bad = [place for place, block in pairs if place.check not in (0, check_of(self._sums(block)))]
+            self._ended_halves.append(TransferEnded(half, BAD if bad else "", bad=bad))
         self._wake()
 
     def _kept(self, half: int, blocks: list[Content]) -> list[Content]:

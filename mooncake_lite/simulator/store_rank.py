@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.ranks.computing.machine import NewTerm
+from mooncake_lite.ranks.store.holdings import Holdings
 from mooncake_lite.simulator.faults import SLOW_STORE_S
 from mooncake_lite.simulator.kv import Content
 from mooncake_lite.simulator.surroundings import Surroundings
@@ -41,20 +45,28 @@ class StoreModel:
         self._open: dict[int, Content] = {}
         self._durable: dict[int, Content] = {}
         self._sealing = False
+        self.term = 0
+        self._holds = Holdings()
+        self._digests: dict[int, int] = {}
 
     def restart_with(self, blocks: Iterable[Block]) -> list[Block]:
         """Fill the tier with blocks of an earlier run, as many as fit, and return them."""
         kept = list(blocks)[: self.capacity]
         self._durable = {block.key: Content(block.kv) for block in kept}
+        self._digests = {block.key: block.digest for block in kept}
         return kept
 
     def serves(self, key: int) -> bool:
         """Return whether the tier has this block in a sealed file."""
         return key in self._durable
 
-    def on(self, order: fx.Order) -> None:
+    def on(self, order: fx.Order | NewTerm) -> None:
         """Carry out an order."""
         match order:
+            case NewTerm(term):
+                self._join(term)
+            case fx.HoldBlocks():
+                self._holds.add(order.blocks)
             case fx.SaveBlocks():
                 self._save(order)
             case fx.LoadBlocks():
@@ -64,21 +76,34 @@ class StoreModel:
             case fx.CheckBlocks():
                 self._later(lambda _: self._check(order))
             case fx.RemoveBlocks():
+                self._holds.remove(order.keys)
                 self._world.clock.after(self._world.dice.random() * WORK_S, lambda: self._remove(order.keys))
             case fx.CompactTier():
                 pass
             case _:
                 raise AssertionError(f"a store rank gets {order}")
 
+    def _join(self, term: int) -> None:
+        """Drop all orders, and tell a new conductor what this rank holds."""
+        self.term = term
+        self._queue.clear()
+        world = self._world
+        world.answer(replace(world.shape.joined(self.number), epoch=term))
+        if self.capacity:
+            digests = [self._digests[key] for key in self._durable]
+            world.answer(ev.TierIndexed(self.number, term, list(self._durable), digests, True))
+        for blocks, last in self._holds.pieces():
+            world.answer(ev.Inventory(self.number, term, blocks, last))
+
     def _later(self, action: Callable[[bool], None], sources: Sequence[BlockRef] = ()) -> None:
         """Run an action when these blocks are read, or after a while.
 
         It is told whether the order was given up meanwhile.
         """
-        world, dice = self._world, self._world.dice
+        world, dice, term = self._world, self._world.dice, self.term
 
         def act(slow: bool) -> None:
-            if self.number not in world.dead:
+            if self.number not in world.dead and term == self.term:
                 action(slow)
 
         if dice.random() < world.faults.slow_store:
@@ -95,6 +120,7 @@ class StoreModel:
         if not self.capacity:
             self._report(order.keys, "dropped")
             return
+        self._digests.update(zip(order.keys, order.digests))
         dropped = []
         for ref, key, sums in zip(order.refs, order.keys, order.checksums, strict=True):
             if key in self._queue or world.dice.random() < world.faults.save_dropped:
@@ -141,11 +167,11 @@ class StoreModel:
             evicted.append(next(iter(self._durable)))
             del self._durable[evicted[-1]]
         if evicted:
-            self._world.answer(ev.TierEvicted(self.number, 0, evicted))
+            self._world.answer(ev.TierEvicted(self.number, self.term, evicted))
 
     def _report(self, keys: list[int], state: Literal["written", "durable", "dropped", "bad"]) -> None:
         if keys:
-            self._world.answer(ev.BlocksSaved(self.number, 0, keys, state))
+            self._world.answer(ev.BlocksSaved(self.number, self.term, keys, state))
 
     def _remove(self, keys: list[int]) -> None:
         """Take keys out of the tier, and drop what waits to be written under them."""
@@ -154,7 +180,7 @@ class StoreModel:
             self._durable.pop(key, None)
         self._report(dropped, "dropped")
         for_good = self._world.dice.random() < 0.9
-        self._world.answer(ev.BlocksRemoved(self.number, 0, keys, for_good))
+        self._world.answer(ev.BlocksRemoved(self.number, self.term, keys, for_good))
 
     # ------------------------------------------------------------------------------ reads and copies
 
@@ -179,7 +205,9 @@ class StoreModel:
             problem = ""
         may_still_write = bool(problem) and not slow and world.dice.random() < world.faults.may_still_write
         world.answer(
-            ev.BlocksLoaded(self.number, 0, order.number, ok, checksums, 0.01, problem, may_still_write)
+            ev.BlocksLoaded(
+                self.number, self.term, order.number, ok, checksums, 0.01, problem, may_still_write
+            )
         )
 
     def _copy(self, order: fx.CopyBlocks, slow: bool) -> None:
@@ -196,7 +224,7 @@ class StoreModel:
         may_still_write = (
             not all(checksums) and not slow and world.dice.random() < world.faults.may_still_write
         )
-        world.answer(ev.BlocksCopied(self.number, 0, order.number, checksums, may_still_write))
+        world.answer(ev.BlocksCopied(self.number, self.term, order.number, checksums, may_still_write))
 
     def _check(self, order: fx.CheckBlocks) -> None:
         """Compare blocks with their checksums."""
@@ -206,4 +234,4 @@ class StoreModel:
             content = memory.find(ref)
             good.append(content is not None and memory.sums(content) == sums)
         problem = "a block cannot be read" if world.dice.random() < world.faults.check_fails else ""
-        world.answer(ev.BlocksChecked(self.number, 0, order.number, good, problem))
+        world.answer(ev.BlocksChecked(self.number, self.term, order.number, good, problem))

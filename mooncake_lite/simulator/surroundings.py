@@ -43,6 +43,13 @@ class Surroundings(Protocol):
     stopped: fx.Stop | None
     dead: set[int]
 
+    @property
+    def term(self) -> int:
+        """Return the number of the present conductor."""
+
+    def end_conductor(self) -> None:
+        """Have the conductor die soon, and the next one take over."""
+
     def answer(self, message: m.Message) -> None:
         """Send an event or a report from a rank to the control plane."""
 

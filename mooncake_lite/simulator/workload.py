@@ -45,7 +45,8 @@ class Request:
     n             answers to the prompt
     class_id      service class; None: drawn
     arrived       its RequestArrived has reached the control plane; cancelled: a RequestCancelled has
-    dropped       branches that the client does not want
+    dropped       branches that the control plane knows to be unwanted; left: that the client does not want
+    term          number of the conductor that it was sent to last
     released      its client may have its tokens, where these are withheld at first
     tokens        (branch, index) -> token, of those that its client has
     whole         branches of which all tokens have come
@@ -72,6 +73,8 @@ class Request:
     arrived: bool = False
     cancelled: bool = False
     dropped: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    term: int = 0
     released: bool = False
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)

@@ -31,14 +31,13 @@ from mooncake_lite.simulator.custody import Custody
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.kv import ExactKV, NoKV
 from mooncake_lite.simulator.memory import Memory
+from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.store_rank import StoreModel
+from mooncake_lite.simulator.succession import Succession
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
 from store.objects import BlockRemoved, BlockStored
-
-CONDUCTOR, CLIENTS = 0, -1
-"""Ends of links; ranks have their own numbers."""
 
 SHOWN_EVENTS = 30
 MOST_EVENTS_PER_REQUEST = 2000
@@ -51,12 +50,6 @@ PATIENCE_S = 4500.0
 """All requests end within this time after the last has come, whatever goes wrong. An order is given up after
 120 s, a quarantine ends after another 120 s, and a request has three tries."""
 
-
-STARTS = ev.RankJoined | ev.TierIndexed
-"""Messages that come in their order, once: a rank that is not heard while it starts ends the cluster."""
-
-ONCE = STARTS | ev.BlocksSaved
-"""Messages that do not come twice: a second BlocksSaved could be about a block that was put again since."""
 
 MOST_PASSES = 40
 """Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
@@ -71,7 +64,7 @@ class WorldFailure(AssertionError):
     """A run has failed; the message holds the seed and the last events."""
 
 
-class World:
+class World(Post):
     """One run: a cluster, its clients, and what goes wrong.
 
     control     the control plane under test
@@ -123,6 +116,7 @@ class World:
         self._alarm = 0
         self._unsent: deque[ev.Undelivered] = deque()
         self._recalls: Counter[str] = Counter()
+        self.conductors = Succession(self)
         self.dead: set[int] = set()
         self._unreachable: set[int] = set()
         self._heard: dict[str, list[m.Message]] = {}
@@ -146,19 +140,27 @@ class World:
         setting = Setting.drawn(seed, num_requests, faults)
         return cls(setting, check_every=check_every, observe=observe)
 
+    @property
+    def term(self) -> int:
+        """Return the number of the present conductor."""
+        return self.conductors.term
+
+    def end_conductor(self) -> None:
+        """Have the conductor die soon, and the next one take over."""
+        self.conductors.begin_dying()
+
     def _model(self, rank: int, role: str) -> SimulatedRank | StoreModel:
         shape, most = self.shape, self._most_passes
         if shape.segments[rank]:
             self.memory.add_segment(rank, shape.segment_bytes(rank))
         if role == "store":
             return StoreModel(rank, shape.tier_blocks, self)
+        hello = m.RankHello(rank, role, shape.config.nodes[rank])
         if not self.exact:
-            state = shape.rank_state(rank, opaque_key)
-            return SimulatedRank(
-                ComputingRank(rank, state, MAX_LEN, digest=opaque_digest), NoKV(), self, most
-            )
+            machine = ComputingRank(hello, shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)
+            return SimulatedRank(machine, NoKV(), self, most)
         kv = ExactKV(shape.pages, shape.page_tokens, shape.layout.block_tokens)
-        return SimulatedRank(ComputingRank(rank, shape.rank_state(rank, next_key), MAX_LEN), kv, self, most)
+        return SimulatedRank(ComputingRank(hello, shape.rank_state(rank, next_key), MAX_LEN), kv, self, most)
 
     # ------------------------------------------------------------------------------ a run
 
@@ -234,7 +236,7 @@ class World:
                 self.custody.answer(event)
             self.clients.reached(event)
         self.trace.append((now, event, ()))
-        waiting = self.control.state.num_waiting
+        waiting, is_new = self.control.state.num_waiting, self._is_new(event)
         effects = self.control.on(event, now)
         self.trace[-1] = now, event, effects
         if self._observe is not None:
@@ -242,9 +244,11 @@ class World:
         if self.stopped is not None:
             assert not effects, "the control plane does something after Stop"
             return
-        if isinstance(event, ev.RequestArrived):
+        if is_new and isinstance(event, ev.RequestArrived):
             self._check_queue(event, waiting)
         for effect in effects:
+            if self.conductors.dies():
+                return
             self._carry_out(effect)
         if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
@@ -257,47 +261,17 @@ class World:
                 f"{failed}: too few tries"
             )
 
+    def _is_new(self, event: ev.Event) -> bool:
+        """Tell whether an event is a request that no conductor has taken before."""
+        if not isinstance(event, ev.RequestArrived) or event.answers:
+            return False
+        return event.request_id not in self.control.requests
+
     def _check_queue(self, arrived: ev.RequestArrived, waiting: int) -> None:
         """Assert that a request is refused when as many wait as may, by every form of admission but none."""
         config = self.shape.config
         is_full = config.admission != "none" and waiting >= config.max_queue
         assert not (is_full and arrived.request_id in self.control.requests), "the queue was full"
-
-    def answer(self, message: m.Message) -> None:
-        """Send an event from a rank to the control plane. It may be delayed, and come again much later."""
-        faults, dice = self.faults, self.dice
-        event = message.event if isinstance(message, m.Report) else message
-        assert isinstance(event, ev.RankEvent)
-        if event.rank in self.dead:
-            return
-        if isinstance(event, STARTS):
-            self._links.send(event.rank, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
-            return
-        if self.exact and dice.random() < faults.wrong_epoch:
-            self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
-        if dice.random() < faults.dropped:
-            self.custody.unheard(event)
-            return
-        deliver = partial(self._tell_of, event.rank, message)
-        if dice.random() < faults.reordered:
-            self.clock.at(delivered := self.clock.now + self._delay_s(), deliver)
-        else:
-            delivered = self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
-        if dice.random() < faults.doubled and not isinstance(event, ONCE):
-            seconds = dice.choice((0.0, 0.1, 3.0, 200.0)) * dice.random()
-            self.clock.at(delivered + seconds, lambda: self._tell_again(event.rank, message))
-        if self.exact and (request_id := getattr(event, "request_id", "")):
-            self._heard.setdefault(request_id, []).append(message)
-
-    def _tell_of(self, rank: int, message: m.Message) -> None:
-        """Deliver a message of a rank. If the rank has died meanwhile, it may have died with it."""
-        if rank not in self.dead or self.dice.random() < 0.5:
-            self.tell(message)
-
-    def _tell_again(self, rank: int, message: m.Message) -> None:
-        """Deliver a message that was delivered before, unless its rank has died."""
-        if rank not in self.dead:
-            self.tell(message, stale=True)
 
     def kill(self, rank: int, *, ended: bool) -> None:
         """Kill a rank. What it was doing stops; its memory can be read by some. ended: its end was seen."""
@@ -307,43 +281,18 @@ class World:
         if not ended:
             self._unreachable.add(rank)
         seconds = self.dice.choice((0.01, 0.1, 9.0)) * self.dice.random()
-        self.clock.after(seconds, lambda: self.tell(ev.RankLost(rank, 0, "died", ended)))
+        self.clock.after(seconds, lambda: self._tell_lost(ev.RankLost(rank, 0, "died", ended)))
 
-    def _of_other_start(self, message: m.Message, event: ev.RankEvent) -> m.Message:
-        """Return a message as another start of its rank would send it."""
-        other = replace(event, epoch=event.epoch + self.dice.choice((-1, 1)))
-        return replace(message, event=other) if isinstance(message, m.Report) else other
+    def _tell_lost(self, lost: ev.RankLost) -> None:
+        self.conductors.lost.append(lost)
+        self.tell(lost)
 
-    def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
-        """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
-        assert isinstance(message, m.Tokens)
-
-        def deliver() -> None:
-            if rank not in self.dead or self.dice.random() < 0.5:
-                self.clients.on_tokens(message, times_s)
-
-        if self.exact:
-            self._links.send(rank, CLIENTS, self._delay_s(), deliver)
-        else:
-            deliver()
-
-    def _repeat(self, request_id: str) -> None:
-        """Deliver again what ranks have said of a request, while an order that follows is carried out."""
-        for message in self._heard.get(request_id, ()):
-            if self.dice.random() < self.faults.doubled:
-                event = message.event if isinstance(message, m.Report) else message
-                assert isinstance(event, ev.RankEvent)
-                seconds = 0.2 * self.dice.random()
-                self.clock.after(seconds, partial(self._tell_again, event.rank, message))
-
-    def from_clients(self, message: m.Message) -> None:
-        """Send a message from a gateway or a command to the control plane."""
-        self._links.send(CLIENTS, CONDUCTOR, self._delay_s(), lambda: self.tell(message))
-
-    def _delay_s(self) -> float:
-        if self.dice.random() < self.faults.slow_link:
-            return self.dice.random() * self.faults.slow_link_s
-        return self.dice.random() * 0.002
+    def forget_conductor(self) -> None:
+        """Forget what only the conductor knew that has just died."""
+        self._visible.clear()
+        self._unsent.clear()
+        self._heard.clear()
+        self._alarm += 1
 
     # ------------------------------------------------------------------------------ effects
 
@@ -355,7 +304,7 @@ class World:
                 assert (key, rank, tier) not in self._visible, "a block is stored twice"
                 self._visible.add((key, rank, tier))
                 there = self.memory.holds(rank, key) if tier == "dram" else key in self.custody.on_ssd[rank]
-                assert there, f"{key:016x} is not on rank {rank} in {tier}"
+                assert there or self.term, f"{key:016x} is not on rank {rank} in {tier}"
             case BlockRemoved(key, rank, tier):
                 self._visible.remove((key, rank, tier))
             case fx.WakeAt(time):
@@ -405,13 +354,19 @@ class World:
             if isinstance(order, fx.StartOrder):
                 self._repeat(order.request_id)
         model, message = self.ranks[order.rank], self.bodies.message_of(order)
+        term = self.term
         if self.dice.random() < self.faults.unsent:
             self._unsent.append(ev.Undelivered(order, "its queue is full"))
             return
         if self.dice.random() < self.faults.dropped:
             self.custody.never_came(order)
             return
-        self._links.send(CONDUCTOR, order.rank, self._delay_s(), lambda: model.on(message))  # type: ignore[arg-type]
+
+        def deliver() -> None:
+            if model.term == term:  # otherwise it was lost with the connection
+                model.on(message)  # type: ignore[arg-type]
+
+        self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)
 
     # ------------------------------------------------------------------------------ the end
 
@@ -425,7 +380,7 @@ class World:
         if not self.exact:
             return
         assert self.control.directory.places() == self._visible
-        for obj in self.control.directory.visible_objects():
+        for obj in () if self.term else self.control.directory.visible_objects():
             assert obj.key is not None
             self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))
         alive = [one for one in self.ranks.values() if one.number not in self.dead]

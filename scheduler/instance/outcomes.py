@@ -172,12 +172,14 @@ class SwapWanted(JobOutcome):
 class Swapped(JobOutcome):
     """The end of a job whose pages other jobs need. All of its KV is in the pool: any rank may resume it.
 
-    keys   of the full blocks of token_ids; empty when nothing may be reused
+    keys        of the full blocks of token_ids; empty when nothing may be reused
+    checksums   of each place that was written
     """
 
     token_ids: Seq[int]
     answered: int
     keys: Seq[int] = ()
+    checksums: Seq[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,16 @@ class PutFinished:
     may_still_write: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BadBlocks:
+    """These places hold other bytes than were put there."""
+
+    places: Seq[Any]
+
+
 Outcome = (
-    Loaded
+    BadBlocks
+    | Loaded
     | Computed
     | Token
     | Run

@@ -105,6 +105,9 @@ class PrefixCache(Protocol):
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the keys of the blocks that (came in, went out) since the last call. No key is in both."""
 
+    def held(self) -> list[int]:
+        """Return the keys of all blocks, for a listener that knows none, and drain."""
+
     def check(self) -> None:
         """Assert the invariants."""
 
@@ -138,6 +141,10 @@ class NoPrefix:
     def drain(self) -> tuple[list[int], list[int]]:
         """Return no keys."""
         return [], []
+
+    def held(self) -> list[int]:
+        """Return no keys."""
+        return []
 
     def check(self) -> None:
         """Assert nothing."""

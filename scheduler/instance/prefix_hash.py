@@ -138,6 +138,11 @@ class HashPrefix:
         """Return the keys of the blocks that (came in, went out) since the last call."""
         return self._changes.drain()
 
+    def held(self) -> list[int]:
+        """Return the keys of all blocks, and drain."""
+        self._changes.drain()
+        return list(self._blocks)
+
     def check(self) -> None:
         """Assert the invariants."""
         assert list(self._by_end.values()) == list(self._blocks.values())

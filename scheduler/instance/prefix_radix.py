@@ -142,6 +142,11 @@ class RadixPrefix:
         """Return the keys of the blocks that (came in, went out) since the last call."""
         return self._changes.drain()
 
+    def held(self) -> list[int]:
+        """Return the keys of all blocks, and drain."""
+        self._changes.drain()
+        return list(self._page_of)
+
     def check(self) -> None:
         """Assert the invariants."""
         assert self._node_of.keys() == self.pages.cached.keys()

@@ -10,6 +10,7 @@ from typing import Any
 
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import (
+    BadBlocks,
     Computed,
     Decoded,
     Ended,
@@ -65,6 +66,8 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     if result.step.chunks or not state.running:
         state.passed_at = now if state.running else None
     for half in result.halves:
+        if half.bad:
+            said.append(BadBlocks(half.bad))
         said += _half_ended(state, half, now)
     for put in result.puts:
         said.append(_put_ended(state, put))

@@ -199,11 +199,13 @@ class TransferEnded:
     number           of the half, or of the put
     problem          why it failed, "" when it did not
     may_still_land   bytes of a failed transfer may still reach its destination: the pool, or the half
+    bad              places that were read and hold other bytes than were put there; it has failed then
     """
 
     number: int
     problem: str = ""
     may_still_land: bool = False
+    bad: Seq[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

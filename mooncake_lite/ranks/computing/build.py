@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
+from mooncake_lite.messages import RankHello
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import context_length
 from mooncake_lite.ranks.computing.machine import ComputingRank
@@ -26,7 +27,7 @@ def limits_of(config: ServeConfig) -> Limits:
 
 
 def computing_rank(
-    number: int,
+    hello: RankHello,
     config: ServeConfig,
     model: ModelConfig,
     duties: Iterable[str],
@@ -40,4 +41,4 @@ def computing_rank(
         frozenset(duties), pages, staging, config.block_size, limits_of(config), next_key=next_key,
         prefix=prefix, preemption=config.preemption,
     )  # fmt: skip
-    return ComputingRank(number, state, context_length(config, model))
+    return ComputingRank(hello, state, context_length(config, model))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mooncake_lite.messages import GatewayAt, MarkLost, Message, Report, RequestFailed, Stop
-from mooncake_lite.ranks.computing.machine import ComputingRank, Order
+from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
 from scheduler.instance import DECODE
 from transport.channel import Spoke
@@ -25,6 +25,7 @@ class Connections:
     conductor      the spoke to the conductor's hub
     open_gateway   connects to a gateway's token endpoint
     must_stop      true when the conductor is gone
+    new_term       the number of a conductor that is new, once, after connecting to it; 0 without one
     stop           the first Stop message; may_leave: the second one has arrived too
     """
 
@@ -36,13 +37,14 @@ class Connections:
         conductor: Spoke,
         open_gateway: Callable[[str], Spoke],
         must_stop: Callable[[], bool],
+        new_term: Callable[[], int] = lambda: 0,
     ) -> None:
         self.rank = rank
         self._roles = roles
         self._transfers = transfers
         self._conductor = conductor
         self._open_gateway = open_gateway
-        self._must_stop = must_stop
+        self._must_stop, self._new_term = must_stop, new_term
         self._gateways: dict[str, Spoke] = {}
         self.stop: Stop | None = None
         self.may_leave = False
@@ -56,7 +58,9 @@ class Connections:
     def receive(self, wait_s: float) -> list[Order]:
         """Return the conductor's orders about the rank's work. Waits wait_s at most."""
         self._report_when_due()
-        orders = []
+        orders: list[Order] = []
+        if term := self._new_term():
+            orders.append(NewTerm(term))
         for message in self._conductor.receive(wait_s):
             if isinstance(message, Stop):
                 self.may_leave = self.stop is not None  # the second one; the first says why

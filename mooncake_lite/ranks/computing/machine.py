@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from mooncake_lite import messages as m
 from mooncake_lite.control.request import client_id_of
 from mooncake_lite.ranks.computing.jobs import blocks_to_load, blocks_to_store, job_of
@@ -36,8 +38,15 @@ from scheduler.instance import (
 )
 from store.keys import block_digest
 
-Order = m.Start | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages
-"""Messages from the conductor to a computing rank about its work."""
+
+class NewTerm(NamedTuple):
+    """A new conductor has begun, the one of this number. It knows nothing of the rank's work."""
+
+    number: int
+
+
+Order = m.Start | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages | NewTerm
+"""Messages from the conductor to a computing rank about its work; NewTerm comes from the rank's heart."""
 
 
 Digest = Callable[[Sequence[int]], int]
@@ -95,23 +104,25 @@ class DecodeSteps:
 class ComputingRank:
     """One rank: `on` applies an order, `step` decides what to run, `ended` applies the result.
 
-    number    of the rank; epoch: number of its start
+    hello     of the rank, without an epoch
+    epoch     number of the conductor that it has joined
+    term      number of the latest conductor; the rank joins it once its last transfer has ended
     state     the books of the planner
     max_len   tokens of prompt and answer together, at most
     digest    second digest of the tokens of a block
     counters  for metrics; reused: prompt tokens that were not computed, by tier
     """
 
-    def __init__(
-        self, number: int, state: State, max_len: int, epoch: int = 0, digest: Digest = block_digest
-    ) -> None:
-        self.number, self.epoch, self.state = number, epoch, state
+    def __init__(self, hello: m.RankHello, state: State, max_len: int, digest: Digest = block_digest) -> None:
+        self.hello, self.number, self.state = hello, hello.rank, state
+        self.epoch = self.term = hello.epoch
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.reused: defaultdict[str, int] = defaultdict(int)
         self._max_len, self._digest = max_len, digest
         self._open: dict[tuple[str, int], _Open] = {}
         self._steps = DecodeSteps()
         self._answers: dict[type, Callable[[Any], Told | m.Message | None]] = {
+            outcomes.BadBlocks: self._bad_blocks,
             outcomes.Loaded: self._loaded,
             outcomes.Computed: self._computed,
             outcomes.Token: self._token,
@@ -132,7 +143,9 @@ class ComputingRank:
         """Apply an order. Returns what has to be told, in order."""
         if isinstance(order, m.ListOpen):
             return [Told(m.OpenListed(self.number, self.epoch, order.number, list(self._open)))]
-        return self._with_pages(self._tell(on(self.state, self._event(order), now)))
+        if isinstance(order, NewTerm):
+            return self._drop_all(order.number, now)
+        return self._with_pages(self._tell(on(self.state, self._event(order), now)), now)
 
     def step(self, now: float, most: int = 1) -> Step:
         """Decide what the rank does next, and reserve what it needs. `ended` takes the result.
@@ -145,10 +158,32 @@ class ComputingRank:
 
     def ended(self, result: Result, now: float) -> list[Told]:
         """Apply the result of the step. Returns what has to be told, in order."""
-        return self._with_pages(self._tell(on(self.state, result, now)))
+        return self._with_pages(self._tell(on(self.state, result, now)), now)
 
-    def _with_pages(self, told: list[Told]) -> list[Told]:
+    def _drop_all(self, term: int, now: float) -> list[Told]:
+        """Drop all work. A transfer under way ends first: a new conductor may give its places away."""
+        self.term = term
+        for request_id, attempt in list(self._open):
+            self._tell(on(self.state, Cancelled(request_id, attempt), now))
+        return self._with_pages([], now)
+
+    def _join(self, now: float) -> list[Told]:
+        """Say hello to a new conductor once nothing is left of what earlier ones wanted."""
+        state = self.state
+        for number, put in list(state.puts.items()):
+            if put.places is None:
+                on(state, Granted(number, [None] * len(put.slots)), now)
+        if state.busy or state.puts or state.under_way is not None:
+            return []
+        self.epoch = self.term
+        pages = m.PagesChanged(self.number, self.epoch, state.prefix.held(), [])
+        tells = PREFILL in state.duties
+        return [Told(replace(self.hello, epoch=self.epoch)), *([Told(pages)] if tells else [])]
+
+    def _with_pages(self, told: list[Told], now: float) -> list[Told]:
         """Add the blocks that have come into pages, or left them. Ranks that only decode do not tell."""
+        if self.epoch != self.term:
+            return self._join(now)
         stored, removed = self.state.prefix.drain()
         if (stored or removed) and PREFILL in self.state.duties:
             told.append(Told(m.PagesChanged(self.number, self.epoch, stored, removed)))
@@ -293,6 +328,7 @@ class ComputingRank:
             *self._about(done.job), list(done.checksums[: len(order.store)]),
             [branch for branch, finish in zip(branches, done.finishes) if finish is not None],
             done.load_s, done.compute_s, done.store_s, opened.computed, opened.loaded,
+            [sums for sums in done.checksums[len(order.store) :] for sums in sums],
         )  # fmt: skip
         return m.Report(event, [[token] for token in done.first_tokens], opened.spans)
 
@@ -315,7 +351,7 @@ class ComputingRank:
 
     def _swapped(self, swapped: outcomes.Swapped) -> m.Message:
         self.counters["num_swaps_total"] += 1
-        return self._left(m.Swapped(*self._so_far(swapped)), swapped)
+        return self._left(m.Swapped(*self._so_far(swapped), list(swapped.checksums)), swapped)
 
     def _so_far(
         self, left: outcomes.Preempted | outcomes.Swapped | outcomes.SwapWanted
@@ -345,6 +381,9 @@ class ComputingRank:
             [block.job.request_id for block in saved.blocks],
         )  # fmt: skip
         return m.Report(event, tokens)  # type: ignore[arg-type]
+
+    def _bad_blocks(self, bad: outcomes.BadBlocks) -> m.Message:
+        return m.BlocksBad(self.number, self.epoch, [place.object_id for place in bad.places])
 
     def _put_finished(self, put: outcomes.PutFinished) -> m.Message:
         ids = [place.object_id for place in put.places]

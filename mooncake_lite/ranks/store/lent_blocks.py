@@ -62,6 +62,10 @@ class LentSaves:
         """Tell whether transfers are under way."""
         return bool(self._arriving)
 
+    def drop(self) -> None:
+        """Forget what waits. Blocks that arrive already are saved."""
+        self._waiting.clear()
+
     @property
     def left(self) -> int:
         """Return the number of blocks that the writer does not have yet."""
@@ -127,20 +131,31 @@ class LentLoads:
         slots: int,
         order: Order,
     ) -> None:
-        """rank: number and epoch of this one."""
-        self._rank, self._transfers, self._order = rank, transfers, order
+        """rank: number and epoch of this one, for answers."""
+        self.rank, self._transfers, self._order = rank, transfers, order
         self._memory = np.empty((slots, layout.nbytes), np.uint8)
         self._orders: deque[LoadBlocks] = deque()
         self._piece = (0, 0)
         self._sums: list[list[int] | None] = []
         self._written: list[int] = []
         self._flying: Batch | None = None
-        self._began = 0.0
+        self._began, self._dropped = 0.0, ""
 
     @property
     def busy(self) -> bool:
         """Tell whether transfers are under way."""
         return self._flying is not None
+
+    @property
+    def left(self) -> int:
+        """Return the number of orders that have not ended."""
+        return len(self._orders)
+
+    def drop(self) -> None:
+        """Drop all orders. The piece under way ends first."""
+        while len(self._orders) > 1:
+            self._orders.pop()
+        self._dropped = "a new conductor does not know this order" if self._orders else ""
 
     def add(self, message: LoadBlocks) -> None:
         """Add an order. Its number is positive; orders to the tier have negative numbers."""
@@ -153,8 +168,8 @@ class LentLoads:
         first, end = self._piece
         self._sums += sums
         self._written = [index for index in range(first, end) if self._sums[index] is not None]
-        if not self._written:
-            return self._next()
+        if not self._written or self._dropped:
+            return self._next(self._dropped)
         refs = [self._orders[0].refs[index] for index in self._written]
         blocks = [self._memory[index - first] for index in self._written]
         self._flying = self._transfers.submit(_moves("write", refs, blocks))
@@ -168,7 +183,7 @@ class LentLoads:
         failures = batch.failures
         for at in failures:
             self._sums[self._written[at]] = None
-        problem = str(failures[min(failures)]) if failures else ""
+        problem = str(failures[min(failures)]) if failures else self._dropped
         return self._next(problem, bool(batch.may_still_land))
 
     def _begin(self) -> None:
@@ -192,11 +207,12 @@ class LentLoads:
             return None
         sums = self._sums + [None] * (len(message.refs) - len(self._sums))
         self._orders.popleft()
+        self._dropped = ""
         seconds = time.perf_counter() - self._began
         if self._orders:
             self._begin()
         ok, found = [s is not None for s in sums], [s or [] for s in sums]
-        return BlocksLoaded(*self._rank, message.number, ok, found, seconds, problem, may_still_write)
+        return BlocksLoaded(*self.rank, message.number, ok, found, seconds, problem, may_still_write)
 
 
 class LentCheck:

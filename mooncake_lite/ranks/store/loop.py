@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.errors import ThreadDied
 from mooncake_lite.model.sizes import LOAD_SLOTS, SAVE_SLOTS
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.ranks.store.holdings import Holdings
 from mooncake_lite.ranks.store.lent_blocks import LentCheck, LentLoads, LentSaves
 from store.errors import StoreError
 from store.layout import BlockLayout
@@ -51,25 +53,31 @@ SEAL_LIMIT_S = 0.15
 class StoreRole:
     """The loop of a store rank.
 
-    tier    None when there is no --ssd-dir: then only DRAM holds blocks
-    roles   of all ranks, by number
-    epoch   of this rank, for its messages
+    tier       None when there is no --ssd-dir: then only DRAM holds blocks
+    roles      of all ranks, by number
+    hello      of this rank, without an epoch
+    new_term   as for ranks.computing.connections
+
+    _holds     what it was told to hold; _term: number of the latest conductor, which it joins when idle
+    _reading   numbers of LoadBlocks that the tier's readers work on
     """
 
     def __init__(
         self,
-        number: int,
         transfers: TransferEngine,
         conductor: Spoke,
         tier: HDF5Tier | None,
         must_stop: Callable[[], bool],
         layout: BlockLayout,
         roles: Sequence[str],
-        epoch: int = 0,
+        hello: m.RankHello,
+        new_term: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.number = number
+        self.number, self._hello, self._new_term = hello.rank, hello, new_term
         self._roles = roles
-        self._self = number, epoch  # the first fields of every event
+        self._self = hello.rank, hello.epoch  # the first fields of every event
+        self._term, self._holds = hello.epoch, Holdings()
+        self._reading: set[int] = set()
         self._layout = layout
         self._copies: list[tuple[m.CopyBlocks, Batch]] = []
         self.segment = transfers.local
@@ -137,24 +145,43 @@ class StoreRole:
         else:
             ok, found = [s is not None for s in sums], [s or [] for s in sums]
             self._outbox.append(m.BlocksLoaded(*self._self, number, ok, found, seconds))
+            self._reading.discard(number)
         self._conductor.wake()
 
     def announce(self) -> None:
-        """Tell the conductor what the tier holds, after RankHello."""
-        if self._tier is None:
-            return
-        keys, digests = self._tier.blocks()
-        for start in range(0, max(1, len(keys)), INDEX_CHUNK):
-            end = start + INDEX_CHUNK
-            self._conductor.send(
-                m.TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
-            )
+        """Say hello to the conductor, and tell it what the tier holds; a later one, what segments hold."""
+        self._conductor.send(replace(self._hello, epoch=self._term))
+        if self._tier is not None:
+            keys, digests = self._tier.blocks()
+            for start in range(0, max(1, len(keys)), INDEX_CHUNK):
+                end = start + INDEX_CHUNK
+                self._conductor.send(
+                    m.TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
+                )
+        for blocks, last in self._holds.pieces() if self._term else ():
+            self._conductor.send(m.Inventory(*self._self, blocks, last))
+
+    def _drop_all(self, term: int) -> None:
+        """Drop all orders, because a new conductor does not know them. Blocks that were given to the tier's
+        writer are written all the same."""
+        self._term = term
+        self._lent_saves.drop()
+        self._lent_loads.drop()
+
+    def _join_when_idle(self) -> None:
+        """Join a new conductor once no transfer is under way: it may give their places away."""
+        is_idle = not (self._moving or self._reading or self._lent_loads.left)
+        if is_idle and self._term != self._self[1]:
+            self._self = self._lent_loads.rank = self.number, self._term
+            self.announce()
 
     def run(self) -> None:
         """Serve until told to stop. Raises ThreadDied when a thread of the tier has died."""
         while self.stop is None and not self._must_stop():
             if self._died:
                 raise ThreadDied(self._died)
+            if term := self._new_term():
+                self._drop_all(term)
             for message in self._conductor.receive(COPY_WAIT_S if self._moving else IDLE_WAIT_S):
                 if isinstance(message, m.SaveBlocks):
                     self._save(message)
@@ -168,14 +195,18 @@ class StoreRole:
                     self._remove(message)
                 elif isinstance(message, m.CompactTier) and self._writer is not None:
                     self._writer.compact()
+                elif isinstance(message, m.HoldBlocks):
+                    self._holds.add(message.blocks)
                 elif isinstance(message, m.MarkLost):
                     self._transfers.mark_lost(message.rank, message.reason)
+                    self._holds.lose_rank(message.rank)
                 elif isinstance(message, m.Stop):
                     self.may_leave = self.stop is not None  # the second one; the first says why
                     self.stop = self.stop or message
             self._finish_copies()
             self._advance_lent()
             self._send_outbox()
+            self._join_when_idle()
             self._report_when_due()
 
     def close(self, limit_s: float) -> int:
@@ -244,6 +275,8 @@ class StoreRole:
         """Pass blocks to the readers. If their queue is full, read on this thread."""
         assert self._reader is not None
         began = time.perf_counter()
+        if number > 0:
+            self._reading.add(number)
         if not self._reader.submit(number, reads):
             sums = self._reader.read_now(reads)
             self._loaded(number, sums, time.perf_counter() - began)
@@ -293,6 +326,7 @@ class StoreRole:
 
     def _remove(self, message: m.RemoveBlocks) -> None:
         """Remove blocks from the tier. Blocks that cannot be deleted are no longer served."""
+        self._holds.remove(message.keys)
         if self._tier is None or self._writer is None:
             self._outbox.append(m.BlocksRemoved(*self._self, message.keys, True))
         elif not self._writer.remove(message.keys):

@@ -26,10 +26,12 @@ class Counters:
 
 
 class FakeHub:
-    """Keeps what was sent; every message must survive its own encoding."""
+    """Keeps what was sent, and in `held` what store ranks are to remember; every message must survive its own
+    encoding."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, m.Message]] = []
+        self.held: list[tuple[str, m.Message]] = []
         self.counters = Counters()
         self.unreachable: set[str] = set()
         self.too_large: type[m.Message] | None = None
@@ -39,7 +41,7 @@ class FakeHub:
         if self.too_large is kind(message):
             raise WireError(f"{kind(message).__name__} is too large")
         Decoder(type(message)).decode(encode(message, self.max_bytes))
-        self.sent.append((peer, message))
+        (self.held if isinstance(message, m.HoldBlocks) else self.sent).append((peer, message))
         return peer not in self.unreachable
 
 

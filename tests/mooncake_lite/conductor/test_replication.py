@@ -86,7 +86,7 @@ def store_role(pair: Pair, rank: int) -> tuple[StoreRole, list[m.Message]]:
 
     engine: Any = SimpleNamespace(local=pair.segments[rank], submit=submit, counters={})
     spoke: Any = SimpleNamespace(send=told.append)
-    role = StoreRole(rank, engine, spoke, None, lambda: False, LAYOUT, ROLES)
+    role = StoreRole(engine, spoke, None, lambda: False, LAYOUT, ROLES, m.RankHello(rank, "store", 0))
     return role, told
 
 

@@ -20,6 +20,7 @@ class Place:
     offset: int
     nbytes: int
     rank: int = 0
+    check: int = 0
 
 
 class _Ended:

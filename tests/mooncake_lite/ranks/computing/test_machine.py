@@ -42,7 +42,7 @@ class Rank:
             frozenset(duties), pages, staging, BLOCK, Limits(8), next_key=next_key, prefix=prefix,
             preemption=preemption,
         )  # fmt: skip
-        self.machine = ComputingRank(2, state, 1000, epoch=5)
+        self.machine = ComputingRank(m.RankHello(2, "decode", 0, epoch=5), state, 1000)
 
     def look(self) -> float:
         """Look at the clock."""

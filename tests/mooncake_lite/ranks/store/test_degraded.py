@@ -37,7 +37,8 @@ class Told:
         )
         engine: Any = SimpleNamespace(local=np.zeros(SMALL.nbytes, np.uint8), counters={})
         self.tier = HDF5Tier(folder, 1 << 26, SMALL, FINGERPRINT)
-        self.role = StoreRole(3, engine, spoke, self.tier, lambda: False, SMALL, ROLES, epoch=2)
+        hello = m.RankHello(3, "store", 0, epoch=2)
+        self.role = StoreRole(engine, spoke, self.tier, lambda: False, SMALL, ROLES, hello)
 
 
 @pytest.fixture

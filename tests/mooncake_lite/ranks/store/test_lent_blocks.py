@@ -37,7 +37,8 @@ class Pair:
         engine: Any = SimpleNamespace(local=np.zeros(0, np.uint8), submit=self.move, counters={})
         spoke: Any = SimpleNamespace(send=self.told.append, wake=lambda: None)
         self.tier = HDF5Tier(folder, 2**26, SMALL, FINGERPRINT)
-        self.store = StoreRole(STORE, engine, spoke, self.tier, lambda: False, SMALL, ROLES)
+        hello = m.RankHello(STORE, "store", 0)
+        self.store = StoreRole(engine, spoke, self.tier, lambda: False, SMALL, ROLES, hello)
 
     def move(self, transfers: list[Any]) -> Any:
         failures = {}

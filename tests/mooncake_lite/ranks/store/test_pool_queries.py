@@ -38,7 +38,7 @@ class Conversation:
         told: list[Any] = []
         engine: Any = SimpleNamespace(local=self.segment, counters={})
         spoke: Any = SimpleNamespace(send=told.append)
-        self.store = StoreRole(3, engine, spoke, None, lambda: False, LAYOUT, ROLES)
+        self.store = StoreRole(engine, spoke, None, lambda: False, LAYOUT, ROLES, m.RankHello(3, "store", 0))
         self.told = told
         wanted = [Wanted(LAYOUT.nbytes, key, key) for key in range(BLOCKS)]
         self.objects = self.directory.allocate_many("a", wanted, now=0.0)
@@ -185,7 +185,7 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
     for key in (1, 2):
         tier.append(key, key, sums, engine.local, now=0.0)
     tier.seal()
-    store = StoreRole(3, engine, spoke, tier, lambda: False, LAYOUT, ROLES)
+    store = StoreRole(engine, spoke, tier, lambda: False, LAYOUT, ROLES, m.RankHello(3, "store", 0))
     store._remove(m.RemoveBlocks(3, [2, 9]))
     until = time.monotonic() + 20.0
     while not told and time.monotonic() < until:
