@@ -1,7 +1,7 @@
 """One MPI rank from start to end.
 
 Called by `mooncake-lite serve` when it finds itself inside an MPI job. Signals are blocked before MPI or
-torch start threads. Rank 0 is then assembled in `conductor/`, any other in `ranks/`. Explained in
+torch start threads. Rank 0 is then assembled in `ranks/steward/`, any other in `ranks/`. Explained in
 docs/explain/lifecycle.md.
 """
 
@@ -59,10 +59,9 @@ def run(config: ServeConfig) -> int:
 def _play(process: RankProcess) -> int:
     """Start, serve, and end. Returns the exit code. Raises when the rank cannot continue."""
     if process.place.rank == 0:
-        from mooncake_lite.conductor.assemble import conduct
-
-        return conduct(process)
-    from mooncake_lite.ranks.assemble import work
+        from mooncake_lite.ranks.steward.assemble import work
+    else:
+        from mooncake_lite.ranks.assemble import work
 
     return work(process)
 

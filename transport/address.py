@@ -23,6 +23,17 @@ def tcp_endpoint(address: str, port: int | str) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
+def reserved_port(address: str) -> socket.socket:
+    """Return a bound socket whose port no stranger gets. One hub after the other of this user may bind it.
+
+    It never listens: with SO_REUSEADDR on all of them, Linux lets one other socket listen there.
+    """
+    kept = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind((address, 0))
+    return kept
+
+
 def address_of(host: str, port: int | None = None) -> str:
     """Return the address of a host, an IPv4 one if it has any: "localhost" may come as ::1 first.
 

@@ -1,4 +1,4 @@
-"""The conductor role (rank 0): passes events to the control plane, and its effects to ranks and gateways.
+"""The conductor role: passes events to the control plane, and its effects to ranks and gateways.
 
 It decides nothing. It keeps what the control plane may not see (`open_bodies.py`), and answers queries that
 only read: metrics, `ls`, `stat`. See docs/explain/lifecycle.md.
@@ -48,12 +48,16 @@ TICK_S = 0.1
 
 GUESS = CostConfig()
 
+STEWARD = "steward"
+"""The name of the steward's connection."""
+
 EVENTS_IGNORED = "Answers of an earlier attempt or epoch, and others that changed nothing"
 
 
 def control_config(
-    config: ServeConfig, layout: BlockLayout, nodes: list[int], costs: CostConfig = GUESS
-) -> ControlConfig:
+    config: ServeConfig, layout: BlockLayout, nodes: list[int], costs: CostConfig = GUESS, term: int = 0,
+    lost: Sequence[ev.RankLost] = (),
+) -> ControlConfig:  # fmt: skip
     """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
     return ControlConfig(
         layout=astuple(layout),
@@ -75,6 +79,8 @@ def control_config(
         wait_for_rank_s=config.wait_for_rank_s,
         classes=config.service_classes,
         costs=costs,
+        term=term,
+        lost=list(lost),
     )
 
 
@@ -84,18 +90,10 @@ def rank_of(peer: str) -> int:
     return int(number) if prefix == "rank" and number.isdecimal() else -1
 
 
-Lost = Callable[[], ev.RankLost | ev.GatewayLost | None]
-"""Returns the loss of a rank or a gateway, once, if there is one."""
-
-EndRank = Callable[[int, str], object]
-"""Kills a rank, for a reason."""
-
-
 class ConductorRole:
     """Drives the control plane with messages; `run` is the loop.
 
     hub       the bound channel that every other process speaks to
-    lost      asked in each turn; end_rank: what kills a rank
     stream    for external listeners of KV events; None without any
     recorder  of events; None when nothing is recorded
     clock     seconds; never moves backwards
@@ -110,8 +108,6 @@ class ConductorRole:
         hub: Hub,
         control: Control,
         gateways: Gateways,
-        lost: Lost,
-        end_rank: EndRank,
         stream: KVEventStream | None = None,
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -125,7 +121,6 @@ class ConductorRole:
         self.stop: m.Stop | None = None
         self.impostors = 0
         self.on_ready: Callable[[], object] = lambda: None
-        self._lost, self._end_rank = lost, end_rank
         self._stream = stream
         self._recorder = recorder
         self._clock = clock
@@ -135,7 +130,11 @@ class ConductorRole:
         self._choice = control.dispatcher.choose = TimedChoice(self.decisions.choose)
         self._wake_at = float("inf")
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
+        for one in control.config.lost:
+            gateways.lose_rank(one.rank, control.members.lost[one.rank])
         self._readers: dict[type, Callable[[str, Any], ev.Event | None]] = {
+            m.StewardHello: self._greet_steward,
+            m.GatewayLost: self._read_gateway_lost,
             m.GatewayHello: self._read_gateway_hello,
             m.RankHello: self._read_rank_hello,
             m.Submit: self._read_submit,
@@ -158,7 +157,7 @@ class ConductorRole:
             fx.Branched: self.bodies.branched,
             fx.Recall: self._recall,
             fx.MarkLost: self._mark_lost,
-            fx.EndRank: self._kill,
+            fx.EndRank: self._to_steward,
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -177,13 +176,11 @@ class ConductorRole:
         return self.stop
 
     def step(self, received: Sequence[tuple[str, m.Message]]) -> None:
-        """Apply messages in order, then losses, deadlines and listeners."""
+        """Apply messages in order, then deadlines and listeners."""
         for peer, message in received:
             event = self._read(peer, message)
             if event is not None:
                 self.apply(event)
-        while (lost := self._lost()) is not None:
-            self.apply(lost)
         if self._clock() >= self._wake_at:
             self._wake_at = float("inf")
             self.apply(ev.Tick())
@@ -231,7 +228,8 @@ class ConductorRole:
     def _read(self, peer: str, message: m.Message) -> ev.Event | None:
         """Return the event of a message. None: the message is not for the control plane."""
         event = message.event if isinstance(message, m.Report) else message
-        if isinstance(event, ev.RankEvent) and rank_of(peer) != event.rank:
+        is_loss = peer == STEWARD and isinstance(event, ev.RankLost)
+        if isinstance(event, ev.RankEvent) and rank_of(peer) != event.rank and not is_loss:
             self.impostors += 1
             return None
         reader = self._readers.get(type(message))
@@ -240,6 +238,25 @@ class ConductorRole:
         return event if isinstance(event, ev.Event) else None
 
     # ------------------------------------------------------------------------------ members
+
+    def _greet_steward(self, peer: str, hello: m.StewardHello) -> None:
+        """Tell the steward that ranks and gateways may come now."""
+        if peer == STEWARD:
+            self.hub.send(STEWARD, m.Conducting(self.control.config.term))
+            self.hub.send(STEWARD, m.Readiness(self.control.members.was_ready, []))
+
+    def _to_steward(self, effect: fx.EndRank | fx.Readiness | fx.Stop) -> None:
+        self.hub.send(STEWARD, effect)
+
+    def _read_gateway_lost(self, peer: str, lost: m.GatewayLost) -> ev.Event | None:
+        if peer != STEWARD:
+            self.impostors += 1
+            return None
+        self.gateways.lose(lost.gateway)
+        return lost
+
+    def after_stop(self, peer: str, message: m.Message) -> None:
+        """Take a message that comes while ranks flush."""
 
     def _read_gateway_hello(self, peer: str, hello: m.GatewayHello) -> ev.Event | None:
         """Report a gateway as ready when every rank can reach it. Until then, ask it for a TCP endpoint."""
@@ -255,6 +272,8 @@ class ConductorRole:
         slots = {"prefill": config.max_num_partial_prefills, "store": 0}.get(hello.role, config.max_num_seqs)
         if hello.role in COMPUTE_ROLES:
             self.gateways.add_compute_rank(hello.rank)
+        for rank, reason in self.control.members.lost.items():
+            self.hub.send(peer, m.MarkLost(rank, reason))
         return ev.RankJoined(
             hello.rank, hello.epoch, hello.rank, DUTIES[hello.role], hello.node, slots,
             hello.segment_bytes, hello.tier,
@@ -268,6 +287,7 @@ class ConductorRole:
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
         self.gateways.set_readiness(effect.ready, detail)
         self._tell_status()
+        self._to_steward(effect)
         if effect.ready:
             self.on_ready()
             self.on_ready = lambda: None
@@ -277,9 +297,12 @@ class ConductorRole:
         self._tell_status()
         return None
 
-    def _read_rank_lost(self, peer: str, lost: m.RankLost) -> None:
-        """Have a rank end for good that says that it fails. Its end is seen, and only then it is lost."""
-        self._end_rank(lost.rank, lost.reason)
+    def _read_rank_lost(self, peer: str, lost: m.RankLost) -> ev.Event | None:
+        """Take a loss that the steward has seen. A rank that says that it fails has to end for good first."""
+        if peer == STEWARD:
+            return lost
+        self._to_steward(fx.EndRank(lost.rank, lost.reason))
+        return None
 
     def _mark_lost(self, effect: fx.MarkLost) -> None:
         """Tell the other ranks that one is lost, and gateways that the cluster is degraded.
@@ -295,15 +318,13 @@ class ConductorRole:
         print(f"mooncake-lite: {effect.reason}; the others go on", file=sys.stderr, flush=True)
         self._tell_status()
 
-    def _kill(self, effect: fx.EndRank) -> None:
-        self._end_rank(effect.rank, effect.reason)
-
     def _tell_status(self) -> None:
         for gateway in self.gateways.names:
             self.hub.send(gateway, self.gateways.status)
 
     def _stop(self, effect: fx.Stop) -> None:
         self.stop = effect
+        self._to_steward(effect)
 
     def _set_alarm(self, effect: fx.WakeAt) -> None:
         self._wake_at = effect.time

@@ -1,6 +1,6 @@
 """Tracing of the conductor: each event of the control plane, and the life of each request.
 
-Made by `assemble.py` under --trace. It watches what goes into the control plane and what comes
+Made by `__main__` under --trace. It watches what goes into the control plane and what comes
 out; neither the control plane nor a policy knows of it. See docs/how-to/trace.md.
 """
 
@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.loop import ConductorRole
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import Stage
 from mooncake_lite.ranks.traced import REQUESTS, STEPS, WAIT_FOR_MESSAGES, keep_lines
 from mooncake_lite.tracing.lanes import Spans, Timeline
-from mooncake_lite.tracing.tracer import Tracer
+from mooncake_lite.tracing.tracer import PartFile, Tracer, share_nbytes
+
+
+def conductor_tracer(config: ServeConfig) -> Tracer:
+    """Open the part of the conductor. Raises TracingError."""
+    part = PartFile(Path(config.trace), 0)
+    return Tracer(0, "rank 0 conductor", part, share_nbytes(config.ranks + 1))
 
 
 class TracedConductorRole(ConductorRole):
@@ -35,7 +43,7 @@ class TracedConductorRole(ConductorRole):
         self._spans = Spans(tracer, REQUESTS)
         self._open: dict[str, Stage] = {}
         self._turn_ended_ns = tracer.now_ns()
-        self._readers[m.TraceLines] = lambda peer, lines: keep_lines(self.config, lines)
+        self._readers[m.TraceLines] = self.after_stop
 
     def step(self, received: Sequence[tuple[str, m.Message]]) -> None:
         """As ConductorRole.step; the time since the last one was a wait."""
@@ -43,6 +51,11 @@ class TracedConductorRole(ConductorRole):
         super().step(received)
         self._turn_ended_ns = self._tracer.now_ns()
         self._tracer.flush_when_due()
+
+    def after_stop(self, peer: str, message: m.Message) -> None:
+        """Keep lines of a rank on another host, which come until all have stopped."""
+        if isinstance(message, m.TraceLines):
+            keep_lines(self.config, message)
 
     def close(self) -> None:
         """Close the role; the trace of rank 0 goes on until all ranks have stopped."""

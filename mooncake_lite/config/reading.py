@@ -13,12 +13,16 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from mooncake_lite.config.modes import BY_MODE, ROLES
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.config.service_classes import TABLES
 from mooncake_lite.errors import ConfigError
+
+T = TypeVar("T")
 
 SIZES = ("pool_bytes", "lend_bytes", "ssd_bytes", "kv_cache_bytes", "staging_bytes")
 
@@ -44,6 +48,23 @@ def parse_bytes(text: str | int, name: str = "size") -> int:
     if size < 0:
         raise ConfigError(f"{name}={text!r} is negative")
     return size
+
+
+def read_private(path: Path, kind: type[T]) -> T:
+    """Return what a JSON file that holds secrets says.
+
+    Raises ConfigError when the file is missing, open to others than its owner, or malformed.
+    """
+    try:
+        mode, raw = path.stat().st_mode, path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{path} holds secrets and has mode {mode & 0o777:o}; it must be 600")
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is malformed: {error}") from None
 
 
 def help_texts() -> dict[str, str]:

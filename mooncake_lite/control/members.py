@@ -38,7 +38,7 @@ class Members:
         self.spans_nodes = len(set(config.nodes)) > 1
         self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
         for lost in config.lost:
-            self.lose(lost.rank, lost.reason)
+            self.lose(lost.rank, f"rank {lost.rank} ({self.roles[lost.rank]}) {lost.reason}")
 
     def _keeper(self, rank: int) -> int:
         """Return the rank itself if it is a store rank, else a store rank, of the same node if possible."""

@@ -32,6 +32,7 @@ from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model.tokenizer import load_tokenizer
+from transport.membership import Heart
 
 PARENT_END_S = 0.2
 """Longest time from the end of rank 0's first thread to its own; mpirun kills it 0.5 s after its SIGTERM."""
@@ -81,6 +82,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         stopped.set()
 
     cluster = (TracedClusterView if settings.config.trace else ClusterView)(settings, on_stop)
+    if settings.beats:
+        cluster.heart = Heart(settings.heart_endpoint, settings.name, on_fatal=_end)
 
     async def end() -> None:
         orphaned = await lost_parent(settings.parent_pid)
@@ -130,8 +133,16 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         for task in (running, told):
             task.cancel()
         await asyncio.gather(serving, running, told, return_exceptions=True)
+        if cluster.heart is not None:
+            cluster.heart.stop()
         prompts.close()
         cluster.sockets.close()
+
+
+def _end(thread: str, reason: str) -> None:
+    """End because a thread has died. The next gateway takes its place."""
+    print(f"gateway: thread {thread} died: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def main(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.sockets import Sockets
 from scheduler.admission import ADMISSIONS
+from transport.membership import Heart
 
 TICK_S = 0.1
 """Pause between two looks at the clock; the conductor is missed at most this much too late."""
@@ -43,6 +44,7 @@ class ClusterView:
     """A gateway's view of the processes behind it. One event loop owns it.
 
     on_stop     called once, with the reason and the seconds left, when the cluster is to end
+    heart       to the steward, which knows of new conductors; None: whoever answers is the only one
     report      the conductor's last answer to a question for metrics
     """
 
@@ -52,6 +54,7 @@ class ClusterView:
         self._withholds = ADMISSIONS[settings.config.admission]().withholds
         self._silence_s = settings.config.dead_after_s
         self._on_stop = on_stop
+        self.heart: Heart | None = None
         self.sockets = Sockets(
             settings.name, settings.control_endpoint, settings.tokens_endpoint, settings.curve
         )
@@ -64,6 +67,8 @@ class ClusterView:
         self._news = asyncio.Event()
         self._num_removals = 0
         self._removals: dict[int, asyncio.Future[m.PoolEnded]] = {}
+        self._term = 0
+        self._unsent: list[m.Submit] = []
         self.report = m.MetricsReply(-math.inf, [])
 
     # ------------------------------------------------------------------ is it there?
@@ -75,9 +80,16 @@ class ClusterView:
             return ClusterState.STOPPING
         if self._status is None or self._heard_at is None:
             return ClusterState.STARTING
-        if time.monotonic() - self._heard_at > self._silence_s:
+        if self._silent_for_s > self._silence_s:
             return ClusterState.LOST
         return ClusterState.READY if self._status.ready else ClusterState.STARTING
+
+    @property
+    def _silent_for_s(self) -> float:
+        """Return since when the steward has not answered, or without one the conductor."""
+        if self.heart is not None:
+            return self.heart.seconds_since_monitor()
+        return time.monotonic() - (self._heard_at or 0.0)
 
     @property
     def detail(self) -> str:
@@ -126,13 +138,11 @@ class ClusterView:
         self._open[request_id] = request
 
     def submit(self, request: OpenRequest, message: m.Submit) -> None:
-        """Send a prompt of an admitted request to the conductor. Raises Unavailable if that is impossible."""
+        """Send a prompt of an admitted request to the conductor, or to the next one."""
         request.raise_if_failed()
         request.expect(message, withheld=self._withholds)
         if not self.sockets.send(message):
-            problem = Unavailable("the conductor cannot be reached")
-            request.give_up(message.request.request_id, problem)
-            raise problem
+            self._unsent.append(message)
 
     def drop(self, request: OpenRequest, request_id: str, branch: int) -> None:
         """End the work on one answer; the request's others continue. Does nothing if it has ended."""
@@ -217,6 +227,7 @@ class ClusterView:
             self._forgive(now - looked_at - TICK_S)
             looked_at = now
             state = self.state
+            self._look_for_conductor()
             if now >= hello_at and state in (ClusterState.STARTING, ClusterState.LOST):
                 self._say_hello()
                 hello_at = now + HELLO_S
@@ -225,6 +236,19 @@ class ClusterView:
             if state is ClusterState.LOST and self._open:
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
+
+    def _look_for_conductor(self) -> None:
+        """Present this gateway and its open requests to a new conductor, and send what could not be sent."""
+        if self.heart is not None and self.heart.term != self._term:
+            self._term = self.heart.term
+            first, size = m.first_attempt(self._term), self._settings.config.block_size
+            self._unsent = [again for one in {*self._open.values()} for again in one.again(first, size)]
+            self._say_hello()
+        self._unsent = [
+            message
+            for message in self._unsent
+            if message.request.request_id in self._open and not self.sockets.send(message)
+        ]
 
     def _forgive(self, late_s: float) -> None:
         """Extend limits by a stall of this process (a suspended laptop, a debugger)."""

@@ -7,6 +7,10 @@ several. Knows no socket and no text.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from mooncake_lite.gateway.order import InOrder
 from mooncake_lite.gateway.problems import Broken
@@ -42,6 +46,7 @@ class PromptAnswers:
         self.orders = [InOrder(submit.request.max_tokens) for _ in range(submit.request.n)]
         self.early: list[Tokens] = []
         self.withheld: list[Tokens] | None = [] if withheld else None
+        self._withholds, self._came_at = withheld, time.monotonic()
         self._began = False
 
     @property
@@ -66,7 +71,24 @@ class PromptAnswers:
         return whole
 
     def recall(self, recall: Recall, block_tokens: int) -> Report:
-        """Return the answers so far, and take no older tokens from now on.
+        """Return the answers so far, and take no older tokens from now on."""
+        answers, tokens = self._so_far(recall.attempt, recall.branches, block_tokens)
+        return Report(Recalled(recall.request_id, recall.attempt, answers), tokens)
+
+    def again(self, attempt: int, block_tokens: int) -> Submit:
+        """Return what a new conductor is sent, and take no tokens of this attempt or older from now on."""
+        was_shown = self.withheld is None and self._withholds
+        answers, tokens = self._so_far(attempt, range(len(self.orders)), block_tokens)
+        seconds = time.monotonic() - self._came_at
+        request = replace(
+            self.submit.request, answers=answers, waited_s=seconds, resumed=was_shown or any(tokens)
+        )
+        return Submit(request, self.submit.body, tokens)
+
+    def _so_far(
+        self, attempt: int, branches: Iterable[int], block_tokens: int
+    ) -> tuple[list[AnswerSoFar], list[list[int]]]:
+        """Return the answers so far of branches, and their tokens.
 
         What is withheld is forgotten: the client has not seen it, and the cluster may still refuse.
         """
@@ -74,14 +96,14 @@ class PromptAnswers:
             self._forget_withheld()
         prompt, salt = self.submit.body.token_ids, self.submit.body.salt
         answers, tokens = [], []
-        for branch in recall.branches:
+        for branch in branches:
             order = self.orders[branch]
-            order.recall(recall.attempt)
+            order.recall(attempt)
             so_far = [*prompt, *order.token_ids] if salt else []
             keys, digests = prefix_keys(so_far, block_tokens, salt), block_digests(so_far, block_tokens)
             answers.append(AnswerSoFar(branch, order.next, order.ended, keys, digests))
             tokens.append(order.token_ids)
-        return Report(Recalled(recall.request_id, recall.attempt, answers), tokens)
+        return answers, tokens
 
     def _forget_withheld(self) -> None:
         self.orders = [InOrder(self.submit.request.max_tokens) for _ in self.orders]
@@ -141,6 +163,12 @@ class OpenRequest:
         """Return the answers so far to a prompt. None: it was never submitted."""
         prompt = self._prompts.get(client_id_of(recall.request_id))
         return prompt.recall(recall, block_tokens) if prompt is not None else None
+
+    def again(self, attempt: int, block_tokens: int) -> list[Submit]:
+        """Return what a new conductor is sent: the prompts with answers that have not ended."""
+        if self._error is not None:
+            return []
+        return [prompt.again(attempt, block_tokens) for prompt in self._prompts.values() if not prompt.ended]
 
     def release(self, request_id: str) -> None:
         """The cluster will not refuse one of the prompts any more."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mooncake_lite.config.reading import config_from
+from mooncake_lite.config.reading import config_from, read_private
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from transport.curve import CurveKeys
@@ -57,6 +57,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     curve           keys of its TCP endpoint for tokens; the client pair is the one that all ranks share, and
                     its secret is not needed here
     parent_pid      process that must be alive for this one to make sense; 0 when not given
+    beats           a steward expects beats, and tells of new conductors in its answers
     """
 
     served_id: str
@@ -65,6 +66,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "gateway-0"
     curve: CurveKeys | None = None
     parent_pid: int = 0
+    beats: bool = False
     limits: Limits = Limits()
 
 
@@ -92,6 +94,11 @@ class Settings(_Told, frozen=True, kw_only=True):
         return f"ipc://{self.run_dir}/control"
 
     @property
+    def heart_endpoint(self) -> str:
+        """Return the endpoint on which the steward takes beats."""
+        return f"ipc://{self.run_dir}/heart"
+
+    @property
     def tokens_endpoint(self) -> str:
         """Return the endpoint to which ranks on this host send tokens."""
         return f"ipc://{self.run_dir}/tokens-{self.name}"
@@ -103,17 +110,10 @@ def read_settings(run_dir: Path) -> Settings:
     Raises ConfigError when the file is missing, open to others than its owner, or malformed.
     """
     path = run_dir / FILE_NAME
+    file = read_private(path, _File)
     try:
-        mode = path.stat().st_mode
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if mode & 0o077:
-        raise ConfigError(f"{path} holds secrets and has mode {mode & 0o777:o}; it must be 600")
-    try:
-        file = msgspec.json.decode(raw, type=_File)
         fingerprint = bytes.fromhex(file.fingerprint)
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is malformed: {error}") from None
     return Settings(
         run_dir=run_dir,

@@ -11,6 +11,7 @@ from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RankState
 
 GATEWAY_PROCESS = "the gateway process"
+CONDUCTOR_PROCESS = "the conductor process"
 CONDUCTOR = "rank 0 (conductor)"
 
 FOLLOWED = "stopped: "
@@ -90,7 +91,9 @@ def _conductors_verdict(states: dict[int, RankState]) -> str:
         accused = conductor.reason.startswith(state.name) and words.startswith(CONDUCTOR)
         if accused and state.said_at <= conductor.said_at:
             return words
-    return conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS)) else ""
+    return (
+        conductor.reason if conductor.reason.startswith(("rank ", GATEWAY_PROCESS, CONDUCTOR_PROCESS)) else ""
+    )
 
 
 def _survived(states: dict[int, RankState], lost: list[int]) -> set[int]:

@@ -16,6 +16,7 @@ from mooncake_lite.control.effects import (
     CheckBlocks,
     CompactTier,
     CopyBlocks,
+    EndRank,
     Fail,
     ForgetPages,
     GrantPuts,
@@ -24,6 +25,7 @@ from mooncake_lite.control.effects import (
     ListOpen,
     LoadBlocks,
     MarkLost,
+    Readiness,
     Recall,
     Reject,
     Release,
@@ -46,6 +48,7 @@ from mooncake_lite.control.events import (
     BlocksSaved,
     DecodeEnded,
     DecodeLoaded,
+    GatewayLost,
     Inventory,
     OpenListed,
     PagesChanged,
@@ -65,7 +68,7 @@ from mooncake_lite.control.events import (
     TierEvicted,
     TierIndexed,
 )
-from mooncake_lite.control.request import client_id_of
+from mooncake_lite.control.request import client_id_of, first_attempt
 from mooncake_lite.messages.compute import GatewayAt, Report, Start
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.gateway import (
@@ -89,11 +92,19 @@ from mooncake_lite.messages.parts import (
     Span,
 )
 from mooncake_lite.messages.pool import PoolEnded, PoolQuery
-from mooncake_lite.messages.ranks import Degraded, RankHello, RankStats, Stopped, TraceLines
+from mooncake_lite.messages.ranks import (
+    Conducting,
+    Degraded,
+    RankHello,
+    RankStats,
+    StewardHello,
+    Stopped,
+    TraceLines,
+)
 
 TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
-    | StopRequested | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
+    | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
     | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
     | PagesChanged | OpenListed | BlocksBad
     | TierIndexed | Inventory | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied
@@ -106,4 +117,5 @@ TO_STORE = (
     HoldBlocks | SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | MarkLost
     | Stop
 )  # fmt: skip
+TO_STEWARD = Conducting | Readiness | EndRank | Stop
 TO_LAUNCHER = ClusterStatus | Stop

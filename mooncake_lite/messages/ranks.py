@@ -24,6 +24,16 @@ class RankHello(Message, frozen=True):
     epoch: int = 0
 
 
+class StewardHello(Message, frozen=True):
+    """The steward -> a new conductor, which answers with Conducting."""
+
+
+class Conducting(Message, frozen=True):
+    """Conductor -> steward: ranks and gateways may come. term: its number."""
+
+    term: int
+
+
 class RankStats(Message, frozen=True):
     """Rank -> conductor, every quarter of a second at most (REPORT_EVERY_S): this rank's metrics."""
 

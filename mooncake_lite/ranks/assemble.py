@@ -1,4 +1,4 @@
-"""Builds a working rank's role from its parts, runs it, and closes it. Rank 0: `conductor/assemble.py`.
+"""Builds a working rank's role from its parts, runs it, and closes it. Rank 0: `steward/`.
 
 Called by `mooncake_lite/rank.py` once signals and the run folder are in order; everything heavy (MPI, torch,
 Numba) is imported here. The order of the steps is the order in which ranks meet over MPI.

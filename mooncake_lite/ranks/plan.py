@@ -1,6 +1,6 @@
 """What all ranks must share at their start: the conductor's endpoints, and a fingerprint of blocks.
 
-Used by `assemble.py` and `conductor/assemble.py`. See docs/explain/lifecycle.md.
+Used by `assemble.py` and `steward/assemble.py`. See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations

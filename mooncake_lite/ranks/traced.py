@@ -127,19 +127,23 @@ def _failed(batch: Batch) -> dict[str, Any]:
 def rank_tracer(process: RankProcess, world: World, conductor: Spoke | None) -> Tracer | None:
     """Open the trace of a rank, None without --trace; collective, because hosts compare their clocks.
 
-    On rank 0's host it is a file. A rank on another host sends its lines to the conductor.
+    Rank 0 (conductor None) has none, because the conductor's own process traces. On rank 0's host a trace is
+    a file. A rank on another host sends its lines to the conductor.
     """
     if not process.config.trace:
         return None
     offset = Offset(0, 0) if world.one_node else offset_to_rank_0(world)
+    if conductor is None:
+        process.before_leaving = partial(_join_parts, process.config.trace)
+        return None
     name, limit_nbytes = f"rank {world.rank} {process.role}", share_nbytes(process.config.ranks + 1)
-    if conductor is not None and world.node_of[world.rank] != world.node_of[0]:
+    if world.node_of[world.rank] != world.node_of[0]:
         name += f" (another host; its times are right to {offset.error_ns / 1e6:.2f} ms)"
         send = partial(_send, conductor, world.rank)
         return Tracer(world.rank, name, send, limit_nbytes, ahead_ns=offset.ahead_ns)
     tracer = Tracer(world.rank, name, PartFile(Path(process.config.trace), world.rank), limit_nbytes)
     process.at_end(tracer.close)
-    process.before_leaving = partial(_finish, process, tracer)
+    process.before_leaving = tracer.close
     return tracer
 
 
@@ -147,11 +151,10 @@ def _send(conductor: Spoke, rank: int, lines: bytes) -> None:
     conductor.send(TraceLines(rank, lines))
 
 
-def _finish(process: RankProcess, tracer: Tracer) -> None:
-    """Write the rest. Rank 0 then joins the parts, unless our own launcher does that."""
-    tracer.close()
-    if process.place.rank == 0 and ENVIRONMENT not in os.environ:
-        print(f"mooncake-lite: {merged_line(Path(process.config.trace))}", flush=True)
+def _join_parts(trace: str) -> None:
+    """Join the parts on rank 0, unless our own launcher does that."""
+    if ENVIRONMENT not in os.environ:
+        print(f"mooncake-lite: {merged_line(Path(trace))}", flush=True)
 
 
 def keep_lines(config: ServeConfig, lines: TraceLines) -> None:

@@ -102,12 +102,14 @@ def _read(url: str, body: dict[str, Any], stream: Stream) -> None:
 
 
 def processes_of(pid: int) -> dict[str, psutil.Process]:
-    """Return the processes of a cluster by name: "0" for rank 0 and so on, and "gateway". pid: of `serve`."""
+    """Return the processes of a cluster by name: "0" for rank 0 and so on, "conductor" and "gateway".
+    pid: of `serve`."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "mooncake_lite.gateway" in process.cmdline():
-                found["gateway"] = process
+            modules = {"mooncake_lite.conductor": "conductor", "mooncake_lite.gateway": "gateway"}
+            if names := [modules[word] for word in process.cmdline() if word in modules]:
+                found[names[0]] = process
             elif rank := process.environ().get("OMPI_COMM_WORLD_RANK", ""):
                 found.setdefault(rank, process)
     return found
