@@ -10,16 +10,14 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
-from mooncake_lite.conductor.loop import STEWARD, ConductorRole, control_config
+from mooncake_lite.conductor.loop import STEWARD, ConductorRole
 from mooncake_lite.conductor.recording import Recorder
-from mooncake_lite.conductor.settings import Settings
+from mooncake_lite.conductor.settings import Settings, control_config
 from mooncake_lite.config.kv_events import kv_events_config
 from mooncake_lite.config.reading import config_from, read_private
 from mooncake_lite.config.serve import ServeConfig
@@ -32,6 +30,7 @@ from mooncake_lite.model.config import load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout
 from mooncake_lite.profiles.costs import serving_costs
+from mooncake_lite.tracing.tracer import Tracer
 from transport.channel import Hub
 from transport.membership import Heart
 from transport.wire import Decoder
@@ -51,6 +50,7 @@ def conduct(run_dir: Path, settings: Settings) -> None:
     stop = role.run()
     role.close()
     _say_stop(config, role, stop)
+    role.on_end()
     heart.stop()
     hub.close()
 
@@ -69,18 +69,20 @@ def _role(config: ServeConfig, settings: Settings, hub: Hub) -> ConductorRole:
     if config.record:
         suffix = f".{settings.term}" if settings.term else ""
         recorder = Recorder(Path(config.record + suffix), decides)
-    kind: Any = ConductorRole
-    if config.trace and not settings.term:
-        from mooncake_lite.conductor.traced import TracedConductorRole, conductor_tracer
+    parts = config, hub, Control(decides), Gateways(settings.nodes, settings.host), stream, recorder
+    if not config.trace or settings.term:
+        return ConductorRole(*parts)
+    from mooncake_lite.conductor.traced import TracedConductorRole, conductor_tracer
 
-        tracer = conductor_tracer(config)
-        signal.signal(signal.SIGTERM, lambda *_: _end_traced(tracer.close))
-        kind = partial(TracedConductorRole, tracer)
-    return kind(config, hub, Control(decides), Gateways(settings.nodes, settings.host), stream, recorder)
+    tracer = conductor_tracer(config)
+    role = TracedConductorRole(tracer, *parts)
+    role.on_end = tracer.close
+    signal.signal(signal.SIGTERM, lambda *_: _end_traced(tracer))
+    return role
 
 
-def _end_traced(close: Any) -> None:
-    close()
+def _end_traced(tracer: Tracer) -> None:
+    tracer.close()
     os._exit(143)
 
 

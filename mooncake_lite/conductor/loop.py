@@ -10,7 +10,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,14 +30,11 @@ from mooncake_lite.conductor.predictions import Predictions
 from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.timed_choice import TimedChoice
 from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES, without_pool
-from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from scheduler.costs import CostConfig
 from scheduler.placement import Decisions
-from store.layout import BlockLayout
 from store.objects import BlockRemoved, BlockStored
 from transport.channel import Hub
 from transport.errors import WireError
@@ -46,42 +42,10 @@ from transport.errors import WireError
 TICK_S = 0.1
 """Longest wait for a message. It bounds the delay of periodic work; any value works that costs little CPU."""
 
-GUESS = CostConfig()
-
 STEWARD = "steward"
 """The name of the steward's connection."""
 
 EVENTS_IGNORED = "Answers of an earlier attempt or epoch, and others that changed nothing"
-
-
-def control_config(
-    config: ServeConfig, layout: BlockLayout, nodes: list[int], costs: CostConfig = GUESS, term: int = 0,
-    lost: Sequence[ev.RankLost] = (),
-) -> ControlConfig:  # fmt: skip
-    """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
-    return ControlConfig(
-        layout=astuple(layout),
-        roles=config.roles,
-        nodes=nodes,
-        racks=parse_racks(config.racks, len(set(nodes))),
-        eviction=config.eviction,
-        copy_cold_s=config.copy_cold_s,
-        max_queue=config.max_queue,
-        policy=config.policy,
-        balancing_threshold=config.balancing_threshold,
-        admission=config.admission,
-        queue=config.queue,
-        queue_ageing=config.queue_ageing,
-        trust=config.trust,
-        saves=bool(config.ssd_dir),
-        mode=config.mode,
-        survives=config.mpi_profile == "ft",
-        wait_for_rank_s=config.wait_for_rank_s,
-        classes=config.service_classes,
-        costs=costs,
-        term=term,
-        lost=list(lost),
-    )
 
 
 def rank_of(peer: str) -> int:
@@ -99,7 +63,7 @@ class ConductorRole:
     clock     seconds; never moves backwards
     bodies    of the open requests
     impostors events that named another rank than the one that sent them; they change nothing
-    on_ready  called when the cluster is ready for the first time
+    on_ready  called when the cluster is ready for the first time; on_end: when all ranks have stopped
     """
 
     def __init__(
@@ -121,6 +85,7 @@ class ConductorRole:
         self.stop: m.Stop | None = None
         self.impostors = 0
         self.on_ready: Callable[[], object] = lambda: None
+        self.on_end: Callable[[], object] = lambda: None
         self._stream = stream
         self._recorder = recorder
         self._clock = clock

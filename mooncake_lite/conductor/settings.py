@@ -1,17 +1,26 @@
-"""The settings of a conductor process: the file conductor.json in the run folder.
+"""The settings of a conductor process, the file conductor.json in the run folder, and of its control plane.
 
-Read by `__main__`; written by the steward before it starts the process. The file holds secret keys, so it must
-belong to its owner alone (mode 0600).
+Read by `__main__`; written by the steward before it starts the process. The file holds secret keys, so it
+must belong to its owner alone (mode 0600).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import msgspec
 
+from mooncake_lite.config.scheduling_options import parse_racks
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankLost
+from scheduler.costs import CostConfig
+from store.layout import BlockLayout
 from transport.curve import CurveKeys
+
+GUESS = CostConfig()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,3 +44,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     endpoints: list[str]
     curve: CurveKeys
     parent_pid: int
+
+
+def control_config(
+    config: ServeConfig, layout: BlockLayout, nodes: list[int], costs: CostConfig = GUESS, term: int = 0,
+    lost: Sequence[RankLost] = (),
+) -> ControlConfig:  # fmt: skip
+    """Return the part of a configuration that the control plane needs. nodes: node number of each rank."""
+    return ControlConfig(
+        layout=astuple(layout),
+        roles=config.roles,
+        nodes=nodes,
+        racks=parse_racks(config.racks, len(set(nodes))),
+        eviction=config.eviction,
+        copy_cold_s=config.copy_cold_s,
+        max_queue=config.max_queue,
+        policy=config.policy,
+        balancing_threshold=config.balancing_threshold,
+        admission=config.admission,
+        queue=config.queue,
+        queue_ageing=config.queue_ageing,
+        trust=config.trust,
+        saves=bool(config.ssd_dir),
+        mode=config.mode,
+        survives=config.mpi_profile == "ft",
+        wait_for_rank_s=config.wait_for_rank_s,
+        classes=config.service_classes,
+        costs=costs,
+        term=term,
+        lost=list(lost),
+    )

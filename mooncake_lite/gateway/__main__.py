@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -71,6 +72,14 @@ async def lost_parent(parent_pid: int) -> bool:
     return parent_pid not in (0, os.getppid())
 
 
+def view_of(settings: Settings, on_stop: Callable[[str, float], None]) -> ClusterView:
+    """Return a view of the cluster. It beats where a steward expects that."""
+    cluster = (TracedClusterView if settings.config.trace else ClusterView)(settings, on_stop)
+    if settings.beats:
+        cluster.heart = Heart(settings.heart_endpoint, settings.name, on_fatal=_end)
+    return cluster
+
+
 async def serve(settings: Settings, listener: socket.socket) -> None:
     """Serve until told to stop. Raises UserError when a socket cannot be opened."""
     stopped = asyncio.Event()
@@ -81,9 +90,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         goodbye_s = min(GOODBYE_S, grace_s)
         stopped.set()
 
-    cluster = (TracedClusterView if settings.config.trace else ClusterView)(settings, on_stop)
-    if settings.beats:
-        cluster.heart = Heart(settings.heart_endpoint, settings.name, on_fatal=_end)
+    cluster = view_of(settings, on_stop)
 
     async def end() -> None:
         orphaned = await lost_parent(settings.parent_pid)
@@ -133,10 +140,8 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         for task in (running, told):
             task.cancel()
         await asyncio.gather(serving, running, told, return_exceptions=True)
-        if cluster.heart is not None:
-            cluster.heart.stop()
         prompts.close()
-        cluster.sockets.close()
+        cluster.disconnect()
 
 
 def _end(thread: str, reason: str) -> None:

@@ -170,6 +170,12 @@ class ClusterView:
         self._stopping = self._stopping or reason
         self.fail_all(f"the service is stopping: {reason}")
 
+    def disconnect(self) -> None:
+        """Close the connections."""
+        if self.heart is not None:
+            self.heart.stop()
+        self.sockets.close()
+
     async def renew_metrics(self, limit_s: float = 1.0) -> None:
         """Wait at most limit_s for the answer to the last MetricsRequest.
 

@@ -104,7 +104,8 @@ from mooncake_lite.messages.ranks import (
 
 TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
-    | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost | Stopped | TraceLines
+    | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost | Stopped
+    | TraceLines
     | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
     | PagesChanged | OpenListed | BlocksBad
     | TierIndexed | Inventory | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied

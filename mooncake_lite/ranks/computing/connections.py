@@ -61,6 +61,7 @@ class Connections:
         orders: list[Order] = []
         if term := self._new_term():
             orders.append(NewTerm(term))
+            wait_s = 0.0
         for message in self._conductor.receive(wait_s):
             if isinstance(message, Stop):
                 self.may_leave = self.stop is not None  # the second one; the first says why

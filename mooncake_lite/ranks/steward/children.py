@@ -68,7 +68,7 @@ class Child:
     def end_of(self, seen: str) -> str:
         """Return how the process has ended. seen: why it was killed, if it was silent."""
         self.stop(1.0)
-        how = seen if seen.startswith("no sign of life") else how_it_ended(self._child.returncode)
+        how = f"gave {seen}" if seen.startswith("no sign of life") else how_it_ended(self._child.returncode)
         return f"the {self._kind} process {self.pid} {how}"
 
     def stop(self, limit_s: float) -> None:

@@ -182,7 +182,8 @@ class StoreRole:
                 raise ThreadDied(self._died)
             if term := self._new_term():
                 self._drop_all(term)
-            for message in self._conductor.receive(COPY_WAIT_S if self._moving else IDLE_WAIT_S):
+            is_new = self._term != self._self[1]
+            for message in self._conductor.receive(COPY_WAIT_S if self._moving or is_new else IDLE_WAIT_S):
                 if isinstance(message, m.SaveBlocks):
                     self._save(message)
                 elif isinstance(message, m.LoadBlocks):

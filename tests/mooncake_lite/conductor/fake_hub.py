@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
-from mooncake_lite.conductor.loop import ConductorRole, control_config
+from mooncake_lite.conductor.loop import ConductorRole
+from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from store.layout import BlockLayout
@@ -26,12 +27,15 @@ class Counters:
 
 
 class FakeHub:
-    """Keeps what was sent, and in `held` what store ranks are to remember; every message must survive its own
-    encoding."""
+    """Keeps what was sent, in `held` what store ranks are to remember, and apart what the steward was told.
+
+    Every message must survive its own encoding.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, m.Message]] = []
         self.held: list[tuple[str, m.Message]] = []
+        self.to_steward: list[m.Message] = []
         self.counters = Counters()
         self.unreachable: set[str] = set()
         self.too_large: type[m.Message] | None = None
@@ -41,8 +45,16 @@ class FakeHub:
         if self.too_large is kind(message):
             raise WireError(f"{kind(message).__name__} is too large")
         Decoder(type(message)).decode(encode(message, self.max_bytes))
+        if peer == "steward":
+            self.to_steward.append(message)
+            return True
         (self.held if isinstance(message, m.HoldBlocks) else self.sent).append((peer, message))
         return peer not in self.unreachable
+
+    @property
+    def killed(self) -> list[tuple[int, str]]:
+        """The ranks that the steward is to kill, and why."""
+        return [(one.rank, one.reason) for one in self.to_steward if isinstance(one, m.EndRank)]
 
 
 def new_role(
@@ -56,4 +68,4 @@ def new_role(
     """A conductor of the configured ranks, all of them on one node unless said otherwise."""
     at = list(nodes) or [0] * config.ranks
     control = Control(control_config(config, layout, at))
-    return ConductorRole(config, hub, control, Gateways(at, ""), lambda: None, lambda *_: None, clock=clock)  # type: ignore[arg-type]
+    return ConductorRole(config, hub, control, Gateways(at, ""), clock=clock)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.losses import Losses
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
@@ -25,10 +24,7 @@ SEGMENT_GAUGES = ("pool_segment_bytes", "pool_segment_free_bytes", "pool_segment
 
 
 class Cluster:
-    """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks.
-
-    killed   name of each rank that was to end, and why
-    """
+    """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks."""
 
     def __init__(
         self, blocks: int = 32, tier: tuple[int, ...] = (), lent: int = 0, **options: object
@@ -38,10 +34,6 @@ class Cluster:
         self.waited_s = 0.0
         self.role = new_role(config, LAYOUT, self.hub, clock=lambda: time.monotonic() + self.waited_s)
         self.directory = self.role.control.directory
-        self.killed: list[tuple[str, str]] = []
-        self.losses = Losses(lambda: None)
-        self.losses.end = lambda name, reason: self.killed.append((name, reason))
-        self.role._lost, self.role._end_rank = self.losses.take, self.losses.end_rank
         nbytes = blocks * LAYOUT.nbytes
         digests = [self.digest_of[key] for key in tier]
         self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))
@@ -92,12 +84,8 @@ class Cluster:
 
     def ends(self, rank: int) -> list[Any]:
         """Let a rank end that was to end; what was sent because of it."""
-        before = len(self.hub.sent)
-        (reason,) = [reason for name, reason in self.killed if name == f"rank-{rank}"]
-        self.losses.on_lost(f"rank-{rank}", reason, True)
-        self.role.step([])
-        self.role.control.check()
-        return [sent for _, sent in self.hub.sent[before:]]
+        (reason,) = [reason for killed, reason in self.hub.killed if killed == rank]
+        return self.tell("steward", m.RankLost(rank, 0, reason))
 
     def submit(self, name: str, tokens: list[int], salt: bytes = b"model") -> list[Any]:
         message = submit(name, tokens, salt)
@@ -404,7 +392,7 @@ FAILED = m.RankLost(2, 0, "failed: out of paper")
 def test_a_rank_that_reports_an_error_is_killed_and_lost_when_it_has_ended(profile: str) -> None:
     cluster = Cluster(mpi_profile=profile)
     assert cluster.tell("rank-2", FAILED) == []
-    assert cluster.killed == [("rank-2", "failed: out of paper")]
+    assert cluster.hub.killed == [(2, "failed: out of paper")]
     assert cluster.role.control.members.lost.keys() == set()
     cluster.ends(2)
     if profile == "ft":
@@ -417,17 +405,17 @@ def test_a_rank_that_reports_an_error_is_killed_and_lost_when_it_has_ended(profi
 def test_the_loss_of_a_rank_without_which_nothing_goes_on_ends_the_cluster_and_names_it() -> None:
     cluster = Cluster()
     cluster.submit("a", list(range(150)))
-    cluster.losses.on_fatal("monitor", "KeyError: 1")
-    told = cluster.later(0.0)
+    before = len(cluster.hub.sent)
+    cluster.role.step([("steward", m.RankLost(0, 0, "failed: thread monitor died: KeyError: 1"))])
+    told = [message for _, message in cluster.hub.sent[before:]]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
     assert cluster.role.stop.reason == "rank 0 (conductor) failed: thread monitor died: KeyError: 1"
 
 
 def test_a_rank_that_is_lost_before_all_are_ready_ends_the_cluster() -> None:
     role = new_role(ServeConfig(), LAYOUT, FakeHub())
-    lost = [ev.RankLost(2, 0, "died: its process 5 ended")]
-    role._lost = lambda: lost.pop() if lost else None
     role.step([("rank-1", m.RankHello(1, "prefill", 0))])
+    role.step([("steward", ev.RankLost(2, 0, "died: its process 5 ended"))])
     assert role.stop == m.Stop("rank 2 (decode) died: its process 5 ended", 0.0, True)
 
 
@@ -442,17 +430,18 @@ def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is
         ("rank-1", puts_wanted([1], [2], [(None, 0)])),
         ("gateway-0", lost),
         ("rank-2 last word", lost),
+        ("rank-2", m.GatewayLost("gateway-0", "a rank says so")),
     ]:
         assert cluster.tell(peer, message) == []
-    assert (cluster.role.impostors, cluster.role.stop, cluster.killed) == (5, None, [])
+    assert (cluster.role.impostors, cluster.role.stop, cluster.hub.killed) == (6, None, [])
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
-    assert [s.value for s in reply.metrics if s.name == "events_ignored_total"] == [5]
+    assert [s.value for s in reply.metrics if s.name == "events_ignored_total"] == [6]
     *_, decode = cluster.tell("rank-1", report)
     assert (decode.order.request_id, decode.body.token_ids) == ("a", [*range(150), 7])
     cluster.says(2, m.DecodeLoaded, "a")
     cluster.says(2, m.DecodeEnded, "a")
     cluster.tell("rank-3 last word", lost)
-    assert cluster.killed == [("rank-3", "failed: out of paper")]
+    assert cluster.hub.killed == [(3, "failed: out of paper")]
 
 
 def test_a_doubled_submit_changes_nothing_and_the_first_one_goes_on() -> None:

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.losses import Losses
 from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
 from tests.mooncake_lite.conductor.test_modes import TOKENS, Conductor
@@ -18,26 +17,17 @@ pytestmark = pytest.mark.quick
 
 
 class Cluster(Conductor):
-    """Rank 1 prefills, ranks 2 and 3 decode, rank 4 stores.
-
-    killed   name of each rank that was to end, and why
-    """
+    """Rank 1 prefills, ranks 2 and 3 decode, rank 4 stores."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(decode=2, **options)
-        self.killed: list[tuple[str, str]] = []
-        self.losses = Losses(lambda: None)
-        self.losses.end = lambda name, reason: self.killed.append((name, reason))
-        self.role._lost, self.role._end_rank = self.losses.take, self.losses.end_rank
 
     def loses(self, rank: int, reason: str = "its process 5 ended", ended: bool = True) -> list[Any]:
         """Lose a rank; what was sent because of it, but for the news itself."""
-        before = len(self.hub.sent)
-        self.losses.on_lost(f"rank-{rank}", reason, ended)
-        self.role.step([])
-        self.role.control.check()
+        why = reason if reason.startswith("failed: ") else f"died: {reason}"
         news = m.MarkLost | m.ClusterStatus | m.Stop
-        return [sent for _, sent in self.hub.sent[before:] if not isinstance(sent, news)]
+        told = self.tell("steward", m.RankLost(rank, 0, why, ended))
+        return [sent for sent in told if not isinstance(sent, news)]
 
     def decoding(self, name: str = "a", n: int = 1) -> m.Start:
         """A request whose decode rank has its KV; returns what that rank was told."""
@@ -174,21 +164,18 @@ def test_a_rank_with_a_malformed_report_is_killed_once_and_its_work_goes_on_when
     malformed = m.Preempted(rank, 0, "a", decode.order.attempt, 151, [1, 2], [1])
     for _ in range(2):
         assert cluster.tell(f"rank-{rank}", m.Report(malformed, [[*TOKENS, 7]])) == []
-    ((name, reason),) = cluster.killed
-    assert name == f"rank-{rank}"
-    assert reason.startswith("failed: sent a malformed Preempted: ")
+    ((killed, reason),) = cluster.hub.killed
+    assert killed == rank
+    assert reason.startswith("sent a malformed Preempted: ")
     assert cluster.role.stop is None
-    (recall,) = cluster.loses(rank, reason)
+    (recall,) = cluster.loses(rank, f"failed: {reason}")
     assert cluster.recalled(recall, [7])[0].body.token_ids == [*TOKENS, 7]
 
 
 def gateway_lost(cluster: Cluster, final: bool = False) -> list[tuple[str, m.Message]]:
     """The process of gateway-0 ends; what was sent because of it, to whom."""
-    lost, before = [ev.GatewayLost("gateway-0", "the gateway ended", final)], len(cluster.hub.sent)
-    cluster.role._lost = lambda: lost.pop() if lost else None
-    cluster.role.gateways.lose("gateway-0")
-    cluster.role.step([])
-    cluster.role.control.check()
+    before = len(cluster.hub.sent)
+    cluster.tell("steward", ev.GatewayLost("gateway-0", "the gateway ended", final))
     return cluster.hub.sent[before:]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.conductor.loop import control_config
+from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.serve_command import build_config

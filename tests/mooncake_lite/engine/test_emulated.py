@@ -166,8 +166,9 @@ from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config
 from mooncake_lite.ranks.computing import connections, loop, machine
 from mooncake_lite import rank
-from mooncake_lite.conductor import assemble as rank_0, gateway_process
+from mooncake_lite.conductor import __main__ as conductor
 from mooncake_lite.ranks import assemble, plan
+from mooncake_lite.ranks.steward import assemble as rank_0
 from mooncake_lite.ranks.store import loop as store_loop
 from mooncake_lite.ranks.store.tier_folder import open_tier
 from mooncake_lite.model.sizes import block_layout

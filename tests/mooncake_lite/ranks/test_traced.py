@@ -11,7 +11,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
-from mooncake_lite.conductor.loop import control_config
+from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.conductor.traced import TracedConductorRole
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
@@ -197,9 +197,7 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
     def new_role(config: ServeConfig, layout: BlockLayout, hub: Any, clock: Any) -> TracedConductorRole:
         nodes = [0] * config.ranks
         control = Control(control_config(config, layout, nodes))
-        return TracedConductorRole(
-            tracer, config, hub, control, Gateways(nodes, ""), lambda: None, lambda *_: None
-        )
+        return TracedConductorRole(tracer, config, hub, control, Gateways(nodes, ""))
 
     monkeypatch.setattr(test_conductor_role, "new_role", new_role)
     cluster = test_conductor_role.Cluster(max_num_seqs=1, max_queue=1, trace=str(tmp_path / "out.json"))
