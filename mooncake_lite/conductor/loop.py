@@ -97,6 +97,7 @@ class ConductorRole:
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         for one in control.config.lost:
             gateways.lose_rank(one.rank, control.members.lost[one.rank])
+            self.metrics.lose_rank(one.rank)
         self._readers: dict[type, Callable[[str, Any], ev.Event | None]] = {
             m.StewardHello: self._greet_steward,
             m.GatewayLost: self._read_gateway_lost,

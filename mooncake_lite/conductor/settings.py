@@ -69,6 +69,7 @@ def control_config(
         mode=config.mode,
         survives=config.mpi_profile == "ft",
         wait_for_rank_s=config.wait_for_rank_s,
+        verify=config.verify == "dram",
         classes=config.service_classes,
         costs=costs,
         term=term,

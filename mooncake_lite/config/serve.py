@@ -196,6 +196,8 @@ class ServeConfig:
     threads: Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).
     dead_after_s: Seconds of silence after which a suspended rank, a rank on another host or the conductor
         counts as dead. A rank on rank 0's host that runs but does not answer has three times as long.
+    verify: Which blocks are compared with their checksums when they are read. ssd: those from SSD; dram:
+        also those from DRAM, so that a flipped bit is a miss. A new conductor begins with dram.
     wait_for_rank_s: Seconds that requests wait when no rank is left that can prefill, decode or store. They
         are refused then.
     start_timeout_s: Longest start, in seconds.
@@ -258,6 +260,7 @@ class ServeConfig:
     trace: str = ""
     threads: int = 0
     dead_after_s: float = 6.0
+    verify: Literal["ssd", "dram"] = "ssd"
     wait_for_rank_s: float = 30.0
     start_timeout_s: float = 120.0
 

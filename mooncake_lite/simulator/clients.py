@@ -120,6 +120,8 @@ class Clients:
             world.clock.after(seconds, lambda: self._cancel(request, branch))
         if random.random() < world.faults.command:
             self._command(request)
+        if world.dice.random() < world.faults.flipped:
+            world.memory.flip(world.dice)
         if self._left:
             self._send_later()
 

@@ -282,7 +282,7 @@ class Custody(Uses):
         blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
         for ref, key, digest, sums in blocks:
             assert digest == self._digests[key]
-            if not self._inherits:
+            if not self._doubts:
                 self._memory.expect_sums(ref, key, sums)
             self._begin(("save", order.rank, key), [ref], [], order.rank)
 
@@ -295,7 +295,7 @@ class Custody(Uses):
 
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
-        for ref, sums in () if self._inherits else zip(order.refs, order.checksums, strict=True):
+        for ref, sums in () if self._doubts else zip(order.refs, order.checksums, strict=True):
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.number)
         self._begin(key, order.refs, [], order.rank)

@@ -16,7 +16,7 @@ SLOW_STORE_S = (121.0, 220.0)
 late bytes for 120 s more."""
 
 
-FIXED = ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready", "conductor_lost")
+FIXED = ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready", "conductor_lost", "flipped")
 """Not drawn anew for each run."""
 
 
@@ -43,6 +43,7 @@ class Faults:
     rank_lost          in a run, up to three ranks or gateways are lost, or the cluster is told to stop
     unreachable        the end of a lost rank is not seen
     conductor_lost     what is lost is the conductor
+    flipped            with a request, a block in DRAM gets other bytes; readers compare all blocks then
     unready            a client does not wait until the cluster has started
     """
 
@@ -69,6 +70,7 @@ class Faults:
     rank_lost: float = 0.3
     unreachable: float = 0.1
     conductor_lost: float = 0.3
+    flipped: float = 0.0
     unready: float = 0.02
 
     @classmethod

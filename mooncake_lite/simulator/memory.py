@@ -7,6 +7,7 @@ out twice, or that is freed while it is read, is an assertion here. Explained in
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from random import Random
 from typing import Literal, NamedTuple
 
 from mooncake_lite.simulator.kv import Content
@@ -29,6 +30,7 @@ class Memory:
     _uses      (rank, bucket) -> uses that begin in this stretch of nbytes bytes
     _stored    (rank, key) -> ranges that hold a block that ends with this digest
     _written   object ids that were given out for writing
+    flips      blocks that were damaged
     """
 
     def __init__(self, layers: int, nbytes: int) -> None:
@@ -39,6 +41,7 @@ class Memory:
         self._uses: dict[tuple[int, int], list[Use]] = {}
         self._stored: dict[tuple[int, int], int] = {}
         self._written: set[int] = set()
+        self.flips = 0
 
     def forget_ids(self) -> None:
         """Let object ids be given out again, by another directory."""
@@ -105,13 +108,22 @@ class Memory:
     def tear(self, ref: BlockRef) -> None:
         """Overwrite some bytes of a range, so that it holds nothing whole."""
         old = self._content.pop((ref.rank, ref.offset), None)
-        if old is not None:
+        if old is not None and (ref.rank, old.key) in self._stored:
             self._stored[ref.rank, old.key] -= 1
 
     def rot(self, ref: BlockRef) -> None:
         """Flip a bit of a range, which no rank notices."""
         old = self.content(ref)
         self.write(ref, old._replace(rotten=True))
+
+    def flip(self, dice: Random) -> None:
+        """Change the bytes of some block, so that what is computed on it changes too."""
+        if self._content:
+            place = dice.choice(list(self._content))
+            old = self._content[place]
+            self.tear(BlockRef(0, *place, self._nbytes))
+            self._content[place] = Content((*old.digests[:-1], old.digests[-1] ^ 1 << 40))
+            self.flips += 1
 
     def find(self, ref: BlockRef) -> Content | None:
         """Return the bytes of a range; None when it holds nothing whole."""

@@ -7,8 +7,10 @@ in docs/explain/control.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+import msgspec
 
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import Faults
@@ -46,6 +48,7 @@ class Setting:
         random = Random(seed)
         shape = Shape.drawn(random)
         drawn = (faults or Faults()).drawn(random)
+        shape = replace(shape, config=msgspec.structs.replace(shape.config, verify=drawn.flipped > 0))
         dice, of_requests, client_dice = (Random(random.getrandbits(64)) for _ in range(3))
         gap_s = client_dice.choice(GAPS_S) / shape.at_once
         size = shape.layout.block_tokens

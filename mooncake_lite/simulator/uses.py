@@ -29,7 +29,7 @@ class Uses:
     _by            rank that uses them
     _late          rank -> places that bytes of its failed transfers may still reach
     _gone          ranks that are lost; _unreachable: uses of those that may still write
-    _inherits      this conductor is not the first: blocks may be others than it thinks
+    _doubts        blocks may hold others than the conductor thinks: it is not the first, or they are damaged
     _known         ranks that have joined it
     """
 
@@ -40,7 +40,11 @@ class Uses:
         self._late: dict[int, list[Use]] = {}
         self._gone: set[int] = set()
         self._unreachable: set[UseKey] = set()
-        self._inherits, self._known = False, set[int]()
+        self._doubts, self._known = False, set[int]()
+
+    def doubt(self) -> None:
+        """Expect blocks to hold others than the conductor thinks."""
+        self._doubts = True
 
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
@@ -69,6 +73,9 @@ class Uses:
         if not late:
             self._memory.end([use])
             return
+        if rank not in self._known:  # only an earlier conductor would have kept the place
+            self._overwrite([use])
+            return
         waiting = self._memory.end_late(use)
         self._late.setdefault(rank, []).append(waiting)
         self._clock.after(self._dice.random() * LATE_WRITE_S, lambda: self._land(waiting, rank))
@@ -82,7 +89,7 @@ class Uses:
 
     def forget_late(self) -> None:
         """Keep no place any more for late bytes: a new conductor knows of none. They land on others."""
-        self._inherits = True
+        self.doubt()
         for key in self._unreachable & self._uses.keys():
             self._overwrite(self._uses.pop(key))
         for uses in self._late.values():
@@ -108,7 +115,7 @@ class Uses:
     def _lost(self, event: ev.RankLost) -> None:
         """End the uses of a rank that is dead. One that cannot be reached may write for ever."""
         self._gone.add(event.rank)
-        if self._inherits and not event.ended and event.rank not in self._known:
+        if self._doubts and not event.ended and event.rank not in self._known:
             self._leave(event.rank, 1.0)
         for key in [key for key in self._uses if self._by[key] == event.rank]:
             if event.ended:

@@ -103,6 +103,8 @@ class World(Post):
         self.custody = Custody(
             self.memory, self.clock, self.dice, self.bodies, self.shape.config.handover, layout.block_tokens
         )
+        if self.shape.config.verify:
+            self.custody.doubt()
         self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
         self.num_events = 0
         self.stopped: fx.Stop | None = None
@@ -304,7 +306,7 @@ class World(Post):
                 assert (key, rank, tier) not in self._visible, "a block is stored twice"
                 self._visible.add((key, rank, tier))
                 there = self.memory.holds(rank, key) if tier == "dram" else key in self.custody.on_ssd[rank]
-                assert there or self.term, f"{key:016x} is not on rank {rank} in {tier}"
+                assert there or self.term or self.memory.flips, f"{key:016x} is not on rank {rank} in {tier}"
             case BlockRemoved(key, rank, tier):
                 self._visible.remove((key, rank, tier))
             case fx.WakeAt(time):
@@ -380,7 +382,7 @@ class World(Post):
         if not self.exact:
             return
         assert self.control.directory.places() == self._visible
-        for obj in () if self.term else self.control.directory.visible_objects():
+        for obj in () if self.term or self.memory.flips else self.control.directory.visible_objects():
             assert obj.key is not None
             self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))
         alive = [one for one in self.ranks.values() if one.number not in self.dead]

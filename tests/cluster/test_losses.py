@@ -54,7 +54,9 @@ def samples(url: str, *names: str) -> dict[str, float]:
     return {name: found[f"mooncake_lite_{name}"] for name in names}
 
 
-def test_ranks_of_each_role_and_the_gateway_die_in_turn_and_no_stream_changes(tmp_path: Path) -> None:
+def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_stream_changes(
+    tmp_path: Path,
+) -> None:
     flags = [*RANKS, *SIZES, "--batch-invariant", "--dead-after-s", str(DEAD_AFTER_S)]
     prompts = [prompt._replace(max_tokens=TOKENS) for prompt in text_prompts()]
     with Cluster([*flags, "--ssd-dir", str(tmp_path / "tier")], tmp_path / "log") as cluster:
@@ -64,7 +66,8 @@ def test_ranks_of_each_role_and_the_gateway_die_in_turn_and_no_stream_changes(tm
         segments = machine.shared_memory_of(folder)
         undisturbed, began = play(cluster.base_url, prompts, salt="0")
         lasts_s = max(stream.times[-1] for stream in undisturbed) - began
-        for number, (rank, share) in enumerate({"3": 0.7, "1": 0.1, "5": 0.3}.items(), 1):
+        moments = {"3": 0.7, "conductor": 0.5, "1": 0.1, "5": 0.3}
+        for number, (rank, share) in enumerate(moments.items(), 1):
             victim = process_of(cluster.pid, rank)
             streams, _ = play(cluster.base_url, prompts, victim.kill, share * lasts_s, str(number))
             assert texts(streams) == texts(undisturbed), f"rank {rank}"
@@ -94,7 +97,9 @@ def emulated(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_rank_that_hangs_is_killed_after_its_silence_and_its_streams_go_on(emulated: Cluster) -> None:
+def test_a_rank_or_conductor_that_hangs_is_killed_after_its_silence_and_streams_go_on(
+    emulated: Cluster,
+) -> None:
     prompts = random_prompts(emulation.VOCABULARY)
     undisturbed, began = play(emulated.base_url, prompts, salt="0")
     victim = process_of(emulated.pid, "3")
@@ -106,6 +111,11 @@ def test_a_rank_that_hangs_is_killed_after_its_silence_and_its_streams_go_on(emu
     )
     (line,) = httpx.get(f"{emulated.base_url}/health").json()["degraded"]
     assert line.startswith("rank 3 (decode) died: no sign of life for")
+
+    conductor = process_of(emulated.pid, "conductor")
+    streams, _ = play(emulated.base_url, prompts, conductor.suspend, lasts_s / 2, "2")
+    assert texts(streams) == texts(undisturbed)
+    assert process_of(emulated.pid, "conductor").pid != conductor.pid
 
 
 def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reason(tmp_path: Path) -> None:

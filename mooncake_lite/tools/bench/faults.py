@@ -1,4 +1,4 @@
-"""Faults: ranks and gateways are killed under eight streams. How long do the streams pause?
+"""Faults: ranks, conductors and gateways are killed under eight streams. How long do the streams pause?
 
 Run by `bench.command`. All answers are compared with those of an undisturbed run. The ranks sleep for the
 times of the shipped profile; one cluster computes with the model. Explained in docs/explain/failures.md.
@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,8 +31,17 @@ STREAMS, PROMPT_TOKENS, PROMPT_CHARACTERS, NEW_TOKENS = 8, 300, 900, 128
 COUNTS = {"prefill": 3, "decode": 4, "store": 3}
 SIZES = ("--pool-bytes", "400MiB", "--max-model-len", "4096", "--max-num-seqs", "8")
 
-ROUND = ("decode", "prefill", "store", "decode", "prefill", "store", "suspended decode", "gateway", "gateway")
+ROUND = (
+    "conductor", "decode", "prefill", "store", "decode", "prefill", "store", "suspended decode", "conductor",
+    "gateway", "gateway",
+)  # fmt: skip
 """What happens to each cluster, in this order. The last ranks of each role stay."""
+
+HITS_S, SETTLES_S = 30.0, 10.0
+"""The hit rate is measured so long before the death of a conductor, and so long from SETTLES_S after it."""
+
+PREFIXES, PREFIX_TOKENS, CLIENTS = 16, 512, 4
+"""Prompts of the hit rate share these prefixes."""
 
 EARLY_S, LATER_S = 0.1, 0.2
 """A prefill rank is killed so long after the begin, others after half of all streams have a first token."""
@@ -68,9 +78,49 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
         with counted("faults", len(ROUND) * (clusters + (not quick))) as told:
             for _ in range(clusters):
                 _play_round(emulated, random_prompts(load_config(folder).vocab_size), asleep, told)
+            rows = [] if quick else [_hit_rates(emulated, load_config(folder).vocab_size)]
             if not quick:
                 _play_round([str(folder), "--batch-invariant"], text_prompts(), awake, told)
-    return _rows("sleeping ranks", asleep) + _rows("the default model", awake)
+    return _rows("sleeping ranks", asleep) + rows + _rows("the default model", awake)
+
+
+def _hit_rates(model: list[str], vocab_size: int) -> Row:
+    """Kill a conductor under prompts with shared prefixes; compare the share of reused tokens."""
+    with started([*model, "--prefill", "2", "--decode", "2", "--store", "2", *SIZES]) as cluster:
+        ends_at = time.monotonic() + 2 * HITS_S + SETTLES_S
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            asked = [clients.submit(_ask_until, ends_at, cluster, vocab_size, one) for one in range(CLIENTS)]
+            time.sleep(HITS_S)
+            before = _reused(cluster)
+            process_of(cluster.pid, "conductor").kill()
+            time.sleep(SETTLES_S)
+            settled = _reused(cluster)
+            time.sleep(HITS_S - 1.0)
+            after = _reused(cluster)
+            for one in asked:
+                one.result()
+    rate = (after[0] - settled[0]) / (after[1] - settled[1])
+    title = "SIGKILL conductor, sleeping ranks: share of reused tokens from second 10 to 40 after it"
+    return Row(title, "%", 100 * rate, Other("the 30 s before", 100 * before[0] / before[1]), None, 1)
+
+
+def _ask_until(ends_at: float, cluster: Cluster, vocab_size: int, number: int) -> None:
+    """Send one prompt after the other, each with one of the shared prefixes."""
+    chosen = random.Random(number)
+    while time.monotonic() < ends_at:
+        prefix = random.Random(chosen.randrange(PREFIXES)).choices(range(1000, vocab_size), k=PREFIX_TOKENS)
+        prompt = Prompt([*prefix, *chosen.choices(range(1000, vocab_size), k=64)], 4)
+        httpx.post(f"{cluster.base_url}/v1/completions", json=prompt.body() | {"stream": False}, timeout=60)
+
+
+def _reused(cluster: Cluster) -> tuple[float, float]:
+    """Return how many tokens of prompts were reused so far, and how many there were."""
+    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10).text
+    totals = [
+        sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"mooncake_lite_{name}"))
+        for name in ("prefix_cache_hits_total", "prefix_cache_queries_total")
+    ]
+    return totals[0], totals[1]
 
 
 def _play_round(
@@ -94,7 +144,8 @@ def _play_round(
                 what.gaps_s.append(_gateway_gap_s(cluster, prompts[0]))
             else:
                 role = fault.removeprefix("suspended ")
-                process = process_of(cluster.pid, str(victims[role].pop(0)))
+                name = "conductor" if role == "conductor" else str(victims[role].pop(0))
+                process = process_of(cluster.pid, name)
                 act = process.kill if role == fault else process.suspend
                 at_s = EARLY_S if role == "prefill" else decodes_s + LATER_S
                 streams, moment = play(cluster.base_url, prompts, act, at_s, str(number))

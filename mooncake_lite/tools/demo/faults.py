@@ -1,4 +1,4 @@
-"""What `demo --faults` plays: eight streams, under which ranks are killed one after the other.
+"""What `demo --faults` plays: eight streams, under which processes are killed one after the other.
 
 Called by `demo.command`. The streams are in `mooncake_lite.tools.streams`. Explained in
 docs/explain/failures.md.
@@ -34,8 +34,13 @@ SIZES = (
 
 START_LIMIT_S = 120.0
 
-KILLED = (("decode rank", "3", 0.6), ("prefill rank", "1", 0.1), ("store rank", "5", 0.4))
-"""What dies, its rank, and after which share of the time of an undisturbed run."""
+KILLED = (
+    ("decode rank", "3", 0.6),
+    ("prefill rank", "1", 0.1),
+    ("store rank", "5", 0.4),
+    ("conductor", "conductor", 0.5),
+)
+"""What dies, its rank or process, and after which share of the time of an undisturbed run."""
 
 Scene = tuple[str, list[Stream], float]
 """What dies, the streams, and when it dies, in seconds after their beginning."""
@@ -91,7 +96,8 @@ def play_faults(console: Console, model_dir: Path, work_dir: Path) -> Played:
         lasts_s = max(stream.times[-1] for stream in undisturbed) - began
         scenes: list[Scene] = [("", undisturbed, 0.0)]
         for name, rank, share in KILLED:
-            console.print(f"The same streams; after {share * lasts_s:.1f} s the {name} {rank} is killed")
+            title = f"{name} {rank}" if rank.isdecimal() else name
+            console.print(f"The same streams; after {share * lasts_s:.1f} s the {title} is killed")
             victim = process_of(cluster.pid, rank)
             streams, moment = play(cluster.base_url, prompts, victim.kill, share * lasts_s, name)
             scenes.append((name, streams, moment - streams[0].times[0]))

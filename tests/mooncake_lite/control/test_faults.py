@@ -29,12 +29,14 @@ from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
+from mooncake_lite.control.succession import Succession
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State
 from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
 from scheduler.placement import Comparison
+from store.adoption import Adoption
 from store.directory import Directory
 from store.quarantine import Quarantine
 
@@ -159,7 +161,7 @@ def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
 
 
 LOSSES, SEEDS_AT_ONCE = 200, 20
-"""Runs in which ranks and gateways are lost, up to three of them, and runs of each test."""
+"""Runs in which ranks, conductors and gateways are lost, up to three of them, and runs of each test."""
 
 DEATHS = Faults(rank_lost=1.0)
 
@@ -175,9 +177,27 @@ def test_no_client_gets_a_lost_a_doubled_or_a_wrong_token_whichever_ranks_die(
         World.drawn(seed, num_requests=40, check_every=10, faults=DEATHS).run()
 
 
-def test_ranks_of_every_role_and_gateways_die_in_these_worlds() -> None:
+DAMAGE = Faults(rank_lost=0.3, flipped=1.0)
+
+
+@pytest.mark.usefixtures("soak")
+def test_damaged_blocks_are_never_attended_to(request: pytest.FixtureRequest) -> None:
+    """A few hundred blocks get other bytes, ten thousand in `make soak`."""
+    most = 10_000 if request.config.getoption("--soak", default=0) else 300
+    flips = found = seed = 0
+    while flips < most:
+        world = World.drawn(seed, num_requests=40, faults=DAMAGE)
+        world.run()
+        flips += world.memory.flips
+        found += world.control.directory.counters["dram_bad_blocks"]
+        seed += 1
+    assert found > most / 30, "readers notice some of them; the others are never read"
+
+
+def test_ranks_of_every_role_conductors_and_gateways_die_in_these_worlds() -> None:
     """Without deaths, the worlds above would say nothing about them."""
     missing = {"prefill", "decode", "compute", "store", "unseen", "gateway", "recalled", "no rank is left"}
+    missing |= {"conductor", "taken over", "adopted"}
 
     def observe(event: Any, now: float, effects: Any) -> None:
         if isinstance(event, ev.RankLost):
@@ -185,6 +205,10 @@ def test_ranks_of_every_role_and_gateways_die_in_these_worlds() -> None:
             missing.difference_update(set() if event.ended else {"unseen"})
         elif isinstance(event, ev.GatewayLost):
             missing.discard("gateway")
+        elif isinstance(event, ev.RequestArrived) and any(one.num_tokens > 3 for one in event.answers):
+            missing.discard("taken over")
+        elif isinstance(event, ev.Inventory) and event.blocks:
+            missing.discard("adopted")
         elif isinstance(event, ev.Recalled) and any(one.num_tokens > 3 for one in event.answers):
             missing.discard("recalled")
         if any(isinstance(effect, fx.Reject) and "no rank is left" in effect.reason for effect in effects):
@@ -193,6 +217,7 @@ def test_ranks_of_every_role_and_gateways_die_in_these_worlds() -> None:
     for seed in range(60):
         world = World.drawn(seed, num_requests=40, faults=DEATHS, observe=observe)
         world.run()
+        missing.difference_update({"conductor"} if world.term > 1 else ())
         if not missing:
             return
     raise AssertionError(f"no world had {missing}")
@@ -243,7 +268,14 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
 }
 
 
+def begin_at_once(self: Succession, now: float) -> None:
+    self.is_over = True
+    self._dispatcher.open(now)
+
+
 MISTAKES_ABOUT_LOSSES: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "a new conductor does not wait for ranks": (Succession, "look", begin_at_once),
+    "adopted blocks are not compared": (Adoption, "check_of", lambda self, object_id, now, always=False: 0),
     "a lost rank is thought to work on": (Grants, "rank_lost", skip),
     "a request ends when its rank says so": (Requests, "end_answered", Requests.finish),
     "a decode may read what was lost": (Requests, "is_sound", lambda self, record: True),
