@@ -61,9 +61,8 @@ In the part on goodput, the peer is the cluster without admission; a second tabl
 goodput of all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
 
 In the part on faults, the peer is an undisturbed run on the ranks that are left. The longest gap of a stream
-counts from the moment of the fault on; for a prefill rank the time to the first token is a gap too. In the
-run of 2026-11-26 a stream that had ended before the fault counts as 0 ms. No other project publishes such
-pauses. [Failures](../explain/failures.md) tells what is promised.
+counts from the moment of the fault on; for a prefill rank the time to the first token is a gap too. No other
+project publishes such pauses. [Failures](../explain/failures.md) tells what is promised.
 """
 
 TITLES = {
@@ -74,7 +73,7 @@ TITLES = {
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
     "predictions": "Predicted against measured time to first token",
-    "faults": "Faults: ranks and gateways killed under eight streams",
+    "faults": "Faults: ranks, conductors and gateways killed under eight streams",
     "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,3 +135,43 @@ def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reas
 
 def degraded(cluster: Cluster) -> list[str]:
     return list(httpx.get(f"{cluster.base_url}/health").json()["degraded"])
+
+
+MOMENTS, PER_CLUSTER = 200, 3
+"""Random moments of `make soak`, and how many of them one cluster outlives: as many ranks of each role die."""
+
+
+def test_processes_die_at_random_moments_alone_and_in_pairs(tmp_path: Path, soak: int) -> None:
+    """Some of three ranks of each role and the conductor die, each at any moment of eight streams."""
+    if soak == 1:
+        pytest.skip("takes half an hour; run by make soak")
+    chosen = random.Random("moments")
+    prompts = random_prompts(emulation.VOCABULARY)
+    flags = [*emulation.flags(tmp_path / "model"), "--prefill", "3", "--decode", "3", "--store", "3"]
+    for number in range(-(-MOMENTS // PER_CLUSTER)):
+        path = "sockets" if number % 4 == 0 else ""
+        with Cluster(
+            [*flags, "--dead-after-s", str(DEAD_AFTER_S)], tmp_path / f"log-{number}",
+            env={**os.environ, **({"MOONCAKE_LITE_TRANSFER_PATH": path} if path else {})},
+        ) as cluster:  # fmt: skip
+            cluster.wait_ready(START_LIMIT_S)
+            undisturbed, began = play(cluster.base_url, prompts, salt="0")
+            lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+            left = {
+                role: list(range(first, first + 3))
+                for role, first in zip(("prefill", "decode", "store"), (1, 4, 7))
+            }
+            for moment in range(1, PER_CLUSTER + 1):
+                some = chosen.sample([*(role for role in left if len(left[role]) > 1), "conductor"], k=2)
+                names = ["conductor" if one == "conductor" else str(left[one].pop()) for one in some]
+                victims = [process_of(cluster.pid, name) for name in names[: chosen.choice((1, 2))]]
+
+                def kill(victims: list[psutil.Process] = victims) -> None:
+                    for victim in victims:
+                        victim.kill()
+
+                streams, _ = play(
+                    cluster.base_url, prompts, kill, chosen.random() * lasts_s, f"{number} {moment}"
+                )
+                assert texts(streams) == texts(undisturbed), f"cluster {number}: {names}"
+            assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))
