@@ -58,7 +58,7 @@ MOST_ENTRIES = 21
 
 LIGHT = (
     *("store", "scheduler", "scheduler.instance", "transport"),
-    *("mooncake_lite.conductor.loop", "mooncake_lite.ranks.store.loop", "mooncake_lite.gateway"),
+    *("mooncake_lite.conductor.__main__", "mooncake_lite.ranks.store.loop", "mooncake_lite.gateway"),
 )
 HEAVY = ("torch", "mpi4py", "numba", "transformers")
 

@@ -389,7 +389,8 @@ class Spoke(_Channel):
         self._sockets.append(socket)
         _bound(socket, endpoint, self._decoder.max_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if endpoint.startswith("tcp://"):  # on this host a try costs nothing, and a new hub is found at once
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt_string(zmq.IDENTITY, identity)
         if curve is not None and endpoint.startswith("tcp://"):
             socket.curve_serverkey = curve.server_public.encode()

@@ -70,11 +70,11 @@ def _role(config: ServeConfig, settings: Settings, hub: Hub) -> ConductorRole:
         suffix = f".{settings.term}" if settings.term else ""
         recorder = Recorder(Path(config.record + suffix), decides)
     parts = config, hub, Control(decides), Gateways(settings.nodes, settings.host), stream, recorder
-    if not config.trace or settings.term:
+    if not config.trace:
         return ConductorRole(*parts)
     from mooncake_lite.conductor.traced import TracedConductorRole, conductor_tracer
 
-    tracer = conductor_tracer(config)
+    tracer = conductor_tracer(config, settings.term)
     role = TracedConductorRole(tracer, *parts)
     role.on_end = tracer.close
     signal.signal(signal.SIGTERM, lambda *_: _end_traced(tracer))

@@ -24,9 +24,9 @@ from mooncake_lite.tracing.lanes import Spans, Timeline
 from mooncake_lite.tracing.tracer import PartFile, Tracer, share_nbytes
 
 
-def conductor_tracer(config: ServeConfig) -> Tracer:
-    """Open the part of the conductor. Raises TracingError."""
-    part = PartFile(Path(config.trace), 0)
+def conductor_tracer(config: ServeConfig, term: int) -> Tracer:
+    """Open the part of the conductor, or continue that of the one before. Raises TracingError."""
+    part = PartFile(Path(config.trace), 0, again=term > 0)
     return Tracer(0, "rank 0 conductor", part, share_nbytes(config.ranks + 1))
 
 

@@ -53,7 +53,6 @@ class Sockets:
         # Nothing waits for a conductor that is not there: the sender is told at once instead.
         self._control.setsockopt(zmq.IMMEDIATE, 1)
         self._control.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._control.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self.routers: list[zmq.asyncio.Socket] = []
         try:
             self._control.connect(control)

@@ -24,7 +24,7 @@ class TracedClusterView(ClusterView):
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
         super().__init__(settings, on_stop)
         number = settings.config.ranks
-        sink = PartFile(Path(settings.config.trace), number)
+        sink = PartFile(Path(settings.config.trace), number, again=settings.name != "gateway-0")
         self._tracer = Tracer(number, settings.name, sink, share_nbytes(number + 1))
         self._spans = Spans(self._tracer, "requests")
         self._num_tokens: dict[str, int] = {}

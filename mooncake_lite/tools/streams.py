@@ -24,6 +24,10 @@ PATIENCE_S = 120.0
 """Longest silence of a stream. A rank on a machine under load takes a fraction of it."""
 
 
+CHILDREN = ("conductor", "gateway")
+"""The programs that rank 0 starts, mooncake_lite.NAME."""
+
+
 class Prompt(NamedTuple):
     """What a stream asks for: a text, or token ids. temperature 0: greedy; otherwise drawn with the seed."""
 
@@ -102,14 +106,13 @@ def _read(url: str, body: dict[str, Any], stream: Stream) -> None:
 
 
 def processes_of(pid: int) -> dict[str, psutil.Process]:
-    """Return the processes of a cluster by name: "0" for rank 0 and so on, "conductor" and "gateway".
-    pid: of `serve`."""
+    """Return the processes of a cluster by name: "0" for rank 0 and so on, and CHILDREN. pid: of `serve`."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            modules = {"mooncake_lite.conductor": "conductor", "mooncake_lite.gateway": "gateway"}
-            if names := [modules[word] for word in process.cmdline() if word in modules]:
-                found[names[0]] = process
+            command = process.cmdline()
+            if child := next((name for name in CHILDREN if f"mooncake_lite.{name}" in command), ""):
+                found[child] = process
             elif rank := process.environ().get("OMPI_COMM_WORLD_RANK", ""):
                 found.setdefault(rank, process)
     return found

@@ -215,14 +215,18 @@ class Tracer:
 
 
 class PartFile:
-    """A sink: the part of one process."""
+    """A sink: the part of one process, and of those that take its place."""
 
-    def __init__(self, trace: Path, number: int) -> None:
-        """Create the part, and the folder of all parts if it is missing. Raises TracingError."""
+    def __init__(self, trace: Path, number: int, *, again: bool = False) -> None:
+        """Create the part, and the folder of all parts if it is missing. Raises TracingError.
+
+        again   continue the part of the process before
+        """
         path = part_path(trace, number)
+        how = os.O_APPEND if again else os.O_EXCL
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise TracingError(
                 f"trace={str(trace)!r}: {path} cannot be made ({error.strerror}); "

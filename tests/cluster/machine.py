@@ -16,6 +16,7 @@ import psutil
 from mooncake_lite.launch.mpirun import AS_ROOT, COMMON, PROFILES
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S
+from mooncake_lite.tools.streams import CHILDREN
 
 
 def run_dir(processes: list[psutil.Process]) -> Path:
@@ -133,13 +134,14 @@ def summed(metrics: str, pattern: str) -> float:
 
 
 def name_of(process: psutil.Process) -> str:
-    """The MPI rank of a process, "gateway", or "" for any other."""
+    """The MPI rank of a process, one of CHILDREN, or "" for any other."""
     try:
-        is_gateway = "mooncake_lite.gateway" in process.cmdline()
+        command = process.cmdline()
     except psutil.Error:
         return ""
     rank = rank_of(process)
-    return "gateway" if is_gateway else str(rank) if rank >= 0 else ""
+    names = [name for name in CHILDREN if f"mooncake_lite.{name}" in command]
+    return names[0] if names else str(rank) if rank >= 0 else ""
 
 
 def rank_of(process: psutil.Process) -> int:

@@ -138,7 +138,7 @@ def degraded(cluster: Cluster) -> list[str]:
 
 
 MOMENTS, PER_CLUSTER = 200, 3
-"""Random moments of `make soak`, and how many of them one cluster outlives: as many ranks of each role die."""
+"""Random moments of `make soak`, and how many of them one cluster outlives."""
 
 
 def test_processes_die_at_random_moments_alone_and_in_pairs(tmp_path: Path, soak: int) -> None:

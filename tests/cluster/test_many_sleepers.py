@@ -126,10 +126,10 @@ def test_many_sleeping_ranks_give_the_answers_of_one_within_the_memory_of_a_lapt
             answers = ask_all(cluster.base_url, asked)
         took_s = time.monotonic() - began
         used = {name: cpu_s(one) - used_before[name] for name, one in ranks.items()}
-    share = used["0"] / took_s
+    share = used["conductor"] / took_s
     cached = sum(tokens for _, tokens in answers) / sum(map(len, asked))
     print(
-        f"\n{len(ranks) - 1} ranks on {len(os.sched_getaffinity(0))} cores: started in "
+        f"\n{len(ranks) - 2} ranks on {len(os.sched_getaffinity(0))} cores: started in "
         f"{start_s:.1f} s; {count} requests in {took_s:.1f} s; {cached:.0%} of prompt tokens cached; peak "
         f"{peak[0] / 2**20:,.0f} MiB; rank 1 {private / 2**20:.0f} MiB private; cores used: all "
         f"{sum(used.values()) / took_s:.2f}, conductor {share:.2f}, gateway {used['gateway'] / took_s:.2f}"

@@ -15,6 +15,7 @@ import zmq
 
 from tests.mpi import ROOT
 from transport import channel
+from transport.address import reserved_port
 from transport.channel import QUEUE_MESSAGES, CurveKeys, Hub, Spoke
 from transport.errors import ChannelError, WireError
 from transport.wire import Decoder, encode
@@ -239,6 +240,27 @@ def test_tcp_without_keys_is_for_loopback_and_for_who_asks_for_it() -> None:
 def test_a_taken_port_is_named(hub: Hub, keys: CurveKeys) -> None:
     with pytest.raises(ChannelError, match="cannot be bound"):
         Hub([hub.endpoints[1]], NOTES, keys)
+
+
+def test_a_reserved_port_serves_one_hub_after_the_other(keys: CurveKeys) -> None:
+    with reserved_port("127.0.0.1") as keeper:
+        endpoint = f"tcp://127.0.0.1:{keeper.getsockname()[1]}"
+        with Spoke(endpoint, "rank-1", NOTES, keys) as spoke:
+            for number in range(2):
+                with Hub([endpoint], NOTES, keys) as hub:
+                    spoke.send(Note(number))
+                    assert collect(hub, 1) == [("rank-1", Note(number))]
+
+
+def test_a_hub_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    bind = f"import os, zmq; s = zmq.Context().socket(zmq.ROUTER); s.bind({endpoint!r})"
+    program = f"{bind}; os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    assert (tmp_path / "control").is_socket()
+    with Spoke(endpoint, "rank-1", NOTES) as spoke, Hub([endpoint], NOTES) as hub:
+        spoke.send(Note(1))
+        assert collect(hub, 1) == [("rank-1", Note(1))]
 
 
 def test_a_socket_path_that_linux_cannot_hold_is_refused_with_the_numbers(tmp_path: Path) -> None:

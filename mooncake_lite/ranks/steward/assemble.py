@@ -37,6 +37,7 @@ from transport.address import reachable_address, reserved_port, tcp_endpoint
 from transport.channel import Spoke
 from transport.curve import CurveKeys
 from transport.engine import TransferEngine
+from transport.errors import ChannelError
 from transport.membership import Monitor
 from transport.publisher import Publisher
 from transport.wire import Decoder
@@ -85,6 +86,7 @@ def work(process: RankProcess) -> int:
     stop = Steward(spoke, monitor, transfers, losses, conductor, gateway).run()
     if stop.lost:
         process.file.write("failed", stop.reason)  # before the ends of others can end this process
+        gateway.terminate()  # a conductor that died has told it nothing; it reads the reason there
     gateway.stop(0.5 if stop.lost else 2.0)
     if stop.lost:
         process.fail(stop.reason)
@@ -131,8 +133,11 @@ def _gateway_settings(config: ServeConfig, folder: Path, keys: CurveKeys) -> dic
 def _try_kv_event_stream(config: ServeConfig) -> None:
     """Look whether the stream of KV events can be bound. Raises ConfigError when that is impossible."""
     wanted = kv_events_config(config.kv_events_config)
-    if wanted.wanted:
-        Publisher(wanted.endpoint, wanted.replay_endpoint or "", wanted.topic).close()
+    try:
+        if wanted.wanted:
+            Publisher(wanted.endpoint, wanted.replay_endpoint or "", wanted.topic).close()
+    except ChannelError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _refuse(process: RankProcess, world: World, reason: str) -> int:

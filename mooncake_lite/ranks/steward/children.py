@@ -71,6 +71,10 @@ class Child:
         how = f"gave {seen}" if seen.startswith("no sign of life") else how_it_ended(self._child.returncode)
         return f"the {self._kind} process {self.pid} {how}"
 
+    def terminate(self) -> None:
+        """Ask it to end, if it runs."""
+        self._child.terminate()
+
     def stop(self, limit_s: float) -> None:
         """Wait for its end. After limit_s, kill it."""
         try:

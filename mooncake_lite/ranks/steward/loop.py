@@ -16,6 +16,9 @@ from transport.channel import Spoke
 from transport.engine import TransferEngine
 from transport.membership import Monitor
 
+LAST_WORD_S = 0.05
+"""A Stop may still be on its way when the conductor has ended: it crosses a socket of this host."""
+
 TICK_S = 0.1
 """Longest wait for a message, which a loss ends. Any value works that costs little CPU."""
 
@@ -55,6 +58,11 @@ class Steward:
 
     def turn(self, wait_s: float) -> None:
         """Read messages and losses. Waits wait_s at most."""
+        self._read(wait_s)
+        while (loss := self._losses.take()) is not None:
+            self._on_lost(loss)
+
+    def _read(self, wait_s: float) -> None:
         for message in self._spoke.receive(wait_s):
             match message:
                 case m.Conducting():
@@ -66,15 +74,15 @@ class Steward:
                     self._monitor.end(f"rank-{message.rank}", f"failed: {reason}")
                 case m.Stop():
                     self.stop = self.stop or message
-        while (loss := self._losses.take()) is not None:
-            self._on_lost(loss)
 
     def _on_lost(self, loss: Loss) -> None:
         """Pass on the loss of a rank, and replace a conductor or gateway. When all is to end, they may."""
         if loss.name.startswith("rank-"):
             self._on_rank_lost(loss)
         elif self.stop is None and loss.name == self._conductor.name:
-            self._on_conductor_lost(self._conductor.end_of(loss.reason))
+            self._read(LAST_WORD_S)
+            if self.stop is None:
+                self._on_conductor_lost(self._conductor.end_of(loss.reason))
         elif self.stop is None and loss.name == self._gateway.name:
             self._on_gateway_lost(self._gateway.end_of(loss.reason))
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import psutil
 
-from mooncake_lite.errors import ClusterError
 from mooncake_lite.profiles.file import Profile, write_profile
 from mooncake_lite.tools.bench.cluster import Ask, Reply, started
 from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.streams import CHILDREN, process_of
 
 SLOWER = 3.0
 """Times of the shipped profile are multiplied by it."""
@@ -91,16 +91,7 @@ async def memory_of(pid: int) -> AsyncIterator[dict[str, list[int]]]:
 
 def control_processes(pid: int) -> dict[str, psutil.Process]:
     """Find the conductor and the gateway of a cluster. pid: of `serve`. Raises ClusterError."""
-    found = {}
-    for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "mooncake_lite.gateway" in process.cmdline():
-                found["gateway"] = process
-            elif process.environ().get("OMPI_COMM_WORLD_RANK") == "0":
-                found["conductor"] = process
-    if len(found) < 2:
-        raise ClusterError("the conductor or the gateway of the cluster is not found")
-    return found
+    return {name: process_of(pid, name) for name in CHILDREN}
 
 
 def thirds(samples: Sequence[int]) -> tuple[float, float]:
