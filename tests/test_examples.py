@@ -22,6 +22,7 @@ def test_control_by_hand_prints_the_effects_of_two_events() -> None:
     assert [line.split("(")[0] for line in lines] == [
         *("at 1.0 s: RequestArrived", "    -> Decided", "    -> StartPrefill", "    -> WakeAt"),
         *("at 1.3 s: PrefillEnded", "    -> StartDecode", "    -> BlockStored", "    -> BlockStored"),
+        "    -> HoldBlocks",
     ]
 
 

@@ -281,7 +281,7 @@ class Mooncake:
         request.times.append(time.perf_counter())
 
     def failed(self, name, error) -> None:
-        """End with the error of a thread: see mooncake_lite/conductor/losses.py."""
+        """End with the error of a thread: see mooncake_lite/ranks/steward/losses.py."""
         raise RuntimeError(f"{name} failed") from error
 
 

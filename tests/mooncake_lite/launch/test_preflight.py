@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.conductor.assemble import _wrong_racks
+from mooncake_lite.ranks.steward.assemble import _wrong_racks
 from mooncake_lite.config.machine import Machine
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError, UserError
