@@ -54,6 +54,11 @@ class Adoption(GeneralVerbs):
         if (obj := self._objects.get(object_id)) is not None:
             obj.sums = array("Q", checksums).tobytes()
 
+    @property
+    def has_doubts(self) -> bool:
+        """Tell whether any object may have been overwritten, so that readers have to compare it."""
+        return bool(self._unsure_until or self._unsure)
+
     def check_of(self, object_id: int, now: float, *, always: bool = False) -> int:
         """Return `layout.check_of` an object, 0 if a reader need not compare it or its checksums are unknown.
 
