@@ -301,3 +301,16 @@ def test_keys_survive_their_way_over_mpi_and_hide_in_logs(keys: CurveKeys) -> No
     assert keys.for_server(keys.server_public).server_secret == ""
     with pytest.raises(ChannelError, match="no CURVE keys"):
         CurveKeys.from_bytes(b"\x90")
+
+
+def test_a_renewed_spoke_hears_and_says_nothing_of_before(hub: Hub) -> None:
+    with Spoke(hub.endpoints[0], "rank-1", NOTES) as spoke:
+        spoke.send(Note(1))
+        assert collect(hub, 1) == [("rank-1", Note(1))]
+        hub.send("rank-1", Note(2))
+        time.sleep(0.1)
+        spoke.renew()
+        spoke.send(Note(3))
+        assert collect(hub, 1) == [("rank-1", Note(3))]
+        hub.send("rank-1", Note(4))
+        assert spoke.receive(5.0) == [Note(4)]

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mooncake_lite.engine import Runner, StagingBlocks, flights
 from mooncake_lite.messages import BlockRef
 from scheduler.instance import Step, TransferEnded
 from scheduler.instance.step import Admission, LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
+from store.layout import check_of
 from transport.batch import Transfer
 from transport.errors import BadTransfer, TransferError
 
@@ -192,3 +194,16 @@ def test_a_transfer_that_is_late_is_cancelled_and_one_that_cannot_be_ends_the_ra
         RuntimeError, match="has not ended 60 s after its start, nor 10 s after it was cancelled"
     ):
         rank.runner.run(Step(3.0))
+
+
+def test_what_is_read_is_compared_where_a_place_has_a_check() -> None:
+    rank = Rank()
+    good, bad, unchecked = (replace(ref, check=check) for ref, check in zip(refs(3), (check_of([0]), 1, 0)))
+    rank.runner.run(Step(0.0, reads=(ReadGroup(0, (good, bad, unchecked), ("a", 0), 0),)))
+    (batch,) = rank.transfers.batches
+    for move in batch.transfers:
+        move.local[:] = np.full(NBYTES // 4, 5.0, np.float32).view(np.uint8)
+    batch.over = True
+    (ended,) = rank.runner.run(Step(1.0)).halves
+    assert ended.problem
+    assert (ended.may_still_land, list(ended.bad)) == (False, [bad])

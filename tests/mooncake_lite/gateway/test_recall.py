@@ -195,3 +195,31 @@ def test_a_whole_answer_is_acknowledged_for_each_branch(client: openai.OpenAI, c
     cluster.wait_for(m.AnswerReceived, lambda one: one == m.AnswerReceived(name, 0))
     cluster.wait_for(m.AnswerReceived, lambda one: one == m.AnswerReceived(name, 1))
     assert cluster.all_of(m.RequestCancelled) == []
+
+
+def test_a_new_conductor_is_sent_the_open_prompts_again_with_the_answers_so_far() -> None:
+    request = OpenRequest("a")
+    request.expect(submit(n=2))
+    request.deliver(m.Tokens("a", 0, [7, 8], branch=0, attempt=1))
+    request.deliver(m.Tokens("a", 0, [9], "stop", branch=1, attempt=1))
+    (again,) = request.again(m.first_attempt(1), BLOCK)
+    assert again.request.answers == [so_far(0, [7, 8]), so_far(1, [9], whole=True)]
+    assert (again.answers, again.body, again.request.resumed) == ([[7, 8], [9]], submit().body, True)
+    assert 0.0 <= again.request.waited_s < 60.0
+    assert request.deliver(m.Tokens("a", 2, [99], "stop", branch=0, attempt=7)) == []
+    (received,) = request.deliver(m.Tokens("a", 2, [10], "stop", branch=0, attempt=m.first_attempt(1) + 1))
+    assert received == m.AnswerReceived("a", 0)
+    assert request.again(m.first_attempt(2), BLOCK) == []
+
+
+@pytest.mark.parametrize(("released", "shown"), [(True, [[7]]), (False, [[]])])
+def test_withheld_tokens_are_forgotten_when_a_conductor_dies_unless_they_were_released(
+    released: bool, shown: list[list[int]]
+) -> None:
+    request = OpenRequest("a")
+    request.expect(submit(), withheld=True)
+    request.deliver(m.Tokens("a", 0, [7], attempt=1))
+    if released:
+        request.release("a")
+    (again,) = request.again(m.first_attempt(1), BLOCK)
+    assert (again.answers, again.request.resumed) == (shown, released)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.ranks.steward.assemble import _wrong_racks
 from mooncake_lite.config.machine import Machine
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError, UserError
@@ -20,6 +19,7 @@ from mooncake_lite.launch import preflight as checks
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.ranks.steward.assemble import _wrong_racks
 from tests import emulation
 from tests.mooncake_lite.launch.conftest import free_port
 
