@@ -1,7 +1,7 @@
 """The conductor process: `python -m mooncake_lite.conductor RUN_DIR`.
 
 Started by the steward, and started again when it ends. It ends after a Stop, or with the steward. Exit code 0
-after a stop, 2 with one line when it cannot start. See docs/explain/lifecycle.md.
+after a stop; with one line 1 when something broke, 2 when it cannot start. See docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from mooncake_lite import messages as m
@@ -24,6 +25,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.errors import UserError
 from mooncake_lite.launch.exec_child import follow_parent
+from mooncake_lite.launch.rank_process import STOP_EXTRA_S
 from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.launch.running import ready_line
 from mooncake_lite.model.config import load_config
@@ -34,9 +36,6 @@ from mooncake_lite.tracing.tracer import Tracer
 from transport.channel import Hub
 from transport.membership import Heart
 from transport.wire import Decoder
-
-STOP_EXTRA_S = 1.0
-"""Time after the grace in which the conductor still waits for the last rank's report of its flush."""
 
 
 def conduct(run_dir: Path, settings: Settings) -> None:
@@ -132,8 +131,12 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"mooncake-lite: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except Exception as error:
+        if os.environ.get("MOONCAKE_LITE_DEBUG"):
+            traceback.print_exc()
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"mooncake-lite: error: conductor: {why}", file=sys.stderr)
+        return 1
     return 0
 
 

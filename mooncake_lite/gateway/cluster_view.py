@@ -44,7 +44,7 @@ class ClusterView:
     """A gateway's view of the processes behind it. One event loop owns it.
 
     on_stop     called once, with the reason and the seconds left, when the cluster is to end
-    heart       to the steward, which knows of new conductors; None: whoever answers is the only one
+    heart       to the steward, which tells of new conductors; None: there is only one conductor
     report      the conductor's last answer to a question for metrics
     """
 

@@ -27,6 +27,9 @@ from transport.threads import start_thread
 REMOVAL_S = 0.05
 """Part of the quarter second that removing the run folder may take."""
 
+STOP_EXTRA_S = 1.0
+"""Time after the grace in which the conductor still waits for the last rank's report of its flush."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 MPIRUN_PID = "MOONCAKE_LITE_MPIRUN_PID"

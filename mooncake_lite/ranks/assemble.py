@@ -17,13 +17,13 @@ import msgspec
 from mooncake_lite import messages as m
 from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.modes import DUTIES
-from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
+from mooncake_lite.launch.rank_process import STOP_EXTRA_S, forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import CONDUCTOR, FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
-from mooncake_lite.ranks.plan import STOP_EXTRA_S, StartPlan, pids_here, pool_fingerprint
+from mooncake_lite.ranks.plan import StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.traced import rank_tracer
 from mooncake_lite.tracing.tracer import Tracer

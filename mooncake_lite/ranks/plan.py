@@ -16,9 +16,6 @@ from mooncake_lite.model.config import load_config
 from mooncake_lite.model.fingerprint import weights_fingerprint
 from transport.world import World
 
-STOP_EXTRA_S = 1.0
-"""Time after the grace in which the conductor still waits for the last rank's report of its flush."""
-
 
 class StartPlan(msgspec.Struct, frozen=True):
     """Endpoints and keys that rank 0 broadcasts over MPI before any ZeroMQ connection exists.

@@ -194,7 +194,7 @@ class Clients:
                 self._send_again(request, first_attempt(news.number))
 
     def _ends_here(self, request: Request) -> bool:
-        """Tell whether a gateway need not send a request again: it has all, or nobody wants it."""
+        """Tell whether a request is over for its gateway: the client has everything, or has left."""
         everything = len(request.whole | request.left) == request.n
         if request.told:
             outcome = "failed" if request.told == ["Fail"] else "rejected"

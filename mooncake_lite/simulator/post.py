@@ -5,6 +5,7 @@ The part of `world.py` between its processes. Explained in docs/explain/control.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -28,7 +29,7 @@ ONCE = STARTS | ev.BlocksSaved
 """Messages that do not come twice: a second BlocksSaved could be about a block that was put again since."""
 
 
-class Post:
+class Post(ABC):
     """Delivers messages to the control plane, and tokens to clients.
 
     _heard   request -> what ranks have said of it
@@ -45,13 +46,13 @@ class Post:
     _heard: dict[str, list[m.Message]]
 
     @property
+    @abstractmethod
     def term(self) -> int:
         """Return the number of the present conductor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell(self, message: m.Message, *, stale: bool = False) -> None:
         """Have an event reach the control plane now."""
-        raise NotImplementedError
 
     def answer(self, message: m.Message) -> None:
         """Send an event from a rank to the control plane. It may be delayed, and come again much later."""

@@ -113,7 +113,7 @@ class Uses:
             self._overwrite(writes)
 
     def _lost(self, event: ev.RankLost) -> None:
-        """End the uses of a rank that is dead. One that cannot be reached may write for ever."""
+        """End the uses of a rank that is dead. An unreachable one may write at any time."""
         self._gone.add(event.rank)
         if self._doubts and not event.ended and event.rank not in self._known:
             self._leave(event.rank, 1.0)

@@ -9,7 +9,7 @@ import sys
 import time
 
 from mooncake_lite import messages as m
-from mooncake_lite.ranks.plan import STOP_EXTRA_S
+from mooncake_lite.launch.rank_process import STOP_EXTRA_S
 from mooncake_lite.ranks.steward.children import Child
 from mooncake_lite.ranks.steward.losses import Loss, Losses
 from transport.channel import Spoke

@@ -1,7 +1,7 @@
 """Blocks that a store rank was told to hold for a later conductor: in its segment, and in those it keeps.
 
 Used by the store role and by the simulator. Pure. The list may name blocks that were evicted or overwritten
-since: whoever reads them compares. Explained in docs/explain/failures.md.
+since, so readers compare checksums. Explained in docs/explain/failures.md.
 """
 
 from __future__ import annotations
