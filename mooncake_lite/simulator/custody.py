@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, get_args
 
+import msgspec
+
 from mooncake_lite.conductor.open_bodies import OpenBody
 from mooncake_lite.config.modes import Handover
 from mooncake_lite.control import effects as fx
@@ -137,6 +139,8 @@ class Custody(Uses):
 
     def unheard(self, event: ev.RankEvent) -> None:
         """End the uses that an event ends which the control plane will never hear."""
+        if isinstance(event, ev.BlocksLoaded):
+            event = msgspec.structs.replace(event, problem="lost")  # nor is it known what the tier lacks
         if not isinstance(event, ev.TierEvicted | ev.BlocksRemoved | ev.OpenListed):
             self.answer(event)
 
