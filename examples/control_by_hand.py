@@ -20,7 +20,7 @@ LAYOUT = (2, 1, 64, 8, 4, "none")
 def main() -> None:
     """Print the effects of a request's arrival, and of the end of its prefill."""
     control = Control(
-        ControlConfig(layout=LAYOUT, roles=["conductor", "prefill", "decode", "store"], nodes=[0] * 4)
+        ControlConfig(layout=LAYOUT, roles=["steward", "prefill", "decode", "store"], nodes=[0] * 4)
     )
     control.on(ev.GatewayReady("gateway-0"), now=0.0)
     for rank, duty in enumerate(("prefill", "decode", "store"), start=1):

@@ -134,6 +134,20 @@ class World:
         """Return the ranks of this node, ascending; position i is rank i of node_comm."""
         return [rank for rank in range(self.size) if self.node_of[rank] == self.node_of[self.rank]]
 
+    def failed_ranks(self) -> list[int]:
+        """Return the ranks that MPI knows to have failed, on any node (ULFM). Takes 0.1 ms.
+
+        Empty where MPI does not outlive them. A failed rank may still run if its node was lost.
+        """
+        if not self.survives_a_rank:
+            return []
+        self.comm.Iprobe(self.rank, 0)  # only to let MPI hear of them
+        failed, everyone = self.comm.Get_failed(), self.comm.Get_group()
+        ranks = list(failed.Translate_ranks(list(range(failed.Get_size())), everyone))
+        failed.Free()
+        everyone.Free()
+        return ranks
+
     def barrier(self) -> None:
         """Wait for all ranks without spinning. Raises WorldError after limit_s."""
         self._complete(self.comm.Ibarrier(), "barrier")

@@ -335,7 +335,7 @@ class ServeConfig:
     @property
     def roles(self) -> list[str]:
         """Role of each MPI rank: the conductor's, then those of ROLES in their order."""
-        return ["conductor", *(role for role in ROLES for _ in range(getattr(self, role)))]
+        return ["steward", *(role for role in ROLES for _ in range(getattr(self, role)))]
 
     def role_of(self, rank: int) -> str:
         """Role of an MPI rank."""

@@ -18,7 +18,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes, members and policies of one cluster.
 
     layout        arguments of BlockLayout: layers, kv_heads, block_tokens, head_dim, itemsize, codec
-    roles         of each rank: "conductor" (rank 0), or one of modes.ROLES
+    roles         of each rank: "steward" (rank 0), or one of modes.ROLES
     nodes         node number of each rank
     racks         rack of each node; empty: every node is a rack of its own
     eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies

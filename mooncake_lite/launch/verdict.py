@@ -12,7 +12,7 @@ from mooncake_lite.launch.run_dir import RankState
 
 GATEWAY_PROCESS = "the gateway process"
 CONDUCTOR_PROCESS = "the conductor process"
-CONDUCTOR = "rank 0 (conductor)"
+STEWARD = "rank 0 (steward)"
 
 FOLLOWED = "stopped: "
 """How the reason of a rank begins that ended because of something else, which stands behind it."""
@@ -72,8 +72,8 @@ def why_told_to_end(states: dict[int, RankState], orphaned: bool) -> str:
         return failure
     conductor = states.get(0)
     if conductor is not None and conductor.ended:
-        return f"{CONDUCTOR} was told to end: {conductor.reason}"
-    return f"{CONDUCTOR} died" if orphaned else "the gateway was told to end"
+        return f"{STEWARD} was told to end: {conductor.reason}"
+    return f"{STEWARD} died" if orphaned else "the gateway was told to end"
 
 
 def _conductors_verdict(states: dict[int, RankState]) -> str:
@@ -88,7 +88,7 @@ def _conductors_verdict(states: dict[int, RankState]) -> str:
         return ""
     for state in states.values():
         words = state.reason.removeprefix(FOLLOWED)
-        accused = conductor.reason.startswith(state.name) and words.startswith(CONDUCTOR)
+        accused = conductor.reason.startswith(state.name) and words.startswith(STEWARD)
         if accused and state.said_at <= conductor.said_at:
             return words
     return (
@@ -113,4 +113,4 @@ def _silence_of_conductor(states: dict[int, RankState]) -> str:
     if 0 in states and states[0].ended:
         return ""
     reasons = (state.reason.removeprefix(FOLLOWED) for state in states.values() if state.state == "failed")
-    return next((reason for reason in reasons if reason.startswith(CONDUCTOR)), "")
+    return next((reason for reason in reasons if reason.startswith(STEWARD)), "")

@@ -1,6 +1,6 @@
 """Every message between the processes of one cluster, and nothing else.
 
-Sent by the gateway, the conductor (rank 0) and the ranks that compute or store through
+Sent by the gateway, the conductor and the ranks that compute or store through
 `transport.channel`; encoded there (MessagePack, one version byte, a size limit). A message never
 carries KV: it names where KV lies (`BlockRef`), and `transport.engine` moves the bytes over MPI.
 

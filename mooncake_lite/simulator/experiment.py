@@ -83,7 +83,7 @@ class Experiment:
     def play(self, source: Source, seed: int = 0) -> Outcome:
         """Play the requests of a source until they have ended."""
         roles = [
-            "conductor",
+            "steward",
             *["prefill"] * self.prefills,
             *["store"] * self.prefills,
             *["decode"] * self.decodes,

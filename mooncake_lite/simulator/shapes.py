@@ -80,7 +80,7 @@ class Shape:
         mode = MODES[name]
         least = {role: int(role not in mode.optional) for role in mode.ranks}
         counts = {role: random.randint(least[role], 3) for role in mode.ranks}
-        roles = ["conductor", *(role for role in ROLES for _ in range(counts.get(role, 0)))]
+        roles = ["steward", *(role for role in ROLES for _ in range(counts.get(role, 0)))]
         num_nodes = random.randint(1, 3)
         nodes = [0, *(random.randrange(num_nodes) for _ in roles[1:])]
         pool = random.choice((10, 16, 30, 60))

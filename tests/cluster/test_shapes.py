@@ -13,6 +13,7 @@ import pytest
 
 from mooncake_lite.profiles.compute import ComputeCost, Terms
 from mooncake_lite.tools.demo.cluster import Cluster, free_port
+from mooncake_lite.tools.streams import process_of
 from tests import emulation, two_nodes
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S
@@ -49,7 +50,8 @@ def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_de
 @pytest.mark.skipif(bool(two_nodes.problem()), reason=two_nodes.problem())
 def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
     """serve --hosts: conductor and prefill on one node, decode and store on the other, so that every byte of
-    KV crosses MPI, and every message the network, under CURVE."""
+    KV crosses MPI, and every message the network, under CURVE. A
+    rank that dies on the other node is lost long before it has been silent for 6 s."""
     prompts = tiny.prompts(6)
     expected = asking.emulated_texts(prompts)
     program = Path(__file__).parent / "programs" / "ask.py"
@@ -76,6 +78,9 @@ def test_a_cluster_over_two_nodes_gives_the_same_tokens(tmp_path: Path) -> None:
                 ask, input=json.dumps(prompts), capture_output=True, text=True, timeout=START_LIMIT_S + 60
             )
             assert answer.returncode == 0, answer.stderr + (tmp_path / "log").read_text()
+            process_of(process.pid, "3").kill()
+            told = "rank 3 (store) died: MPI reports that it failed"
+            assert wait_until(lambda: told in (tmp_path / "log").read_text(), patient(2.0))
         finally:
             family = machine.family(process.pid)
             process.terminate()

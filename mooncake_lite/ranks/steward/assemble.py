@@ -83,7 +83,7 @@ def work(process: RankProcess) -> int:
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
     process.ready()
-    stop = Steward(spoke, monitor, transfers, losses, conductor, gateway).run()
+    stop = Steward(spoke, monitor, world, transfers, losses, conductor, gateway).run()
     if stop.lost:
         process.file.write("failed", stop.reason)  # before the ends of others can end this process
         gateway.terminate()  # a conductor that died has told it nothing; it reads the reason there

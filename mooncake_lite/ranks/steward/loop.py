@@ -15,6 +15,7 @@ from mooncake_lite.ranks.steward.losses import Loss, Losses
 from transport.channel import Spoke
 from transport.engine import TransferEngine
 from transport.membership import Monitor
+from transport.world import World
 
 LAST_WORD_S = 0.05
 """A Stop may still be on its way when the conductor has ended: it crosses a socket of this host."""
@@ -34,6 +35,7 @@ class Steward:
         self,
         spoke: Spoke,
         monitor: Monitor,
+        world: World,
         transfers: TransferEngine,
         losses: Losses,
         conductor: Child,
@@ -41,6 +43,7 @@ class Steward:
     ) -> None:
         self._spoke, self._monitor, self._transfers, self._losses = spoke, monitor, transfers, losses
         self._conductor, self._gateway = conductor, gateway
+        self._world, self._failed = world, set[int]()
         self.stop: m.Stop | None = None
         self._was_ready = False
         self._lost: list[m.RankLost] = []
@@ -59,6 +62,8 @@ class Steward:
     def turn(self, wait_s: float) -> None:
         """Read messages and losses. Waits wait_s at most."""
         self._read(wait_s)
+        if self.stop is None and not self._world.one_node:
+            self._ask_mpi()
         while (loss := self._losses.take()) is not None:
             self._on_lost(loss)
 
@@ -74,6 +79,13 @@ class Steward:
                     self._monitor.end(f"rank-{message.rank}", f"failed: {reason}")
                 case m.Stop():
                     self.stop = self.stop or message
+
+    def _ask_mpi(self) -> None:
+        """Report ranks of other hosts that MPI knows to have failed: much sooner than their silence does."""
+        for rank in set(self._world.failed_ranks()) - self._failed:
+            self._failed.add(rank)
+            if rank not in self._world.node_ranks:  # the monitor sees the ends of those
+                self._monitor.end(f"rank-{rank}", "MPI reports that it failed")
 
     def _on_lost(self, loss: Loss) -> None:
         """Pass on the loss of a rank, and replace a conductor or gateway. When all is to end, they may."""

@@ -166,7 +166,7 @@ class Plane:
 
     def __init__(self, pool_blocks: int) -> None:
         each = INSTANCES
-        roles = ["conductor", *["prefill"] * each, *["decode"] * each, *["store"] * each]
+        roles = ["steward", *["prefill"] * each, *["decode"] * each, *["store"] * each]
         nodes = [0, *[rank % each for rank in range(3 * each)]]
         config = ControlConfig(layout=LAYOUT, roles=roles, nodes=nodes, max_queue=10**6)
         self._control = Control(config)

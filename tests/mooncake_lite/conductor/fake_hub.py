@@ -17,7 +17,7 @@ from transport.channel import Hub
 from transport.errors import WireError
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
-ROLES = ["conductor", "prefill", "decode", "store", "store"]
+ROLES = ["steward", "prefill", "decode", "store", "store"]
 """Of the ranks in these tests."""
 
 

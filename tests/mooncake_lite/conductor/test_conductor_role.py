@@ -409,7 +409,7 @@ def test_the_loss_of_a_rank_without_which_nothing_goes_on_ends_the_cluster_and_n
     cluster.role.step([("steward", m.RankLost(0, 0, "failed: thread monitor died: KeyError: 1"))])
     told = [message for _, message in cluster.hub.sent[before:]]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
-    assert cluster.role.stop.reason == "rank 0 (conductor) failed: thread monitor died: KeyError: 1"
+    assert cluster.role.stop.reason == "rank 0 (steward) failed: thread monitor died: KeyError: 1"
 
 
 def test_a_rank_that_is_lost_before_all_are_ready_ends_the_cluster() -> None:

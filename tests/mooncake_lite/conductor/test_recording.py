@@ -33,7 +33,7 @@ from store.objects import BlockRef, BlockRemoved, BlockStored
 pytestmark = pytest.mark.quick
 
 CONFIG = ControlConfig(
-    layout=(2, 1, 16, 4, 4, "none"), roles=["conductor", "prefill", "decode", "store"], nodes=[0, 0, 0, 0]
+    layout=(2, 1, 16, 4, 4, "none"), roles=["steward", "prefill", "decode", "store"], nodes=[0, 0, 0, 0]
 )
 BLOCK_BYTES = 1024
 

@@ -47,7 +47,7 @@ def test_what_is_no_size_is_refused_by_name(text: Any) -> None:
 def test_ranks_play_their_roles_in_a_fixed_order() -> None:
     config = ServeConfig(prefill=2, decode=1, store=2)
     roles = [config.role_of(rank) for rank in range(config.ranks)]
-    assert roles == ["conductor", "prefill", "prefill", "decode", "store", "store"]
+    assert roles == ["steward", "prefill", "prefill", "decode", "store", "store"]
     assert (config.ranks_of("prefill"), config.ranks_of("store")) == ([1, 2], [4, 5])
 
 

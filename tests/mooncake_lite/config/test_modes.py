@@ -35,7 +35,7 @@ BLOCK = 32768
 )
 def test_a_mode_has_its_own_roles_and_numbers_of_ranks(given: dict[str, Any], roles: list[str]) -> None:
     config = ServeConfig(**given)
-    assert config.roles == ["conductor", *roles]
+    assert config.roles == ["steward", *roles]
     assert config.ranks == len(config.roles)
     assert config_from(config.to_dict(), "test") == config
 

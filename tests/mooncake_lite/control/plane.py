@@ -32,7 +32,7 @@ class Plane:
     """
 
     def __init__(self, blocks: int = 32, tier: Sequence[int] = (), **options: Any) -> None:
-        roles, layout = ["conductor", "prefill", "decode", "store"], (2, 1, BLOCK, 8, 4, "none")
+        roles, layout = ["steward", "prefill", "decode", "store"], (2, 1, BLOCK, 8, 4, "none")
         config = ControlConfig(layout=layout, roles=roles, nodes=[0] * 4, saves=True, **options)
         self.control = Control(config)
         self.now = 0.0

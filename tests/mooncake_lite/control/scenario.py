@@ -65,7 +65,7 @@ class Scenario:
         sizes |= {"blocks": 16, "lend": 0, "slots": 4, "queue": 64, "share": 0, "link": 0, "rack": 0}
         sizes |= {"trust": 50, "threshold": 150, "cold": 60}
         sizes |= {name: int(after(words, name) or 0) for name in sizes if name in words}
-        roles = ["conductor", *(role for role in ROLES for _ in range(sizes[role]))]
+        roles = ["steward", *(role for role in ROLES for _ in range(sizes[role]))]
         nodes = [int(node) for node in (after(words, "nodes") or "0" * len(roles))]
         self._shows_terms = "terms" in words
         self._tier = words_after(words, "tier") if "tier" in words else None

@@ -30,7 +30,7 @@ class TwoNodes:
     """
 
     def __init__(self, prefixes: int, *near_blocks: int) -> None:
-        roles = ["conductor", "prefill", "decode", "store", *["store"] * len(near_blocks)]
+        roles = ["steward", "prefill", "decode", "store", *["store"] * len(near_blocks)]
         nodes = [0, 1, 1, 0, *[1] * len(near_blocks)]
         prefill, transfer = PrefillCost(0.0, 0.01), TransferCost(1e9, 1e9, 0.0)
         load = LoadCost(1e9, 1e9, 0.0)

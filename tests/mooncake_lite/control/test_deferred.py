@@ -62,7 +62,7 @@ def test_a_deferred_request_is_not_tried_again_before_enough_space_is_freed(trie
 
 
 def test_a_decode_rank_without_space_keeps_no_request_from_another_one(tried: list[str]) -> None:
-    roles = ["conductor", *["prefill"] * 4, "decode", "decode"]
+    roles = ["steward", *["prefill"] * 4, "decode", "decode"]
     control = Control(
         ControlConfig(layout=(2, 1, BLOCK, 8, 4, "none"), roles=roles, nodes=[0] * 7, mode="split")
     )

@@ -29,7 +29,7 @@ def setup() -> tuple[Costs, Measurements, RequestRecord]:
     """Ranks 1 to 4 on nodes 0, 0, 1, 1; 640 tokens with two near and two far blocks for rank 1."""
     config = ControlConfig(
         layout=(2, 1, 64, 8, 4, "none"),
-        roles=["conductor", "prefill", "store", "decode", "store"],
+        roles=["steward", "prefill", "store", "decode", "store"],
         nodes=[0, 0, 0, 1, 1],
     )
     state = State(64, Costs(config.costs))

@@ -9,7 +9,7 @@ from mooncake_lite.control.members import Members
 
 pytestmark = pytest.mark.quick
 
-ROLES = ["conductor", "prefill", "prefill", "decode", "decode", "store", "store"]
+ROLES = ["steward", "prefill", "prefill", "decode", "decode", "store", "store"]
 
 
 def test_lent_blocks_are_kept_by_a_store_rank_of_the_same_node_where_there_is_one() -> None:

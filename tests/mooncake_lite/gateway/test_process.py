@@ -204,7 +204,7 @@ def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
     with gateway.connect() as client:
         client.sendall(posted("/v1/completions", body))
         cluster.wait_for(m.Submit)
-        RankFile(gateway.run_dir, 0, "conductor").write("failed", why)
+        RankFile(gateway.run_dir, 0, "steward").write("failed", why)
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.finish(patient(3.0)) == (0, "")
         assert f"the service is stopping: {why}" in client.makefile().read()

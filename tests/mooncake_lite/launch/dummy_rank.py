@@ -39,7 +39,7 @@ from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 SLOW_S = 1.5
 """Longer than ranks are given that have not started yet, and far less than those get that have."""
 
-ROLES = ("conductor", "prefill", "decode", "store")
+ROLES = ("steward", "prefill", "decode", "store")
 
 
 class Health(http.server.BaseHTTPRequestHandler):

@@ -117,7 +117,7 @@ def test_a_sweep_takes_the_shared_memory_that_the_ranks_had_named(
         "mooncake_lite.launch.processes.mapped_segments", lambda pid="self": [names[0], "window"]
     )
     folder = RunDir.create()
-    RankFile(folder, 0, "conductor").write("ready")
+    RankFile(folder, 0, "steward").write("ready")
     os.close(folder._lock)
     sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
@@ -155,7 +155,7 @@ def test_a_rank_file_that_is_not_readable_is_left_out() -> None:
 
 def test_writing_a_rank_file_survives_the_end_of_the_folder() -> None:
     folder = RunDir.create()
-    file = RankFile(folder, 0, "conductor")
+    file = RankFile(folder, 0, "steward")
     folder.remove()
     file.write("stopped")
     assert not folder.path.exists()

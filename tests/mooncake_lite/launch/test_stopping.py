@@ -116,7 +116,7 @@ def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) 
 
 def test_a_killed_rank_is_named_and_the_others_end(start: Start) -> None:
     """Two clusters at once: rank 0 of one is killed, and rank 2 of the other."""
-    reasons = {0: "rank 0 (conductor) died: ", 2: "rank 2 (decode) died: its process has ended"}
+    reasons = {0: "rank 0 (steward) died: ", 2: "rank 2 (decode) died: its process has ended"}
     clusters = {victim: start("mpi") for victim in reasons}
     for cluster in clusters.values():
         cluster.wait_until_serving()
@@ -173,7 +173,7 @@ def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(st
     limit_s = max(5, round(patient(3.0)))  # they need a second to say anything; 5 is the least allowed
     cluster = start("silent", limit_s)
     assert cluster.process.wait(LIMIT_S) == 1
-    doing = "rank 0 (conductor): waking up, rank 1 (prefill): waking up"
+    doing = "rank 0 (steward): waking up, rank 1 (prefill): waking up"
     assert cluster.said(f"not ready after {limit_s} s ({doing}"), cluster.output.read_text()
     assert cluster.files_left() == []
 

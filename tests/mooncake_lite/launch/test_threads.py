@@ -14,7 +14,7 @@ from mooncake_lite.launch.threads import SPINS, set_thread_environment, threads_
 pytestmark = pytest.mark.quick
 
 
-@pytest.mark.parametrize("role", ["conductor", "store"])
+@pytest.mark.parametrize("role", ["steward", "store"])
 def test_ranks_that_do_not_compute_have_one_thread(role: str) -> None:
     assert threads_for(ServeConfig(threads=8), 64, role) == 1
 
@@ -40,7 +40,7 @@ def test_small_nodes_take_turns_and_large_ones_share(
 
 def test_only_ranks_of_the_same_node_share_its_cores() -> None:
     config = ServeConfig(prefill=2, decode=2)
-    assert threads_for(config, 16, "prefill", ["conductor", "prefill"]) == 16
+    assert threads_for(config, 16, "prefill", ["steward", "prefill"]) == 16
     assert threads_for(config, 16, "prefill") == 4
 
 

@@ -35,7 +35,7 @@ def verdict(found: dict[int, RankState], lost: list[int] | None = None, **more: 
 
 STOPPED = ("stopped", "")
 READY = ("ready", "")
-SILENCE = "rank 0 (conductor) gave no sign of life for 6.2 s"
+SILENCE = "rank 0 (steward) gave no sign of life for 6.2 s"
 FOLLOWED = ("failed", f"stopped: {SILENCE}")
 GATEWAY_KILLED = "the gateway process 77 was killed by signal 9 (SIGKILL)"
 
@@ -55,7 +55,7 @@ def test_the_conductors_verdict_comes_first() -> None:
 
 def test_a_lost_conductor_is_the_cause_and_not_those_who_noticed() -> None:
     found = states(("ready", ""), FOLLOWED, FOLLOWED, FOLLOWED)
-    assert verdict(found, [0]) == "rank 0 (conductor) died: its process ended without a last word"
+    assert verdict(found, [0]) == "rank 0 (steward) died: its process ended without a last word"
 
 
 def test_a_killed_gateway_is_the_cause_though_ranks_were_killed_after_it() -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_hung_and_wakes_up_does_not_blame_the_conductor_that_ended_i
 def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_it() -> None:
     assert verdict(states(READY, FOLLOWED, FOLLOWED, READY)) == SILENCE
     assert verdict(states(("failed", "ValueError: 5"), FOLLOWED, READY, READY)) == (
-        "rank 0 (conductor) failed: ValueError: 5"
+        "rank 0 (steward) failed: ValueError: 5"
     )
 
 
@@ -95,8 +95,8 @@ def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_
         ),
         (states(READY, FOLLOWED), True, SILENCE),
         (states(READY, ("failed", "KeyError: 1")), False, "rank 1 (prefill) failed: KeyError: 1"),
-        (states(("stopped", "SIGTERM"), READY), True, "rank 0 (conductor) was told to end: SIGTERM"),
-        (states(READY, READY), True, "rank 0 (conductor) died"),
+        (states(("stopped", "SIGTERM"), READY), True, "rank 0 (steward) was told to end: SIGTERM"),
+        (states(READY, READY), True, "rank 0 (steward) died"),
         (states(READY, READY), False, "the gateway was told to end"),
         ({}, False, "the gateway was told to end"),
     ],

@@ -23,7 +23,7 @@ def test_what_a_compute_rank_lends_lies_before_its_staging_and_is_whole_blocks()
         assert pool_bytes(config, MODEL, role) == 10 * BLOCK
         assert segment_bytes(config, MODEL, role) == 30 * BLOCK
     assert pool_bytes(config, MODEL, "store") == segment_bytes(config, MODEL, "store") == config.pool_bytes
-    assert segment_bytes(config, MODEL, "conductor") == 0
+    assert segment_bytes(config, MODEL, "steward") == 0
 
 
 def test_by_default_nothing_is_lent_and_no_memory_is_kept_for_it() -> None:

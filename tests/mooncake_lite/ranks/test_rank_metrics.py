@@ -21,7 +21,7 @@ def test_a_rank_tells_what_it_moved_what_it_served_and_what_it_is_asked_for() ->
         control_counters={"strangers": 1, "unsent": 2, "bytes_in": 99},
         socket_counters={"strangers": 3, "requests": 99},
     )
-    roles = ["conductor", "prefill", "prefill", "store", "store"]
+    roles = ["steward", "prefill", "prefill", "store", "store"]
     stats = rank_stats(3, roles, {"queued": 2.0}, engine, {"pages": 8})
     more = ("path", "peer", "op", "channel", "tier")
     found = {

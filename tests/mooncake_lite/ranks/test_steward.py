@@ -62,7 +62,11 @@ class Around:
             end=lambda *told: self.killed.append(told),
         )
         transfers: Any = SimpleNamespace(mark_lost=lambda rank, reason: self.marked.append(rank))
-        parts: Any = spoke, self.monitor, transfers, self.losses, self.conductor, self.gateway
+        self.failed: list[int] = []
+        world: Any = SimpleNamespace(
+            one_node=False, node_ranks=[0, 1], failed_ranks=lambda: [*self.failed, *self.failed]
+        )
+        parts: Any = spoke, self.monitor, world, transfers, self.losses, self.conductor, self.gateway
         self.steward = Steward(*parts)
 
     def receive(self, wait_s: float) -> list[m.Message]:
@@ -99,6 +103,17 @@ def test_a_lost_rank_is_told_to_the_conductor_and_to_the_transfers() -> None:
     assert around.marked == [2]
     around.turn(m.EndRank(3, "sent nonsense"), m.EndRank(1, "failed: out of paper"))
     assert around.killed == [("rank-3", "failed: sent nonsense"), ("rank-1", "failed: out of paper")]
+
+
+def test_ranks_of_other_hosts_are_ended_once_when_mpi_knows_that_they_failed() -> None:
+    around = Around()
+    around.failed = [1, 3]
+    around.turn()
+    around.turn()
+    assert around.killed == [("rank-3", "MPI reports that it failed")]
+    around.failed = [1, 2, 3]
+    around.turn(m.Stop("SIGTERM", 0.0))
+    assert len(around.killed) == 1, "ranks leave now"
 
 
 def test_the_next_conductor_learns_its_number_and_who_is_lost_and_hearts_learn_of_it_when_it_serves() -> None:

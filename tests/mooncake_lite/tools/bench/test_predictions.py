@@ -42,7 +42,7 @@ def test_equal_seeds_make_equal_requests_of_mixed_length_that_share_beginnings()
 def test_the_time_that_a_request_was_held_is_part_of_its_prediction(tmp_path: Path) -> None:
     """10 ms per token; the decode rank has one slot, so the second request is placed when the first ends."""
     costs = CostConfig(prefill=PrefillCost(0.0, 0.01), is_guess=False)
-    roles = ["conductor", "prefill", "decode", "store"]
+    roles = ["steward", "prefill", "decode", "store"]
     config = ControlConfig(layout=(2, 1, 16, 4, 4, "none"), roles=roles, nodes=[0] * 4, costs=costs)
     control, recorder = Control(config), Recorder(tmp_path / "run", config)
     steps: list[tuple[float, ev.Event]] = [
