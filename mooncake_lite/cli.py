@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "chat": ("mooncake_lite.tools.chat:chat", "Talk to a running server in the terminal."),
     "top": ("mooncake_lite.tools.top.command:top", "Watch a running cluster in the terminal."),
+    "cluster": ("mooncake_lite.tools.top.status:cluster", "Ask a running cluster how it is."),
     "generate": ("mooncake_lite.engine.commands:generate", "Answer one prompt in this process, without MPI."),
     "demo": ("mooncake_lite.tools.demo.command:demo", "Show how much time reusing the KVCache saves."),
     "model": ("mooncake_lite.model.commands:model_group", "Download and inspect models."),

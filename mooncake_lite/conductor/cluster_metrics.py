@@ -34,6 +34,7 @@ HELP = {
     "ranks_lost_total": "Ranks that were lost, and without which the others went on",
     "requests_recalled_total": "Times that the answer so far of a request was asked for, to go on elsewhere",
     "class_requests_total": "Requests that have ended, by service class and outcome",
+    "conductor_term": "How many conductors this one has replaced, one after the other",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
     "requests_by_stage": "Open requests by the stage of their life",

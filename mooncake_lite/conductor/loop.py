@@ -401,6 +401,7 @@ class ConductorRole:
     def _answer_metrics(self, peer: str, request: m.MetricsRequest) -> None:
         state, directory = self.control.state, self.control.directory
         gauges = {"num_requests_waiting": state.num_waiting, "num_requests_running": state.num_running}
+        gauges["conductor_term"] = self.control.config.term
         counted = directory.counters
         pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
         samples = self.metrics.samples(gauges, pool, self.hub.counters.as_dict())

@@ -35,6 +35,12 @@ class OutFile(click.Path):
         return path
 
 
+URL = click.option(
+    "--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens."
+)
+API_KEY = click.option(
+    "--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY."
+)
 OUT_FILE = OutFile(dir_okay=False, path_type=Path)
 
 

@@ -68,7 +68,8 @@ class Post(ABC):
         if self.exact and dice.random() < faults.wrong_epoch:
             self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
         if dice.random() < faults.dropped:
-            self.custody.unheard(event)
+            if event.epoch == self.term:
+                self.custody.unheard(event)
             return
         if dice.random() < faults.reordered:
             self.clock.at(delivered := self.clock.now + self._delay_s(), deliver)

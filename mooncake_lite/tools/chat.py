@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mooncake_lite.config.options import NumberRange
+from mooncake_lite.config.options import API_KEY, URL, NumberRange
 from mooncake_lite.errors import UserError
 from mooncake_lite.tools.client import (
     CONTROL,
@@ -40,7 +40,7 @@ STOPPED = "stopped"
 
 
 @click.command("chat")
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
+@URL
 @click.option("--model", default=None, help="Model id; left out, the server's own.")
 @click.option("--system", default=None, help="A system message before everything.")
 @click.option(
@@ -52,7 +52,7 @@ STOPPED = "stopped"
 @click.option("--top-p", type=NumberRange(0, 1, min_open=True), default=None)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer.")
 @click.option("--seed", type=int, default=None)
-@click.option("--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY.")
+@API_KEY
 def chat(
     url: str,
     model: str | None,

@@ -23,7 +23,7 @@ import httpx
 from rich.console import Console
 from rich.live import Live
 
-from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
+from mooncake_lite.config.options import API_KEY, OUT_FILE, URL, NumberRange, write_out
 from mooncake_lite.errors import UserError
 from mooncake_lite.launch.running import where_else
 from mooncake_lite.tools.client import open_client
@@ -43,7 +43,7 @@ PRINTED_HEIGHT = 40
 
 
 @click.command("top")
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
+@URL
 @click.option(
     "--interval",
     type=NumberRange(0.1, 60),
@@ -53,7 +53,7 @@ PRINTED_HEIGHT = 40
 )
 @click.option("--once", is_flag=True, help="Print one picture, of one interval, and exit.")
 @click.option("--svg", type=OUT_FILE, help="With --once: also write the picture to this SVG file.")
-@click.option("--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY.")
+@API_KEY
 def top(url: str, interval: float, once: bool, svg: Path | None, api_key: str | None) -> None:
     """Watch a running cluster. q or Ctrl-C ends the watch.
 

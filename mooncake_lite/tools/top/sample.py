@@ -26,6 +26,7 @@ MOST_VALUE = 1e18
 
 READ = {
     *("server_info", "uptime_seconds", "cluster_metrics_age_seconds", "ready", "degraded"),
+    "conductor_term",
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_success_total"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total"),
     *("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running"),
@@ -97,12 +98,12 @@ def _parse(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str], float]]:
                 yield name, sample.labels, sample.value
 
 
-def harmless(text: str) -> str:
-    """Return a text without what a terminal would obey, on one line, cut to MOST_LABEL characters.
+def harmless(text: str, most: int = MOST_LABEL) -> str:
+    """Return a text without what a terminal would obey, on one line, cut to `most` characters.
 
     Control characters, line separators and marks of writing direction become question marks.
     """
-    cut = text if len(text) <= MOST_LABEL else text[: MOST_LABEL - 1] + "…"
+    cut = text if len(text) <= most else text[: most - 1] + "…"
     return "".join("?" if unicodedata.category(c) in _OBEYED else c for c in cut)
 
 

@@ -1,12 +1,13 @@
 """Asks a server for its `/metrics` over HTTP, with limits on the time and the size of the answer.
 
-Used by `command.py`. Knows no metric; `sample.py` reads them.
+Used by `command.py` and `status.py`. Knows no metric; `sample.py` reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import httpx
@@ -25,23 +26,27 @@ MOST_BYTES = 4 * 2**20
 
 async def scrape(client: httpx.AsyncClient) -> Sample:
     """Ask the server of this client for its metrics. Raises NoAnswer; UserError if it wants a key."""
+    came = Sample(time.monotonic(), read_samples(await fetch(client, "/metrics")))
+    return replace(came, at_s=came.at_s - (came.total("cluster_metrics_age_seconds") or 0.0))
+
+
+async def fetch(client: httpx.AsyncClient, path: str, statuses: Sequence[int] = (200,)) -> str:
+    """Return the body at a path. Raises as scrape does, also for a status that is not one of these."""
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
-            text = await _text_of(client)
+            return await _text_of(client, path, statuses)
     except TimeoutError:
         raise NoAnswer(f"no answer within {ANSWER_LIMIT_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise NoAnswer(harmless(str(error)) or type(error).__name__) from None
-    came = Sample(time.monotonic(), read_samples(text))
-    return replace(came, at_s=came.at_s - (came.total("cluster_metrics_age_seconds") or 0.0))
 
 
-async def _text_of(client: httpx.AsyncClient) -> str:
-    """The body of `/metrics`, as long as it is small. It is not decompressed: few bytes may become many."""
-    async with client.stream("GET", "/metrics", headers={"Accept-Encoding": "identity"}) as reply:
+async def _text_of(client: httpx.AsyncClient, path: str, statuses: Sequence[int]) -> str:
+    """The body, as long as it is small. It is not decompressed: few bytes may become many."""
+    async with client.stream("GET", path, headers={"Accept-Encoding": "identity"}) as reply:
         if reply.status_code == 401:
             raise UserError(f"the server at {harmless(str(client.base_url))} refuses (HTTP 401){WITH_KEY}")
-        if reply.status_code != 200:
+        if reply.status_code not in statuses:
             raise NoAnswer(f"HTTP {reply.status_code}")
         if reply.headers.get("content-encoding", "identity") != "identity":
             raise NoAnswer("the answer is compressed")
