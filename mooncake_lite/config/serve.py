@@ -194,7 +194,7 @@ class ServeConfig:
     trace: Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is made
         when the cluster ends. It contains request ids, lengths and times, and no text.
     threads: Threads of each rank that computes. 0 chooses by cores and ranks (see doctor).
-    dead_after_s: Seconds of silence after which a suspended rank, a rank on another host or the conductor
+    dead_after_s: Seconds of silence after which a suspended rank, a host out of reach or the conductor
         counts as dead. A rank on rank 0's host that runs but does not answer has three times as long.
     verify: Which blocks are compared with their checksums when they are read. ssd: those from SSD; dram:
         also those from DRAM, so that a flipped bit is a miss. A new conductor begins with dram.
