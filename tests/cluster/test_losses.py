@@ -71,12 +71,14 @@ def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_str
         moments = {"3": 0.7, "conductor": 0.5, "1": 0.1, "5": 0.3}
         for number, (rank, share) in enumerate(moments.items(), 1):
             victim = process_of(cluster.pid, rank)
+            if rank == "conductor":
+                fail_the_disk_of(process_of(cluster.pid, "6"))
             streams, _ = play(cluster.base_url, prompts, victim.kill, share * lasts_s, str(number))
             assert texts(streams) == texts(undisturbed), f"rank {rank}"
         health = httpx.get(f"{cluster.base_url}/health")
         assert health.status_code == 200
-        assert [line.split(":")[0] for line in health.json()["degraded"]] == [
-            "rank 3 (decode) died", "rank 1 (prefill) died", "rank 5 (store) died",
+        assert sorted(line.split(":")[0] for line in health.json()["degraded"]) == [
+            "rank 1 (prefill) died", "rank 3 (decode) died", "rank 5 (store) died", "rank 6 (store)",
         ]  # fmt: skip
         assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))
 
@@ -88,6 +90,11 @@ def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_str
     assert not folder.exists()
     assert not any(segment.exists() for segment in segments)
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def fail_the_disk_of(store: psutil.Process) -> None:
+    """From now on every write of this rank to a file fails with EFBIG."""
+    store.rlimit(psutil.RLIMIT_FSIZE, (1, psutil.RLIM_INFINITY))
 
 
 @pytest.fixture
@@ -151,12 +158,15 @@ def test_processes_die_at_random_moments_alone_and_in_pairs(tmp_path: Path, soak
     for number in range(-(-MOMENTS // PER_CLUSTER)):
         path = "sockets" if number % 4 == 0 else ""
         with Cluster(
-            [*flags, "--dead-after-s", str(DEAD_AFTER_S)], tmp_path / f"log-{number}",
+            [*flags, "--dead-after-s", str(DEAD_AFTER_S), "--ssd-dir", str(tmp_path / f"tier-{number}")],
+            tmp_path / f"log-{number}",
             env={**os.environ, **({"MOONCAKE_LITE_TRANSFER_PATH": path} if path else {})},
         ) as cluster:  # fmt: skip
             cluster.wait_ready(START_LIMIT_S)
             undisturbed, began = play(cluster.base_url, prompts, salt="0")
             lasts_s = max(stream.times[-1] for stream in undisturbed) - began
+            if number % 2:
+                fail_the_disk_of(process_of(cluster.pid, "7"))
             left = {
                 role: list(range(first, first + 3))
                 for role, first in zip(("prefill", "decode", "store"), (1, 4, 7))
