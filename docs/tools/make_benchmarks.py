@@ -3,6 +3,7 @@
     for part in kernels transport store scheduler engine ideas predictions goodput faults; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
+    python -m kernels_numba.gpu_report --json docs/reference/measured/gpu.json
     python docs/tools/make_benchmarks.py
 
 A test compares the page with what this would write.
@@ -16,7 +17,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "transport", "store", "scheduler", "engine", "ideas", "predictions", "goodput", "faults")
+PARTS = ("kernels", "gpu", "transport", "store", "scheduler", "engine", "ideas")
+PARTS += ("predictions", "goodput", "faults")
 
 HEAD = """# Benchmarks
 
@@ -29,6 +31,10 @@ in the same run.
   of all bytes. *Share* is the part of that speed that we reach. A limit is not a bound of the hardware: our
   read of 16 MiB copies with two threads, `np.copyto` with one, and its share is above 1.
 * Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
+
+On the GPU, attention is timed as a CUDA graph, as an engine could run it. The rows named *one call*, and all
+rows without attention, include the launch by the host. Peers read contiguous keys and values. The limit is a
+copy within the GPU's memory, or a matrix product by torch.
 
 "Two nodes" are two network namespaces of one machine, between which bytes take the kernel's TCP.
 
@@ -67,6 +73,7 @@ project publishes such pauses. [Failures](../explain/failures.md) tells what is 
 
 TITLES = {
     "kernels": "Kernels, float32 unless named otherwise",
+    "gpu": "Kernels on a GPU",
     "transport": "Transport",
     "store": "Store: objects, tier and directory",
     "scheduler": "Scheduler: one decision of the control plane",
@@ -92,13 +99,8 @@ def section(part: str) -> str:
     """One command's results: where and when, a table of figures, and one of what they are compared with."""
     found = json.loads((FOLDER / "measured" / f"{part}.json").read_text(encoding="utf-8"))
     machine, entries = found["machine"], found["rows"]
-    lines = [
-        f"## {TITLES[part]}",
-        "",
-        f"`mooncake-lite bench {part}` on {found['date'][:10]}: {machine['cores']} cores of "
-        f"{machine['cpu']}, Python {machine['python']}, load {machine['load']} before the run.",
-        "",
-    ]
+    program = "python -m kernels_numba.gpu_report" if part == "gpu" else f"mooncake-lite bench {part}"
+    lines = [f"## {TITLES[part]}", "", f"`{program}` on {found['date'][:10]}: {described(machine)}.", ""]
     heads = ["measured", "ours", "peer", "peer's figure", "ratio"]
     if any("published" in entry for entry in entries):
         heads += ["published by", "published figure"]
@@ -106,6 +108,15 @@ def section(part: str) -> str:
     limit = LIMITS.get(part, "limit")
     lines += table(["measured", "ours", limit, "its figure", "share"], limits(entries))
     return "\n".join(lines)
+
+
+def described(machine: dict[str, Any]) -> str:
+    """What was measured on."""
+    if "gpu" in machine:
+        versions = "".join(f", {name} {version}" for name, version in machine["versions"].items())
+        return f"one {machine['gpu']}, CUDA {machine['cuda']}, Python {machine['python']}{versions}"
+    cores = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}"
+    return f"{cores}, load {machine['load']} before the run"
 
 
 def table(heads: list[str], rows: list[list[str]]) -> list[str]:
