@@ -186,9 +186,9 @@ def _compute(answers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
         )
     version = _version("numba-cuda")
     if "error" in nvvm:
-        why = "pip install 'mooncake-lite[gpu]' brings it" if version == "none" else nvvm["error"]
+        why = f"{nvvm['error']}; pip install 'mooncake-lite[gpu]' installs what works together"
         yield Finding(
-            "NVVM", f"no (numba-cuda: {version})", "note", f"CUDA kernels cannot be lowered to PTX: {why}"
+            "NVVM", f"no (numba-cuda: {version})", "note", f"CUDA kernels cannot be compiled: {why}"
         )
     else:
         yield Finding(
