@@ -1,6 +1,9 @@
-"""The order of tests, what a worker takes at once, and `pytest --soak N`: N times the examples, drawn anew.
+"""The order of tests, what a worker takes at once, and two options of pytest.
 
-`make soak` uses the option. It selects property tests and tests that ask for the fixture `soak`. Without the
+`--device cuda` lets the tests of model and engine that ask for the fixture `device` compute on a GPU.
+`--soak N` tries N times the examples, drawn anew.
+
+`make soak` uses `--soak`. It selects property tests and tests that ask for the fixture `soak`. Without the
 option all tests run as they stand in their files, and repeat themselves.
 """
 
@@ -72,6 +75,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak", type=int, default=0, metavar="N", help="N times the examples, and only tests that have such"
     )
+    parser.addoption("--device", default="cpu", help="where models compute in tests of model and engine")
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """Where models compute: cpu, or what --device says."""
+    return str(pytestconfig.getoption("--device"))
 
 
 @pytest.fixture

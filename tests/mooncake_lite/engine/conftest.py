@@ -30,5 +30,5 @@ def oracle_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pa
 
 
 @pytest.fixture(scope="module")
-def model(oracle_and_folder: tuple[Any, Path]) -> Model:
-    return load_model(oracle_and_folder[1])
+def model(oracle_and_folder: tuple[Any, Path], device: str) -> Model:
+    return load_model(oracle_and_folder[1], device=device)

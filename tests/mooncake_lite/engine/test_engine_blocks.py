@@ -20,8 +20,8 @@ LENGTH = 150
 """Two blocks of 64 tokens, and a tail of 22, which takes two of the four pages of its block."""
 
 
-def engine_of(folder: Path, dtype: str, codec: str) -> Engine:
-    engine = Engine(load_model(folder, dtype), 32, 64, codec)  # type: ignore[arg-type]
+def engine_of(folder: Path, dtype: str, codec: str, device: str) -> Engine:
+    engine = Engine(load_model(folder, dtype, device), 32, 64, codec)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(3)
     engine.caches.copy_(torch.randn(engine.caches.shape, generator=generator))
     return engine
@@ -33,17 +33,17 @@ FIRST, SECOND = list(range(10)), list(range(30, 20, -1))
 
 def values(engine: Engine, sequence: list[int]) -> np.ndarray:
     """(layers, 2, kv_heads, tokens of the pages, head_dim) float32."""
-    pages = engine.caches[:, :, sequence].float().numpy()
+    pages = engine.caches[:, :, sequence].float().cpu().numpy()
     return np.moveaxis(pages, 2, 3).reshape(*pages.shape[:2], pages.shape[3], -1, pages.shape[-1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_kv_comes_back_as_its_codec_makes_it_in_other_pages_and_with_a_tail(
-    dtype: str, codec: str, tmp_path: Path
+    dtype: str, codec: str, tmp_path: Path, device: str
 ) -> None:
     tiny_model("llama", tmp_path)
-    engine = engine_of(tmp_path, dtype, codec)
+    engine = engine_of(tmp_path, dtype, codec, device)
     assert len(FIRST) == pages_for(LENGTH, PAGE_TOKENS)
     before = values(engine, FIRST)
     blocks = np.zeros((3, *engine.block_shape), engine.block_dtype)

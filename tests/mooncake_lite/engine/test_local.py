@@ -23,10 +23,10 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory, device: str) -> Model:
     folder = tmp_path_factory.mktemp("tiny")
     tiny_model("llama", folder)
-    return load_model(folder)
+    return load_model(folder, device=device)
 
 
 def answers(model: Model, prompts: list[list[int]], sampling: Sampling, limits: Limits) -> list[list[int]]:

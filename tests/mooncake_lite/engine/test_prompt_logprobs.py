@@ -51,13 +51,13 @@ def answer(
 
 
 def test_prompt_logprobs_are_those_of_transformers_and_their_logits_are_made_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     oracle = tiny_model("qwen2", tmp_path)
     prompt = [*range(20, 150), 7, 7, 3]
     with torch.inference_mode():
         expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(dim=1)
-    model = load_model(tmp_path)
+    model = load_model(tmp_path, device=device)
     runner = Runner(Engine(model, 16, 4 * PAGE_TOKENS))
     plain, nothing = answer(runner, prompt, Sampling(0.0), 512)
     assert nothing == []

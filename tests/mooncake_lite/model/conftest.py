@@ -50,10 +50,16 @@ class PagedLoop:
         pages = -(-max_tokens // PAGE_TOKENS)
         self.caches = new_caches(model.config, sequences * pages, model.dtype, model.device)
         order = np.random.default_rng(seed).permutation(sequences * pages).astype(np.int32)
-        self.tables = torch.from_numpy(order.reshape(sequences, pages).copy())
+        self.tables = torch.from_numpy(order.reshape(sequences, pages).copy()).to(model.device)
 
     def forward(self, chunks: dict[int, Sequence[int]], starts: dict[int, int], rows: Any = None) -> Any:
         """Compute chunks[s], which begin at position starts[s] of sequence s, in one batch."""
+        import torch
+
+        with torch.device(self.model.device):
+            return self._forward(chunks, starts, rows if rows is None else rows.to(self.model.device)).cpu()
+
+    def _forward(self, chunks: dict[int, Sequence[int]], starts: dict[int, int], rows: Any) -> Any:
         import torch
 
         from mooncake_lite.model.forward import AttentionBatch

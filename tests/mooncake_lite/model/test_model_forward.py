@@ -55,13 +55,13 @@ def pair(
 
 
 def test_logits_are_those_of_transformers_in_two_chunks_and_decode(
-    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], device: str
 ) -> None:
     oracle, folder = pair
     ids = list(range(20, 60))
     with torch.inference_mode():
         expected = oracle(torch.tensor([ids])).logits[0]
-    loop = paged_loop(load_model(folder))
+    loop = paged_loop(load_model(folder, device=device))
 
     first = loop.forward({0: ids[:21]}, {0: 0})
     second = loop.forward({0: ids[21:-1]}, {0: 21})
@@ -71,18 +71,20 @@ def test_logits_are_those_of_transformers_in_two_chunks_and_decode(
 
 
 def test_greedy_tokens_of_a_batch_are_those_of_transformers(
-    pair: tuple[Any, Path], paged_loop: Callable[..., Any], differences: Callable[..., list[str]]
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], differences: Callable[..., list[str]], device: str
 ) -> None:
     oracle, folder = pair
-    answers = paged_loop(load_model(folder), sequences=len(PROMPTS)).greedy(PROMPTS, 24)
+    answers = paged_loop(load_model(folder, device=device), sequences=len(PROMPTS)).greedy(PROMPTS, 24)
 
     for prompt, answer in zip(PROMPTS, answers):
         assert len(answer) == 24
         assert differences(oracle, prompt, answer) == []
 
 
-def test_only_the_rows_asked_for_get_logits(pair: tuple[Any, Path], paged_loop: Callable[..., Any]) -> None:
-    loop = paged_loop(load_model(pair[1]), sequences=2)
+def test_only_the_rows_asked_for_get_logits(
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], device: str
+) -> None:
+    loop = paged_loop(load_model(pair[1], device=device), sequences=2)
     chunks, starts = {0: [5, 6, 7], 1: [8, 9]}, {0: 0, 1: 0}
 
     every = loop.forward(chunks, starts)
@@ -93,9 +95,9 @@ def test_only_the_rows_asked_for_get_logits(pair: tuple[Any, Path], paged_loop: 
 
 
 def test_the_kv_of_a_prompt_does_not_depend_on_its_neighbours(
-    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], device: str
 ) -> None:
-    model = load_model(pair[1])
+    model = load_model(pair[1], device=device)
     alone, together = paged_loop(model), paged_loop(model, sequences=3)
 
     expected = alone.forward({0: PROMPTS[1]}, {0: 0})
@@ -106,11 +108,11 @@ def test_the_kv_of_a_prompt_does_not_depend_on_its_neighbours(
 
 
 def test_bfloat16_is_near_float32_and_keeps_bfloat16_caches(
-    pair: tuple[Any, Path], paged_loop: Callable[..., Any]
+    pair: tuple[Any, Path], paged_loop: Callable[..., Any], device: str
 ) -> None:
     ids = list(range(20, 52))
-    exact = paged_loop(load_model(pair[1])).forward({0: ids}, {0: 0})
-    loop = paged_loop(load_model(pair[1], "bfloat16"))
+    exact = paged_loop(load_model(pair[1], device=device)).forward({0: ids}, {0: 0})
+    loop = paged_loop(load_model(pair[1], "bfloat16", device))
 
     half = torch.cat([loop.forward({0: ids[:-1]}, {0: 0}), loop.forward({0: ids[-1:]}, {0: len(ids) - 1})])
 
