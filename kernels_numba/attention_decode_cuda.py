@@ -53,6 +53,7 @@ from kernels_numba.backend_cuda import (
     store_bfloat16,
     store_float,
     store_float16,
+    warp_max,
     warp_sum,
     workspace,
 )
@@ -210,27 +211,34 @@ def make_merge(element: str) -> Any:
     out_bytes = 4 if element == "float32" else 2
 
     def merge_pieces(pieces, context_lens, out, head_dim, splits, window):
-        d, head, b = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
+        lane, head, b = cuda.threadIdx.x % 32, cuda.blockIdx.x, cuda.blockIdx.y
+        d = min(cuda.threadIdx.x, head_dim - 1)
         heads = cuda.gridDim.x
         visible = min(load_int32(context_lens, b * 4), window)
         piece = max(MIN_PIECE, divide(visible + splits * PIECE_STEP - 1, splits * PIECE_STEP) * PIECE_STEP)
         count = divide(visible + piece - 1, piece)
         first = (b * heads + head) * splits
-        numbers = cuda.gridDim.y * heads * splits * head_dim * 4
-        if d >= head_dim:
-            return
+        numbers = (cuda.gridDim.y * heads * splits * head_dim + first * 2) * 4
         top = LOWEST
-        for i in range(count):
-            top = larger(top, load_float(pieces, numbers + (first + i) * 8))
+        for i in range(lane, count, 32):
+            top = larger(top, load_float(pieces, numbers + i * 8))
+        top = warp_max(top, 32)
         total, value = ZERO, ZERO
-        for i in range(count):
-            weight = exp2(load_float(pieces, numbers + (first + i) * 8) - top)
-            total += weight * load_float(pieces, numbers + (first + i) * 8 + 4)
-            value += weight * load_float(pieces, ((first + i) * head_dim + d) * 4)
+        for begin in range(0, count, 32):  # a lane weighs one piece; then all lanes add the 32 pieces
+            weight = ZERO
+            if begin + lane < count:
+                weight = exp2(load_float(pieces, numbers + (begin + lane) * 8) - top)
+                total += weight * load_float(pieces, numbers + (begin + lane) * 8 + 4)
+            for j in range(32):  # of constant length, so that many loads are on their way at once
+                number = load_float(pieces, ((first + min(begin + j, count - 1)) * head_dim + d) * 4)
+                product = broadcast(weight, j) * number
+                value += product if begin + j < count else ZERO
+        total = warp_sum(total, 32)
         share = NAN if count > 0 else ZERO
         if top > LOWEST:
             share = ONE / total
-        store(out, ((b * heads + head) * head_dim + d) * out_bytes, value * share)
+        if cuda.threadIdx.x < head_dim:
+            store(out, ((b * heads + head) * head_dim + d) * out_bytes, value * share)
 
     return merge_pieces
 
