@@ -26,7 +26,13 @@ MAX_GROUP = 128
 def check_attention(query: Any, key_cache: Any, value_cache: Any, tables: Any, lens: Any, out: Any) -> str:
     """What decode and prefill ask alike; returns the device. Raises the errors of errors.py."""
     named = {"query": query, "key_cache": key_cache, "value_cache": value_cache}
-    named |= {"block_tables": tables, "context_lens": lens, "out": out}
+    return arrays.check_once(
+        _check_attention, named | {"block_tables": tables, "context_lens": lens, "out": out}
+    )
+
+
+def _check_attention(named: dict[str, Any]) -> str:
+    query, key_cache, value_cache, tables, lens, out = named.values()
     device = arrays.common_device(named)
     arrays.check_float("query", query)
     for name in ("key_cache", "value_cache", "out"):
