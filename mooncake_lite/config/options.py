@@ -5,6 +5,7 @@ Used by commands. Knows none of them. Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,17 @@ class NumberRange(click.FloatRange):
 
 
 class OutFile(click.Path):
-    """A file that a command writes at its end. Its folder must be there, so that no work is done in vain."""
+    """A file that a command writes at its end. What can be known of it is checked before any work is done."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path. Fails for a folder, and in a folder that does not exist."""
-        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        """The path. Fails for a folder, in a folder that does not exist, and for a name that cannot be."""
+        path = Path(value)
+        try:
+            is_folder = path.is_dir()
+        except OSError as error:
+            self.fail(f"{path} cannot be written: {error.strerror}", param, ctx)
+        if is_folder:
+            self.fail(f"{path} is a folder; name a file", param, ctx)
         if not path.absolute().parent.is_dir():
             self.fail(f"the folder {path.absolute().parent} does not exist; make it first", param, ctx)
         return path
@@ -45,8 +52,19 @@ OUT_FILE = OutFile(dir_okay=False, path_type=Path)
 
 
 def write_out(option: str, path: Path, content: bytes) -> None:
-    """Write the file of an option. Raises ConfigError, which names the option."""
+    """Write all of the file of an option or nothing, whatever interrupts; follow a link, write to a pipe.
+
+    Raises ConfigError, which names the option.
+    """
+    file = Path(os.path.realpath(path))
+    draft = file.with_name(f".{os.getpid()}.part")
     try:
-        path.write_bytes(content)
+        if file.exists() and not file.is_file():
+            file.write_bytes(content)
+            return
+        draft.write_bytes(content)
+        draft.replace(file)
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)

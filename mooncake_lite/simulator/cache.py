@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from typing import Any
 
 import click
 
+from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.simulator.figure import check_plot, draw
 from mooncake_lite.simulator.replay import Workload, replay, workload_of
 from mooncake_lite.simulator.traces import read_trace
 from store.errors import UnknownPolicy
@@ -74,10 +75,8 @@ class Row:
     show_default=True,
     help="Sizes of the pool, in blocks of 512 tokens.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result to FILE.")
-@click.option(
-    "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw miss-ratio curves, .svg or .png."
-)
+@click.option("--json", "json_file", type=OUT_FILE, help="Write the result to FILE.")
+@click.option("--plot", "plot_file", type=OUT_FILE, help="Draw miss-ratio curves, .svg or .png.")
 def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_file: Path | None) -> None:
     """Replay TRACE against eviction policies: which share of its blocks would have been in the pool?
 
@@ -87,7 +86,7 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
     """
     names = parse_policies(policies)
     blocks = parse_blocks(sizes)
-    check_files(json_file, plot_file)
+    check_plot(plot_file)
     requests = read_trace(trace)
     workloads = {ALL: workload_of(requests), COMPLETE: workload_of(requests, complete_only=True)}
     rows = _measure(workloads, names, blocks)
@@ -102,12 +101,10 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
             "distinct_blocks": len(whole.facts),
             "rows": [row.to_dict() for row in rows],
         }
-        write_whole(json_file, "--json", (json.dumps(result, indent=2) + "\n").encode())
+        write_out("--json", json_file, (json.dumps(result, indent=2) + "\n").encode())
     if plot_file is not None:
-        from mooncake_lite.simulator.figure import draw
-
         points = [(row.policy, row.blocks or len(whole.facts), row.miss_ratio) for row in rows]
-        write_whole(plot_file, "--plot", draw(points, plot_file.suffix))
+        write_out("--plot", plot_file, draw(points, plot_file.suffix))
 
 
 def parse_policies(words: str) -> list[str]:
@@ -143,43 +140,6 @@ def parse_blocks(words: str) -> list[int | None]:
     if not sizes and not unbounded:
         raise ConfigError(f"--blocks {words!r} names no size; write 1000,10000 or unbounded")
     return [*sorted(sizes), *([None] if unbounded else [])]
-
-
-def check_files(json_file: Path | None, plot_file: Path | None) -> None:
-    """What can be known of the files before minutes are spent. Raises ConfigError."""
-    for option, path in (("--json", json_file), ("--plot", plot_file)):
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
-        try:
-            if path.is_dir():
-                raise ConfigError(f"{option} {path} is a folder; name a file")
-        except OSError as error:
-            raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
-    if plot_file is not None:
-        from mooncake_lite.simulator.figure import check_plot
-
-        check_plot(plot_file)
-
-
-def write_whole(path: Path, option: str, content: bytes) -> None:
-    """All of a file or nothing, whatever interrupts; a link is followed, a pipe or a device is written to.
-
-    Raises ConfigError, which names the option.
-    """
-    file = Path(os.path.realpath(path))
-    draft = file.with_name(f".{os.getpid()}.part")
-    try:
-        if file.exists() and not file.is_file():
-            file.write_bytes(content)
-            return
-        draft.write_bytes(content)
-        draft.replace(file)
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _measure(workloads: dict[str, Workload], names: Sequence[str], blocks: Sequence[int | None]) -> list[Row]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import click
 
+from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.config.progress import counted, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
-from mooncake_lite.simulator.cache import check_files, write_whole
 from mooncake_lite.simulator.compare import Columns, Comparison
+from mooncake_lite.simulator.experiment_figures import draw_admission, draw_policies
+from mooncake_lite.simulator.figure import check_plot
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
 
@@ -49,12 +51,8 @@ def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
             help="Nodes that prefill and hold a part of the pool.",
         ),
         click.option("--decodes", default=decodes, show_default=True, type=count, help="Nodes that decode."),
-        click.option(
-            "--json", "json_file", type=click.Path(path_type=Path), help="Write the result to this file."
-        ),
-        click.option(
-            "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the result, .svg or .png."
-        ),
+        click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file."),
+        click.option("--plot", "plot_file", type=OUT_FILE, help="Draw the result, .svg or .png."),
     ]  # fmt: skip
 
     def add(command: Command) -> Command:
@@ -95,7 +93,7 @@ def policies(
     docs/explain/experiments.md.
     """
     names = parse_names("--policy", words, POLICIES)
-    check_files(json_file, plot_file)
+    check_plot(plot_file)
     experiment = compare_policies.cluster(named_profile(PROFILE), prefills, decodes, requests)
     numbers = range(1, seeds + 1)
     with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
@@ -106,9 +104,7 @@ def policies(
         click.echo(f"{pair['slower']} is slower than {pair['faster']} for {pair['seeds']} of {seeds} seeds")
     save(json_file, {**result.to_dict(), "pairs": pairs}, requests, prefills, decodes)
     if plot_file is not None:
-        from mooncake_lite.simulator.experiment_figures import draw_policies
-
-        write_whole(plot_file, "--plot", draw_policies(result, plot_file.suffix))
+        write_out("--plot", plot_file, draw_policies(result, plot_file.suffix))
 
 
 @click.command()
@@ -143,7 +139,7 @@ def admission(
     docs/explain/experiments.md.
     """
     names = parse_names("--admission", words, ADMISSIONS)
-    check_files(json_file, plot_file)
+    check_plot(plot_file)
     experiment = compare_admission.cluster(named_profile(PROFILE), prefills, decodes, requests, rate)
     with counted("runs", len(names) * seeds) as told:
         result = compare_admission.compare(experiment, names, range(1, seeds + 1), told)
@@ -153,9 +149,7 @@ def admission(
         click.echo(f"predictive swings less than early-rejection for {calmer} of {seeds} seeds")
     save(json_file, result.to_dict(), requests, prefills, decodes)
     if plot_file is not None:
-        from mooncake_lite.simulator.experiment_figures import draw_admission
-
-        write_whole(plot_file, "--plot", draw_admission(result, plot_file.suffix))
+        write_out("--plot", plot_file, draw_admission(result, plot_file.suffix))
 
 
 def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
@@ -195,7 +189,7 @@ def save(file: Path | None, result: dict[str, Any], requests: int, prefills: int
             "decodes": decodes,
         }
         whole = finite({**about, **result})
-        write_whole(file, "--json", (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode())
+        write_out("--json", file, (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode())
 
 
 def finite(value: Any) -> Any:

@@ -22,8 +22,13 @@ REFERENCES = {"lru": "--", "belady": ":"}
 """Policies that every panel shows, and their dashes."""
 
 
-def check_plot(path: Path) -> None:
-    """Raises ConfigError, with the fix, for a file of another kind, and when matplotlib is not installed."""
+def check_plot(path: Path | None) -> None:
+    """Raises ConfigError, with the fix, for a file of another kind, and when matplotlib is not installed.
+
+    path   None: nothing is to be drawn
+    """
+    if path is None:
+        return
     if path.suffix not in (".svg", ".png"):
         raise ConfigError(f"--plot {path}: the name must end with .svg or .png")
     if importlib.util.find_spec("matplotlib") is None:

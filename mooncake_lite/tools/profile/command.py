@@ -13,10 +13,11 @@ import click
 import msgspec
 from rich.table import Table
 
-from mooncake_lite.config.options import OUT_FILE
+from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.serve import DEFAULT_MODEL, check_device_name, check_weight_choice
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.simulator.figure import check_plot
 
 if TYPE_CHECKING:
     from mooncake_lite.engine.engine import Engine
@@ -60,10 +61,7 @@ def profile(
     check_weight_choice(weights, dtype, device)
     if not time_scale > 0:
         raise ConfigError(f"time_scale={time_scale:g}: give a factor above 0")
-    if plot is not None:
-        from mooncake_lite.simulator.figure import check_plot
-
-        check_plot(plot)
+    check_plot(plot)
 
     from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.model.config import load_config
@@ -83,7 +81,7 @@ def profile(
     if plot is not None:
         from mooncake_lite.tools.profile.plot import draw
 
-        plot.write_bytes(draw(made, plot.suffix))
+        write_out("--plot", plot, draw(made, plot.suffix))
     click.echo(f"wrote {out}; use it with: mooncake-lite serve {model} --engine emulated --profile {out}")
 
 
